@@ -246,7 +246,9 @@ def test_no_process_outlives_the_run(
         text=True,
         start_new_session=True,
     ) as run:
-        assert run.stdout is not None and run.stdout.readline() == "trained\n"
+        assert run.stdout is not None and run.stderr is not None
+        if run.stdout.readline() != "trained\n":  # it ended, and says why
+            pytest.fail(run.stderr.read())
         workers = pids(record) - {run.pid}
         assert len([pid for pid in workers if alive(pid)]) >= (1 if fault and num_env_runners else 2)
         if fault is not None:
