@@ -455,7 +455,7 @@ class EnvRunner(Viewable):
         if self.events is not None:
             self.events.continue_all(rollout, paused_s)
 
-    def _finish(self, rollout: Rollout, whole_episodes: bool, explore: bool) -> int:
+    def _finish(self, rollout: Rollout, resets_next: bool, explore: bool) -> int:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
 
         Returns:
@@ -469,7 +469,7 @@ class EnvRunner(Viewable):
         self.stepping.finish(rollout, explore=explore, timestep=timestep)
         self._timestep = timestep
         if rollout.num_rows:
-            self._needs_reset = whole_episodes
+            self._needs_reset = resets_next
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_time_s = float(rollout.row_times_s[-1])
