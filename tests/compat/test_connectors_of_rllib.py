@@ -111,6 +111,17 @@ def test_a_connector_changes_observations_rewards_and_the_space_and_reports_numb
         assert algo.get_module().observation_space.shape == (2,)
 
 
+def test_rewards_and_flags_of_later_steps_are_checked_before_connectors_see_them() -> None:
+    class Late(Line):
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            return (obs, "1.5" if self.t == 3 else reward, *rest)
+
+    with small(Late).env_runners(env_to_module_connector=lambda env, spaces, device: Numbered()).build() as algo:
+        with pytest.raises(EnvError, match=r"sub-env 0, step 2: .*reward from step\(\) must be one number, got str"):
+            algo.train()
+
+
 def test_the_function_of_connectors_gets_the_env_and_the_spaces() -> None:
     given = []
 

@@ -195,8 +195,8 @@ class BrokenVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     ("field", "value", "words"),
     [
         ("obs", np.zeros((2, 3), np.float32), r"observation must have shape \(2, 2\), got \(2, 3\)"),
-        ("rewards", np.zeros((2, 1)), r"rewards must have shape \(2,\), got \(2, 1\)"),
-        ("terminated", False, r"terminated must have shape \(2,\), got \(\)"),
+        ("rewards", np.zeros((2, 1)), r"rewards from step\(\) must have shape \(2,\), got \(2, 1\)"),
+        ("terminated", False, r"terminated from step\(\) must have shape \(2,\), got \(\)"),
     ],
 )
 def test_a_ready_vector_env_is_checked_too(field: str, value: Any, words: str) -> None:

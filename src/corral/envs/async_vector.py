@@ -34,6 +34,7 @@ from corral.core.tree import Tree, copy_nested, map_tree
 from corral.engines.forks import forks_end_here
 from corral.engines.process_group_guard import start_guarded_group
 from corral.envs.checks import check_obs
+from corral.envs.step_checks import check_step
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import CLOSE_LIMIT_S, AbsentSubEnvs, Restarts, problem_of, restart_env, restart_error
 from corral.errors import EnvTimeoutError, SubEnvError
@@ -148,8 +149,9 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
             return obs, 0.0, False, False, info
         try:
             with _portable_errors():
-                obs, reward, terminated, truncated, info = self._call(self.env.step, action)
+                returned = self._call(self.env.step, action)
                 self.note_step()
+                obs, reward, terminated, truncated, info = check_step(returned)
                 check_obs(self.observation_space, obs)
             if terminated or truncated:  # with same-step autoreset, the reset may write into the same objects
                 obs, info = copy_nested(obs), copy_nested(info)

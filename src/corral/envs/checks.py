@@ -16,6 +16,7 @@ from corral.core.action_masks import MASK_KEY, first_legal, has_mask
 from corral.core.spaces import space_tree, unsupported
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.envs.seats import SeatsSpace
+from corral.envs.step_checks import shorten, step_problem
 from corral.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
     except Exception as error:
         raise EnvError(f"env {name!r} raised in its first reset(): {type(error).__name__}: {error}") from error
     if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise EnvError(f"env {name!r}: reset() must return (observation, info), got {_short(returned)}.")
+        raise EnvError(f"env {name!r}: reset() must return (observation, info), got {shorten(returned)}.")
     _check_fields(name, "reset", returned[0], returned[1], env.observation_space)
     warn_if_cast(name, env.observation_space, returned[0])
     # Sample from a copy, so that the random stream of the env's own space does not change.
@@ -53,18 +54,9 @@ def check_env(env: gym.Env[Any, Any], name: str) -> None:
         returned = env.step(action)
     except Exception as error:
         raise EnvError(f"env {name!r} raised in its first step(): {type(error).__name__}: {error}") from error
-    if not (isinstance(returned, tuple) and len(returned) == 5):
-        raise EnvError(
-            f"env {name!r}: step() must return (observation, reward, terminated, truncated, info), "
-            f"got {_short(returned)}."
-        )
-    obs, reward, terminated, truncated, info = returned
-    _check_fields(name, "step", obs, info, env.observation_space)
-    if not _is_number(reward):
-        raise EnvError(f"env {name!r}: reward from step() must be one number, got {_short(reward)}.")
-    for field, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, (bool, np.bool_)):
-            raise EnvError(f"env {name!r}: {field} from step() must be a bool, got {_short(flag)}.")
+    if problem := step_problem(returned):
+        raise EnvError(f"env {name!r}: {problem}.")
+    _check_fields(name, "step", returned[0], returned[4], env.observation_space)
 
 
 def legal_sample(
@@ -102,7 +94,7 @@ def check_spaces(env: Any, name: str, prefix: str = "") -> None:
         space = getattr(env, prefix + field, None)
         if not isinstance(space, spaces.Space):
             remedy = " Several agents need a corral.MultiAgentEnv." if hasattr(env, "possible_agents") else ""
-            raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {_short(space)}.{remedy}")
+            raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {shorten(space)}.{remedy}")
     observation_space, action_space = (getattr(env, f"{prefix}{kind}_space") for kind in ("observation", "action"))
     if isinstance(observation_space, SeatsSpace):  # the spaces of each agent were checked when the seats were made
         return
@@ -126,7 +118,7 @@ def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Spa
     if problem:
         raise EnvError(f"env {name!r}: {problem} (from {method}()).")
     if not isinstance(info, dict):
-        raise EnvError(f"env {name!r}: info from {method}() must be a dict, got {_short(info)}.")
+        raise EnvError(f"env {name!r}: info from {method}() must be a dict, got {shorten(info)}.")
 
 
 def mismatch(
@@ -151,12 +143,12 @@ def mismatch(
     inside = partial(mismatch, cast=cast, values=values, batch=batch)
     if isinstance(space, dict):
         if not isinstance(value, dict) or set(value) != set(space):
-            got = f"keys {sorted(value)}" if isinstance(value, dict) else _short(value)
+            got = f"keys {sorted(value)}" if isinstance(value, dict) else shorten(value)
             return f"{path} must be a dict with keys {sorted(space)}, got {got}"
         return next((p for key in space if (p := inside(space[key], value[key], f"{path}/{key}"))), None)
     if isinstance(space, tuple):
         if not isinstance(value, tuple) or len(value) != len(space):
-            return f"{path} must be a tuple of {len(space)}, got {_short(value)}"
+            return f"{path} must be a tuple of {len(space)}, got {shorten(value)}"
         return next((p for i in range(len(space)) if (p := inside(space[i], value[i], f"{path}/{i}"))), None)
     problem = _leaf_mismatch(space, value, path, cast, batch)
     return bad_values(space, np.asarray(value)[None], path) if values and problem is None else problem
@@ -168,7 +160,7 @@ def _leaf_mismatch(
     try:
         array = np.asarray(value)
     except ValueError:
-        return f"{path} must be an array, got {_short(value)}"
+        return f"{path} must be an array, got {shorten(value)}"
     if array.shape != (*batch, *space.shape):
         return f"{path} must have shape {(*batch, *space.shape)}, got {array.shape}"
     # The dtype of a plain Python number is arbitrary, so it is checked less strictly than the dtype of an array.
@@ -269,15 +261,6 @@ def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:
     """Return whether the values fit an integer dtype: `Discrete` is int64, but envs return int32 or Python ints too."""
     limits = np.iinfo(dtype)
     return bool(array.min() >= limits.min and array.max() <= limits.max)
-
-
-def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number, np.bool_, np.ndarray))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def check_obs(space: gym.Space[Any], obs: Tree) -> None:

@@ -34,6 +34,7 @@ from corral.envs.episode_resets import (
     take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
+from corral.envs.step_checks import check_step_columns
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from corral.envs.config import HostConfig
 
 log = logging.getLogger("corral")
+
+_KNOWN_PACKAGES = ("gymnasium.envs.", "ale_py.")
+"""Packages whose vector envs give rewards and flags of the right shapes and dtypes."""
 
 _SETTINGS = tuple(field.name for field in dataclasses.fields(EnvironmentSettings))
 
@@ -164,6 +168,7 @@ class EnvHost:
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self.asks_iteration, self._iteration = self._reset_fn is not None, 0  # iterations that the sub-envs know of
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
+        self._gives_checked_steps = self._infos_are_by_env or type(self.env).__module__.startswith(_KNOWN_PACKAGES)
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
         try:
@@ -264,7 +269,13 @@ class EnvHost:
     @property
     def step(self) -> Callable[..., Any]:
         """Function `step` of the vector env, with its time limit."""
-        return partial(self._timer.call, self.env.step) if self._is_timed else self.env.step
+        step = self.env.step if self._gives_checked_steps else self._checked_step
+        return partial(self._timer.call, step) if self._is_timed else step
+
+    def _checked_step(self, actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+        """Step a vector env whose rewards and flags nobody has checked yet."""
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        return obs, *check_step_columns(self.num_envs, rewards, terminated, truncated), infos
 
     def reset(self, resets: Sequence[EpisodeReset] | None = None) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree, map_tree
 from corral.envs.episode_resets import EpisodeResets
+from corral.envs.step_checks import check_step_columns
 from corral.errors import EnvError
 
 
@@ -87,8 +88,8 @@ class MaskedResets(VectorWrapper):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
         """Step all sub-envs, and reset the ones whose episodes ended; see `gymnasium.vector.VectorEnv.step`."""
-        obs, rewards, terminated, truncated, given = self.env.step(actions)
-        rewards, terminated, truncated = np.copy(rewards), np.copy(terminated), np.copy(truncated)
+        obs, *columns, given = self.env.step(actions)
+        rewards, terminated, truncated = map(np.copy, check_step_columns(self.num_envs, *columns))
         obs, infos = map_tree(np.copy, obs), infos_by_env(given, self.num_envs)
         for i in np.flatnonzero(terminated | truncated).tolist():
             final = {"final_obs": map_tree(lambda leaf, i=i: leaf[i].copy(), obs), "final_info": infos[i]}

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from corral.envs.step_checks import FLAG_TYPES, is_number
 from corral.errors import EnvError
 
 AgentID = str | int
@@ -176,16 +177,17 @@ class AgentGroups(gym.Wrapper[Any, Any, Any, Any]):
             actions.update({agent: value} if members is None else zip(members, value, strict=True))
         returned: Any = self.env.step(actions)
         obs, rewards, terminateds, truncateds, infos = returned
-        self._whole([member for member in self._group_of if terminateds.get(member) or truncateds.get(member)])
+        both = terminateds, truncateds
+        self._whole([m for m in self._group_of if any(type(f.get(m)) in FLAG_TYPES and f[m] for f in both)])
         infos = self._join(infos, _group_info)
         for group, values in self._join(rewards, list).items():
             if group in self.groups:
                 infos.setdefault(group, {})["_group_rewards"] = values
         return (
             self._join(self._whole(obs), tuple),
-            self._join(rewards, sum),
-            self._join(terminateds, any),
-            self._join(truncateds, any),
+            self._join(rewards, _sum_rewards),
+            self._join(terminateds, _any_flag),
+            self._join(truncateds, _any_flag),
             infos,
         )
 
@@ -210,6 +212,17 @@ class AgentGroups(gym.Wrapper[Any, Any, Any, Any]):
             if parts := [items[member] for member in members if member in items]:
                 joined[group] = join(parts)
         return joined
+
+
+# What does not fit stays as it is in the item of the group, so that the check of the whole step names it.
+
+
+def _sum_rewards(rewards: list[Any]) -> Any:
+    return sum(rewards) if all(map(is_number, rewards)) else rewards
+
+
+def _any_flag(flags: list[Any]) -> Any:
+    return any(flags) if FLAG_TYPES.issuperset(map(type, flags)) else flags
 
 
 def _group_info(infos: list[Any]) -> dict[str, Any]:

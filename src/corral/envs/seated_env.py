@@ -17,6 +17,7 @@ from corral.core.tree import Tree, map_tree
 from corral.envs.checks import bad_values, mismatch, warn_if_cast
 from corral.envs.multi_agent_env import ALL, COMMON, AgentID
 from corral.envs.seats import SeatBlock, Seats, SeatsSpace
+from corral.envs.step_checks import FLAG_TYPES, is_number
 from corral.errors import EnvError
 
 MAX_KEY_SETS = 256
@@ -199,7 +200,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
             try:
                 if not any(flags.values()):
                     continue
-                if wrong := [flag for flag in flags.values() if not isinstance(flag, (bool, np.bool_))]:
+                if wrong := [flag for flag in flags.values() if type(flag) not in FLAG_TYPES]:
                     raise ValueError(f"not a bool: {wrong[0]!r}")
                 ends = [self._seat_of[agent] for agent, flag in flags.items() if flag and agent != ALL]
             except ValueError as error:  # also the truth value of an array
@@ -369,7 +370,6 @@ def _five_dicts(returned: Any) -> Any:
 
 def _refuse_rewards(rewards: dict[Any, Any]) -> None:
     for agent, reward in rewards.items():
-        is_number = isinstance(reward, (int, float, np.number, np.bool_, np.ndarray)) and np.ndim(reward) == 0
-        if not is_number or not math.isfinite(reward):
+        if not (is_number(reward) and math.isfinite(reward)):
             raise EnvError(f"reward of agent {agent!r} must be one finite number, got {reward!r:.80}")
     raise EnvError(f"rewards must be finite numbers by agent id, got {rewards!r:.200}")

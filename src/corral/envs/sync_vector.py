@@ -16,6 +16,7 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.seats import SeatsSpace
+from corral.envs.step_checks import FLAG_TYPES, NUMBER_TYPES, check_step
 from corral.envs.step_timeout import StepOverdue
 from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_error
 from corral.errors import CallbackError, SubEnvError
@@ -112,8 +113,19 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                     if method == "reset":
                         env_obs, info = env.reset()
                     else:
-                        env_obs, rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                        returned = env.step(actions[i])
                         num_steps += 1
+                        is_right = (
+                            type(returned) is tuple
+                            and len(returned) == 5
+                            and type(returned[1]) in NUMBER_TYPES
+                            and type(returned[2]) in FLAG_TYPES
+                            and type(returned[3]) in FLAG_TYPES
+                            and type(returned[4]) is dict
+                        )
+                        env_obs, rewards[i], terminated[i], truncated[i], info = (
+                            returned if is_right else check_step(returned)
+                        )
                         if same_step and (terminated[i] or truncated[i]):
                             check_obs(self.single_observation_space, env_obs)
                             # Copies, because the reset may write into the same objects.

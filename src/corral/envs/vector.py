@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -32,6 +31,7 @@ from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.pettingzoo_env import from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.seats import SeatsSpace
+from corral.envs.step_checks import check_step_columns
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
@@ -374,7 +374,7 @@ def _make_id(env_id: str, context: EnvContext) -> gym.Env[Any, Any]:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Put the name of an env into the errors that are found in it before it has seats."""
+    """Put the name of an env into errors that do not know it."""
     try:
         yield
     except EnvError as error:
@@ -463,9 +463,7 @@ def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
         sampled = action_space.sample()
         actions = legal_sample(env.single_observation_space, env.single_action_space, sampled, obs, batch=True)
         obs, rewards, terminated, truncated, _ = env.step(actions)
-    problem = mismatch(space_tree(observation_space), obs, "observation")
-    for field, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated)):
-        if np.shape(column) != (env.num_envs,):
-            problem = problem or f"{field} must have shape ({env.num_envs},), got {np.shape(column)}"
-    if problem:
+    if problem := mismatch(space_tree(observation_space), obs, "observation"):
         raise EnvError(f"env {name!r}: {problem} (from step()).")
+    with _named(name):
+        check_step_columns(env.num_envs, rewards, terminated, truncated)

@@ -21,6 +21,7 @@ from corral.core.tree import Tree, map_tree
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, quotas
 from corral.envs.seats import SeatsSpace
+from corral.envs.step_checks import check_step_columns
 from corral.envs.sub_envs import env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
@@ -326,7 +327,7 @@ def _play_episodes(
     step, rewards = 0, np.zeros(n)
     while any(len(ended) < wanted for ended, wanted in zip(found, num_episodes, strict=True)):
         actions = acting(obs, begins, rewards)
-        obs, rewards, terminated, truncated, _ = _called(name, "step", step, partial(env.step, actions))
+        obs, rewards, terminated, truncated = _called(name, "step", step, partial(_checked_step, env, actions))
         step += 1
         total += np.where(resets, 0.0, rewards)
         length += ~resets
@@ -348,6 +349,11 @@ def _play_episodes(
         raise EnvError(f"env {name!r}: the rewards of an episode are not all finite.")
     returns, lens = zip(*played, strict=True)
     return PolicyEvaluation(returns, lens)
+
+
+def _checked_step(env: VectorEnv[Any, Any, Any], actions: Any) -> tuple[Any, ...]:
+    obs, rewards, terminated, truncated, _ = env.step(actions)
+    return obs, *check_step_columns(env.num_envs, rewards, terminated, truncated)
 
 
 def _called(name: str, method: str, step: int, call: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from corral.core.tree import map_tree
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.seats import Seats
+from corral.envs.step_checks import check_step
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second
@@ -166,11 +167,14 @@ class _Episode:
                     "the wrapper gymnasium.wrappers.TimeLimit."
                 )
             action = self._acting(obs, self.length == 0, float(reward))
-            obs, reward, terminated, truncated, _ = self._called("step", partial(self._env.step, action))
+            obs, reward, terminated, truncated, _ = self._called("step", partial(self._step, action))
             self.total += float(reward)
             self.length += 1
             ended = bool(terminated or truncated)
             yield self._called("render", self._env.render)
+
+    def _step(self, action: Any) -> Any:
+        return check_step(self._env.step(action))
 
     def _called(self, method: str, call: Callable[[], Any]) -> Any:
         try:

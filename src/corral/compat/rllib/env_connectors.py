@@ -22,6 +22,7 @@ from corral.compat.rllib.episodes import MultiAgentEpisode, SingleAgentEpisode
 from corral.compat.rllib.pipelines import EnvToModulePipeline, ModuleToEnvPipeline, make_connectors
 from corral.core.tree import leaves, map_tree
 from corral.envs.multi_agent_env import possible_agents
+from corral.envs.step_checks import check_step
 from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError
 
@@ -279,6 +280,8 @@ class ConnectedEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Return what the env returns, with observations and rewards behind the connectors."""
         action, of_module = self._changed_action(action)
         step: Any = self.env.step(action)
+        if not self._is_multi_agent:
+            check_step(step)  # here, because the connectors see floats and bools
         obs, rewards, terminated, truncated, infos = step
         if not self._is_multi_agent:
             self.episode.add_env_step(
