@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,21 @@ def test_returns_of_the_latest_episodes_of_one_runner(num_env_runners: int) -> N
             latest = np.arange(result["num_episodes_lifetime"])[-4:] + 1
             assert result["episode_return_mean"] == latest.mean()
             assert (result["episode_return_min"], result["episode_return_max"]) == (latest[0], latest[-1])
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_a_run_continues_with_another_window_of_returns(num_env_runners: int, tmp_path: Path) -> None:
+    with config(num_env_runners, num_rounds=2, metrics_num_episodes_for_smoothing=4).build() as algo:
+        algo.train()
+        before = algo.metrics.peek_values(("env_runners", "episode_return_mean"))
+        algo.save_to_path(tmp_path)
+    assert len(before) == 4
+    with config(num_env_runners, num_rounds=2, metrics_num_episodes_for_smoothing=1000).build() as algo:
+        algo.restore_from_path(tmp_path)
+        result = algo.train()["env_runners"]
+        values = algo.metrics.peek_values(("env_runners", "episode_return_mean"))
+        assert values[:4] == before
+        assert len(values) == 4 + result["num_episodes"]
 
 
 def test_fragments_that_come_one_by_one_are_rounds_of_their_own() -> None:

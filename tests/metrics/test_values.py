@@ -383,6 +383,35 @@ def test_the_call_site_outlives_a_state() -> None:
     assert first in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"window": 2}, 3.5),  # 3 and 4
+        ({"window": 9}, 2.5),  # 1, 2, 3 and 4: the values of a longer window come as they are logged
+        ({"reduce": "max", "window": 2}, 4.0),  # another reduction begins without values
+        ({"reduce": "lifetime_sum"}, 4.0),
+        ({}, 3.0),  # the settings of the checkpoint: 2, 3 and 4
+    ],
+)
+def test_a_restored_key_takes_the_settings_of_the_code_that_continues(given: dict[str, Any], expected: float) -> None:
+    """A user may change a window, or a config the smoothing of returns, and continue a run."""
+    logger, restored, parent = MetricsLogger(), MetricsLogger(), MetricsLogger()
+    for value in (1.0, 2.0, 3.0):
+        logger.log_value("x", value, window=4 if given.get("window") == 9 else 3)
+    state = logger.get_state()
+    restored.set_state(state)
+    restored.log_value("x", 4.0, **given)
+    assert restored.peek("x") == expected
+    with pytest.raises(MetricsError, match="give a key the same settings"):
+        restored.log_value("x", 1.0, reduce="percentiles")
+    # A worker that logs with new settings: the logger that aggregates its values was restored too.
+    worker = MetricsLogger()
+    worker.log_value("x", 4.0, **(given or {"window": 3}))
+    parent.set_state(state)
+    parent.aggregate([worker.take()])
+    assert parent.peek("x") == expected
+
+
 def test_no_two_reductions_read_the_same() -> None:
     from corral.metrics.reduction_settings import Settings, make_reduction
 

@@ -50,12 +50,14 @@ class Entry:
         pending: Values that wait to be reduced.
         is_new: Whether the reducer received values since the last `mark`.
         is_reserved: Whether the key is one of the library's own, which user code cannot log.
+        is_restored: Whether a checkpoint brought the key, and nothing has logged it since.
     """
 
     __slots__ = (
         "given",
         "is_new",
         "is_reserved",
+        "is_restored",
         "path",
         "pending",
         "plain",
@@ -71,7 +73,7 @@ class Entry:
     ) -> None:
         """Start without values; a key that was just added counts as new."""
         self.path, self.reduction, self.site, self.given = path, reduction, site, given
-        self.is_reserved = is_reserved
+        self.is_reserved, self.is_restored = is_reserved, False
         self.reducer: Reducer = make_reducer(reduction)
         self.rate = Total() if reduction.with_throughput else None
         self.shape: tuple[int, ...] | None = None
@@ -196,5 +198,16 @@ class Entry:
         entry.reducer.set_state(state["reducer"])
         if entry.rate is not None:
             entry.rate.set_state(state["rate"])
-        entry.is_new = state["is_new"]
+        entry.is_new, entry.is_restored = state["is_new"], True
+        return entry
+
+    def with_reduction(self, reduction: Reduction, site: str) -> Entry:
+        """Return an entry for the same key with other settings; in a window of another length it keeps its values."""
+        entry = Entry(self.path, reduction, site, Settings(), is_reserved=self.is_reserved)
+        if self.reduction._replace(window=reduction.window) == reduction and None not in (
+            self.reduction.window,
+            reduction.window,
+        ):
+            entry.set_shape(self.shape)
+            entry.reducer.set_state(self.reducer.get_state())
         return entry

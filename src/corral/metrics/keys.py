@@ -86,22 +86,35 @@ class Keys:
     def reserve(self, path: Path, given: Settings) -> Entry:
         """Return the entry of one of the library's own keys, which a checkpoint may have brought back."""
         reduction, entry = make_reduction(path, given, "ema"), self.entries.get(path)
-        if entry is not None and entry.is_reserved and entry.reduction != reduction:
-            self._drop(entry)  # restored from a version, or with a config, that reduced it in another way
-            entry = None
         if entry is None:
             entry = self.add(Entry(path, reduction, call_site(), given, is_reserved=True))
         elif not entry.is_reserved:
             raise reserved_error(path, entry.site)
+        entry = self.fit_reduction(entry, reduction, call_site())
         entry.given = given
         entry.set_shape(())
         return entry
 
-    def _drop(self, entry: Entry) -> None:
-        """Forget a key, whose name stays free for the same key with other settings."""
-        del self.entries[entry.path]
-        self.names = {path: other for path, other in self.names.items() if other is not entry}
-        self._flat = {name: other for name, other in self._flat.items() if other is not entry}
+    def fit_reduction(self, entry: Entry, reduction: Reduction, site: str | None) -> Entry:
+        """Return the entry of a key that is logged with these settings at a place, `None` for this call.
+
+        A key that a checkpoint brought takes the settings of the first call: the config or the code may have changed.
+
+        Raises:
+            MetricsError: The key was logged with other settings.
+        """
+        if entry.reduction != reduction:
+            if not entry.is_restored:
+                raise MetricsError(
+                    f"metric {'/'.join(entry.path)!r} was logged as {entry.reduction} at {entry.site}, and now as "
+                    f"{reduction} at {site or call_site()}: give a key the same settings in all places."
+                )
+            del self.entries[entry.path]
+            self.names = {path: other for path, other in self.names.items() if other is not entry}
+            self._flat = {name: other for name, other in self._flat.items() if other is not entry}
+            entry = self.add(entry.with_reduction(reduction, site or call_site()))
+        entry.is_restored = False
+        return entry
 
     def entry_for(self, path: Path, parts: Sequence[Part]) -> Entry:
         """Return the entry that can aggregate parts of other loggers."""
@@ -113,7 +126,7 @@ class Keys:
         for part in parts:
             if part.is_reserved != entry.is_reserved:
                 raise reserved_error(path, entry.site if part.is_reserved else part.site)
-            check_reduction(entry, part.reduction, part.site)
+            entry = self.fit_reduction(entry, part.reduction, part.site)
             entry.set_shape(part.shape)
         return entry
 
@@ -124,12 +137,3 @@ def reserved_error(path: Path, site: str) -> MetricsError:
         f"metric {'/'.join(path)!r}, logged at {site}: the result has a number of this name, which the library logs; "
         "choose another name."
     )
-
-
-def check_reduction(entry: Entry, reduction: Reduction, site: str | None) -> None:
-    """Refuse settings other than the settings of the key; `site` is where they were given, `None` for this call."""
-    if entry.reduction != reduction:
-        raise MetricsError(
-            f"metric {'/'.join(entry.path)!r} was logged as {entry.reduction} at {entry.site}, and now as {reduction} "
-            f"at {site or call_site()}: give a key the same settings in all places."
-        )

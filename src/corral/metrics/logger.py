@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from corral.core.views import Viewable
 from corral.metrics.entry import FLUSH_AT, Entry, Part
-from corral.metrics.keys import Keys, check_reduction, reserved_error
+from corral.metrics.keys import Keys, reserved_error
 from corral.metrics.reducers import Values
 from corral.metrics.reduction_settings import (
     MetricsError,
@@ -196,7 +196,7 @@ class MetricsLogger(Viewable):
                 path = (*self._group, *as_path(key))
                 entry = self._reserved_by_key[key] = self._keys.reserve(path, Settings(reduce, window))
             elif (entry.reduction.name, entry.reduction.window) != (reduce, window):
-                check_reduction(entry, make_reduction(entry.path, Settings(reduce, window), "ema"), None)
+                self._keys.fit_reduction(entry, make_reduction(entry.path, Settings(reduce, window), "ema"), None)
             entry.pending += numbers  # which `flush` makes floats
             if len(entry.pending) >= FLUSH_AT:
                 entry.flush()
@@ -250,13 +250,13 @@ class MetricsLogger(Viewable):
             raise reserved_error(path, call_site())
         if entry is None or settings not in (_NOTHING_GIVEN, entry.given):
             reduction = make_reduction(path, settings, default_reduce(plain))
-            if entry is not None:
-                check_reduction(entry, reduction, None)
         else:
             reduction = entry.reduction
         fitted = [fit(path, reduction, value) for value in plain]
         if is_new := entry is None:
             entry = Entry(path, reduction, call_site(), settings)
+        else:
+            entry = self._keys.fit_reduction(entry, reduction, None)
         for value in fitted:
             entry.set_shape(value.shape if isinstance(value, np.ndarray) else ())
         if is_new:
