@@ -228,6 +228,25 @@ def test_an_off_policy_algorithm_learns_behind_connectors() -> None:
         assert sum(algo.native.learner_connectors.pipeline["Counts"][0].seen.values()) >= 40
 
 
+class QuarterMore(ConnectorV2):
+    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for episode in self.single_agent_episode_iterator(episodes):
+            rewards = np.asarray(episode.get_rewards(), np.float32)
+            assert set(rewards) <= {0.5}
+            self.add_n_batch_items(batch, "rewards", rewards + 0.25, len(rewards), episode)
+        return batch
+
+
+def test_a_bonus_of_a_learner_connector_comes_on_top_of_clipped_rewards_in_a_replay() -> None:
+    """The rewards of the env, which are 1, are clipped to 0.5; the bonus is not, though 0.75 is above the limit."""
+    config = DQNConfig().environment(Line, clip_rewards=0.5).env_runners(num_env_runners=0)
+    config.training(num_steps_sampled_before_learning_starts=10, learner_connector=lambda o, a: QuarterMore())
+    with config.reporting(min_sample_timesteps_per_iteration=40).build() as algo:
+        algo.train()
+        batch = algo.native._draw("default_policy")
+    assert set(batch["rewards"][batch["num_steps"] == 1].tolist()) == {0.75}
+
+
 class Flipped(ConnectorV2):
     def __call__(self, *, batch: Any, **kwargs: Any) -> Any:
         self.foreach_batch_item_change_in_place(batch, "actions", lambda action, *ids: 1 - action)

@@ -600,11 +600,20 @@ class Algorithm(metaclass=_WithHints):
         return max(1, int(num_agent_steps / agents_per_step))
 
     def _let_explorations_learn(self, rollouts: Sequence[Rollout]) -> None:
-        """Let explorations learn from the rollouts of their modules, and send their weights if they have any."""
+        """Let explorations learn from the rollouts of their modules, and send their weights if they have any.
+
+        What they add to the rewards stays apart from rewards that transforms change: the statistics of transforms are
+        of the rewards of the env.
+        """
         by_module = group_by_module(rollouts)
         for module_id, exploration in self._learning_explorations.items():
+            parts = by_module.get(module_id, [])
+            changed = [part for part in parts if part.pipeline is not None and part.pipeline.changes_rewards]
+            env_rewards = [part.rewards.copy() for part in changed]
             with self.timers.time("exploring"):
-                learned = exploration.learn(by_module.get(module_id, []), timestep=self.num_env_steps_sampled_lifetime)
+                learned = exploration.learn(parts, timestep=self.num_env_steps_sampled_lifetime)
+            for part, rewards in zip(changed, env_rewards, strict=True):
+                part.separate_rewards(rewards)
             key = ("exploration", module_id) if self.config.is_multi_agent else ("exploration",)
             self.metrics.log_dict(learned, key=key, reduce="mean")
         if any(overrides_method(each, "get_weights") for each in self._learning_explorations.values()):

@@ -68,6 +68,8 @@ class Rollout(StepColumns):
         pipeline: Transforms with the statistics that were used when the actions were chosen; `None` if the module saw
             `obs` itself.
         reward_pipeline: Transforms with the newest statistics, which are used for the rewards; `None` is `pipeline`.
+        intrinsic_rewards: Rewards that explorations added to rewards that transforms change, float64 `[T, N]`;
+            `transformed` adds them after the transforms. `None` if there are none, and in the runners.
         stored: For a pipeline that stacks frames or looks back otherwise, a tree of `[T + 1, N, ...]`: `obs` after the
             last such transform.
         final_stored: By (row, sub-env) as in `final_obs`, the final observation after the last such transform.
@@ -88,7 +90,7 @@ class Rollout(StepColumns):
 
     __slots__ = (
         *("begins_with_reset", "broken", "carry", "continues", "episode_class", "final_states", "final_stored"),
-        *("measured", "notes", "num_env_steps", "pipeline", "reward_pipeline", "same_step"),
+        *("intrinsic_rewards", "measured", "notes", "num_env_steps", "pipeline", "reward_pipeline", "same_step"),
         *("weights_version", "worker_index"),
     )
 
@@ -108,6 +110,7 @@ class Rollout(StepColumns):
         self.begins_with_reset: NDArray[np.bool_] | None = None
         self.pipeline: Pipeline | None = None
         self.reward_pipeline: Pipeline | None = None
+        self.intrinsic_rewards: NDArray[np.float64] | None = None
         self.final_stored: dict[tuple[int, int], Tree] = {}
         self.measured: Mapping[str, State] = {}
 
@@ -337,6 +340,8 @@ class Rollout(StepColumns):
         seen.observation_space = pipeline.module_space
         if pipeline.changes_rewards:
             seen.columns["rewards"] = (self.reward_pipeline or pipeline).rewards(self.rewards)
+        if self.intrinsic_rewards is not None:
+            seen.columns["rewards"] = seen.rewards + self.intrinsic_rewards
         return seen
 
     def for_replay(self) -> Rollout:
@@ -348,6 +353,15 @@ class Rollout(StepColumns):
         other.columns = {**{name: column for name, column in self.columns.items() if name != "stored"}, "obs": obs}
         other.final_obs, other.final_stored, other.pipeline = final_obs, {}, None
         return other
+
+    def separate_rewards(self, env_rewards: NDArray[np.float64]) -> None:
+        """Keep the rewards of the env, and what was added to them since then as `intrinsic_rewards`.
+
+        Args:
+            env_rewards: The rewards before, `[T, N]`.
+        """
+        self.intrinsic_rewards = self.rewards - env_rewards
+        self.columns["rewards"] = env_rewards
 
     def compute_values(self, value_fn: Callable[..., NDArray[np.float32]]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the values that return computations need.

@@ -199,8 +199,8 @@ class Exploration:
     def learn(self, rollouts: Sequence[Rollout], *, timestep: int) -> dict[str, float]:
         """Learn from the rollouts of all runners, in the algorithm's process, before the learners do; return numbers.
 
-        This method may change rewards: `rollout.rewards = ...` replaces them. Arrays from another process are
-        read-only.
+        This method may add to the rewards: `rollout.rewards = rollout.rewards + bonus`. Transforms of rewards change
+        the rewards of the env, and what was added is added after them. Arrays from another process are read-only.
 
         Returns:
             Numbers to report under `exploration/` in the result.

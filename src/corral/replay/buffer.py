@@ -47,6 +47,9 @@ SEQUENCE_COLUMNS = ("states", "sequence_starts", "unit_starts", "burns_in", "lea
 STATES = "states"
 """Name of the states of a module with memory; each leaf has a column, such as `states.h`."""
 
+INTRINSIC = "rewards.intrinsic"
+"""Name of the column of the intrinsic rewards, which batches contain as a part of their rewards only."""
+
 _STATE_VERSION = 2
 _OWN = ("actions", "rewards", "terminated", "truncated", "valid")
 
@@ -309,7 +312,10 @@ class ReplayBuffer:
                 f"column {clash!r} was added to a rollout, but batches of the replay buffer already have a column "
                 f"of that name: choose a name other than {', '.join(taken)}."
             )
-        for name, column in [*added.items(), *((name, leaf[:num_rows]) for name, leaf in states)]:
+        others = [(name, leaf[:num_rows]) for name, leaf in states]
+        if rollout.intrinsic_rewards is not None:
+            others.append((INTRINSIC, rollout.intrinsic_rewards.astype(np.float32)))
+        for name, column in [*added.items(), *others]:
             columns[name] = check_new_column(name, column, (num_rows, layout.num_envs))
             held = self._columns.get(name)
             if held is not None and (held.grid.shape[2:], held.grid.dtype) != (column.shape[2:], column.dtype):
@@ -420,7 +426,7 @@ class ReplayBuffer:
         if n_step == 1:
             last, rewards = flat, columns["rewards"].at(flat)
             if reward_fn is not None:
-                rewards = reward_fn(rewards)
+                rewards = self._changed_rewards(reward_fn, rewards, flat)
             num_steps, discounts = np.ones(batch_size, np.int64), np.full(batch_size, gamma, np.float32)
         else:
             within = self._within_steps(n_step, batch_size)
@@ -428,7 +434,7 @@ class ReplayBuffer:
             done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
             rewards = columns["rewards"].at(steps)
             rewards, num_steps, discounts = n_step_returns(
-                rewards if reward_fn is None else reward_fn(rewards),
+                rewards if reward_fn is None else self._changed_rewards(reward_fn, rewards, steps),
                 columns["valid"].at(steps) & within,
                 done,
                 gamma=gamma,
@@ -445,7 +451,7 @@ class ReplayBuffer:
             "discounts": discounts,
             "indices": self._stamped(flat),
             "weights": weights,
-            **{name: columns[name].at(flat) for name in self._added},
+            **{name: columns[name].at(flat) for name in self._added if name != INTRINSIC},
         }
 
     def sample_sequences(
@@ -518,7 +524,10 @@ class ReplayBuffer:
         inside[0] = True  # also in the rows after the steps, which nobody reads
         rewards = columns["rewards"].at(window)
         rewards, num_steps, discounts = n_step_returns(
-            rewards if reward_fn is None else reward_fn(rewards), inside, ended, gamma=gamma
+            rewards if reward_fn is None else self._changed_rewards(reward_fn, rewards, window),
+            inside,
+            ended,
+            gamma=gamma,
         )
         last = window[num_steps - 1, place]
         after = self._observations.after(flat[ends - 1])
@@ -540,8 +549,23 @@ class ReplayBuffer:
             "unit_starts": time == 0,
             "burns_in": is_step & (time < burns[sequence]),
             "learns": is_step & (time >= burns[sequence]),
-            **{name: columns[name].at(flat) for name in self._added if name not in named},
+            **{name: columns[name].at(flat) for name in self._added if name not in named and name != INTRINSIC},
         }
+
+    def _changed_rewards(
+        self, reward_fn: Callable[[NDArray[Any]], NDArray[Any]], rewards: NDArray[np.float32], flat: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """Return what a function makes of rewards, plus the intrinsic rewards of the same steps, where there are any.
+
+        Args:
+            reward_fn: Function of the rewards.
+            rewards: Rewards of the env.
+            flat: Flat indices of their steps, of the same shape.
+        """
+        changed = reward_fn(rewards)
+        if INTRINSIC in self._columns:
+            changed = changed + np.nan_to_num(self._columns[INTRINSIC].at(flat))  # NaN where a rollout had none
+        return changed
 
     def _within_steps(self, n_step: NumSteps, size: int) -> NDArray[np.bool_]:
         """Return which of the following steps may belong to each transition, bool `[n, size]` or `[n, 1]`."""

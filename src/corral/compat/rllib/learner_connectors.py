@@ -29,6 +29,7 @@ from corral.core.tree import leaves, map_tree
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError
+from corral.transforms.pipeline import Pipeline
 
 _NATIVE = {**COLUMNS, Columns.TERMINATEDS: "terminated", Columns.TRUNCATEDS: "truncated"}
 _UNCHANGED = (Columns.OBS, Columns.ACTIONS, *_NATIVE)
@@ -126,7 +127,7 @@ class LearnerConnectors:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Return the rollouts with what the connectors changed and added."""
         on_policy = bool(self._algorithm.config.ON_POLICY)
-        rollouts = [_writable(rollout, as_seen=on_policy) for rollout in rollouts]
+        sampled, rollouts = rollouts, [_writable(rollout, as_seen=on_policy) for rollout in rollouts]
         episodes, chunks = [], list[_Chunk]()
         for rollout in rollouts:
             for episode in rollout.episodes():
@@ -145,6 +146,8 @@ class LearnerConnectors:
             self._algorithm.log_learner_results(self.learner_only.learn(batch))
             batch = {name: part for name, part in batch.items() if name not in self.learner_only.modules}
         _write(batch, chunks, {chunk.module_id for chunk in chunks})
+        for before, after in zip(sampled, rollouts, strict=True):
+            _keep_env_rewards(before, after)
         return rollouts
 
 
@@ -155,8 +158,23 @@ def _writable(rollout: Rollout, *, as_seen: bool) -> Rollout:
         whole.set_modules({name: _writable(part, as_seen=as_seen) for name, part in rollout.modules.items()})  # type: ignore[misc]
         return whole
     found = copy.copy(rollout.transformed() if as_seen else rollout)
-    found.columns = {**found.columns, "rewards": found.rewards.copy()}
+    rewards = found.rewards.copy() if _pipeline_of_rewards(found) is None else rollout.transformed().rewards
+    found.columns = {**found.columns, "rewards": rewards}
     return found
+
+
+def _pipeline_of_rewards(rollout: Rollout) -> Pipeline | None:
+    """Return the transforms of rewards that are not applied yet, or `None` if there are none."""
+    pipeline = rollout.reward_pipeline or rollout.pipeline
+    return None if rollout.pipeline is None or pipeline is None or not pipeline.changes_rewards else pipeline
+
+
+def _keep_env_rewards(before: Rollout, after: Rollout) -> None:
+    """Keep rewards of the env, which transforms change when replays are drawn, apart from what connectors changed."""
+    for given, part in zip(before.by_module().values(), after.by_module().values(), strict=True):
+        if (pipeline := _pipeline_of_rewards(part)) is not None:
+            part.intrinsic_rewards = part.rewards - pipeline.rewards(given.rewards)
+            part.columns["rewards"] = given.rewards
 
 
 def _chunks_of(rollout: Rollout, episode: Any) -> Iterator[_Chunk]:
