@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import corral
-from corral.compat.rllib.algorithm import PPOConfig
+from corral.compat.rllib.algorithm import DQNConfig, PPOConfig
 from corral.compat.rllib.callbacks import DefaultCallbacks
 from corral.errors import ConfigError
 
@@ -84,6 +84,54 @@ def test_a_policy_acts_with_and_without_exploration() -> None:
         together = algo.compute_actions({"a": obs[0]}, explore=False, full_fetch=True)
         assert together == ({"a": action}, {"a": []}, {"a": {}})
         assert set(algo.compute_actions(obs, policy_id="default_policy", explore=False)) == {action}
+
+
+@pytest.mark.parametrize("explores", [True, False])
+def test_a_policy_explores_by_default_as_the_config_says(explores: bool) -> None:
+    obs = np.zeros((60, 4), np.float32)
+    with small().env_runners(explore=explores).build() as algo:
+        (in_runner,) = algo.workers.foreach_worker(lambda w: set(w.get_policy().compute_actions(obs)[0]))
+        for chosen in (
+            set(algo.get_policy().compute_actions(obs)[0]),
+            set(algo.get_policy().compute_actions(obs, explore=None)[0]),
+            in_runner,
+        ):
+            assert len(chosen) == (2 if explores else 1)
+
+
+def test_a_policy_explores_with_the_exploration_of_its_algorithm() -> None:
+    obs = np.zeros((200, 4), np.float32)
+    config = DQNConfig().environment("CartPole-v1").env_runners(epsilon=[(0, 1.0), (1000, 0.0)])
+    with config.build() as algo:
+        policy = algo.get_policy()
+        best = set(policy.compute_actions(obs, explore=False)[0])
+        assert len(best) == 1 and set(policy.compute_actions(obs, explore=True)[0]) == {0, 1}
+        assert set(policy.compute_actions(obs, explore=True, timestep=1000)[0]) == best
+        assert policy.get_exploration_state() == {"cur_epsilon": 1.0, "last_timestep": 0}
+        assert type(policy.exploration).__name__ == "EpsilonGreedy" and policy.config["explore"]
+        assert policy.action_space.n == 2 and policy.observation_space.shape == (4,)
+        (in_runner,) = algo.workers.foreach_worker(lambda w: w.policy_map["default_policy"])
+        assert set(in_runner.compute_actions(obs, explore=True)[0]) == {0, 1}
+        assert set(in_runner.compute_actions(obs, explore=False)[0]) == best
+
+
+class Acts(DefaultCallbacks):
+    chosen: set[int] = set()  # noqa: RUF012
+
+    def on_episode_start(self, *, policies: Any, **kwargs: Any) -> None:
+        actions, _, _ = policies["default_policy"].compute_actions(np.zeros((60, 4), np.float32))
+        self.chosen.update(actions.tolist())
+
+
+def test_policies_of_callbacks_explore_too() -> None:
+    config = DQNConfig().environment("CartPole-v1").callbacks(Acts)
+    with (
+        config.training(num_steps_sampled_before_learning_starts=99999)
+        .reporting(min_sample_timesteps_per_iteration=50)
+        .build() as algo
+    ):
+        algo.train()
+    assert Acts.chosen == {0, 1}
 
 
 def test_weights_are_sent_from_the_group_of_the_algorithm_only() -> None:

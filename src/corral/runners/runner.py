@@ -257,6 +257,11 @@ class EnvRunner(Viewable):
             self._rollout.broken.append((row, failure.env_index))
 
     @property
+    def timestep(self) -> int:
+        """Env steps of all runners when the current sample began, where known; schedules of explorations see it."""
+        return self._timestep
+
+    @property
     def rl_module(self) -> Any:
         """The module, as callbacks receive it; with several agents a dict of modules by id."""
         if not self.config.is_multi_agent:

@@ -334,7 +334,9 @@ class Algorithm:
 
     def get_policy(self, policy_id: str = "default_policy") -> Any:
         """Return a module as a policy."""
-        return view_policy(self.native.get_module(policy_id))
+        policy, native = view_policy(self.native.get_module(policy_id)), self.native
+        exploration = native.acting_policy(policy_id).exploration
+        return policy.act_with(exploration, self.config, lambda: native.num_env_steps_sampled_lifetime)
 
     # Modules.
 

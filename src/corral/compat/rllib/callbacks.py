@@ -288,6 +288,8 @@ def _adapt(event: str, names: Sequence[str] | None, arguments: Mapping[str, Any]
         if native in arguments:
             adapt = _FORMS.get(f"{event}.{name}") or _FORMS.get(name)
             found[name] = arguments[native] if adapt is None else adapt(arguments[native])
+    if "policies" in found and "env_runner" in arguments:
+        found["policies"] = _view_runner(arguments["env_runner"]).policy_map  # they know the exploration of the runner
     return found
 
 

@@ -176,14 +176,16 @@ class AlgorithmConfig:
             if event not in EVENTS:
                 raise ConfigError(f"callbacks: unknown event {event!r}. {nearest(event, EVENTS)}")
             if given is not None:
-                vars(self)[f"callbacks_{event}"] = list(given) if isinstance(given, (list, tuple)) else [given]
+                vars(self)[f"callbacks_{event}"] = _listed(given)
         return self
 
     @property
     def callback_functions(self) -> dict[str, list[Callable[..., Any]]]:
         """The callables of `callbacks`, by event."""
         prefix = "callbacks_"
-        return {name.removeprefix(prefix): value for name, value in vars(self).items() if name.startswith(_EVENTS)}
+        return {
+            name.removeprefix(prefix): _listed(value) for name, value in vars(self).items() if name.startswith(_EVENTS)
+        }
 
     def _set(self, method: str, settings: Mapping[str, Any]) -> Self:
         known = self._settings_of(method)
@@ -203,6 +205,8 @@ class AlgorithmConfig:
             return
         if name == "env_config":
             value = {**vars(self)["env_config"], **value}
+        if name == "evaluation_config" and isinstance(value, Mapping):
+            value = _changed(vars(self)["evaluation_config"], value)
         if name in ("model_config", "rl_module_spec") and value is not None:
             is_form = name == "model_config" and dataclasses.is_dataclass(value)
             value = dataclasses.asdict(value) if is_form else copy.copy(value)
@@ -301,10 +305,8 @@ class AlgorithmConfig:
             name, known = RENAMED.get(key, key), self._settings()
             if name == "multiagent":
                 self.multi_agent(**value)
-            elif name == "callbacks":
+            elif name in ("callbacks", "callbacks_class"):
                 self.callbacks(value)
-            elif name in ("evaluation_config", "env_config") and isinstance(value, Mapping):
-                self._store(name, known[name], {**(getattr(self, name) or {}), **value})
             elif name in known:
                 self._store(name, known[name], value)
             elif name.startswith(_EVENTS) or name in vars(self) or not callable(getattr(type(self), name, len)):
@@ -329,7 +331,9 @@ class AlgorithmConfig:
         Raises:
             KeyError: A name is unknown.
         """
-        known = {**cls._settings(), **{name: None for name in ("policies", "callbacks", "callbacks_class")}}
+        from corral.compat.rllib.callbacks import EVENTS
+
+        known = {**vars(cls()), **dict.fromkeys(["callbacks", *(f"callbacks_{event}" for event in EVENTS)])}
         found = {}
         for given, value in settings.items():
             name = RENAMED.get(given, given)
@@ -487,12 +491,31 @@ class AlgorithmConfig:
             inference_only=inference_only,
         )
 
-    def get_evaluation_config_object(self) -> Self:
-        """Return the config of the evaluation runners."""
+    def get_evaluation_config_object(self) -> AlgorithmConfig | None:
+        """Return the config of the evaluation runners, or `None` if this is one.
+
+        A config as `evaluation_config` is used as it is; an env and policies that it does not have are the ones of
+        training.
+        """
+        if self.in_evaluation:
+            return None
         own = self.evaluation_config
-        settings = own.to_dict() if isinstance(own, AlgorithmConfig) else own or {}
-        config = self.copy(copy_frozen=False).update_from_dict(settings)
-        vars(config)["in_evaluation"] = True
+        if not isinstance(own, AlgorithmConfig):
+            config: AlgorithmConfig = self.copy(copy_frozen=False).update_from_dict(own or {})
+        else:
+            config = own.copy(copy_frozen=False)
+            if config.env is None:
+                config.environment(self.env, env_config={**self.env_config, **own.env_config})
+            if not config.policies:
+                policies = {name: getattr(self, name) for name in ("policies", "policies_to_train")}
+                config.multi_agent(**policies, policy_mapping_fn=own.policy_mapping_fn or self.policy_mapping_fn)
+        whole = self.evaluation_duration_unit == "episodes"
+        vars(config).update(
+            in_evaluation=True,
+            evaluation_config=None,
+            num_env_runners=self.evaluation_num_env_runners,
+            batch_mode="complete_episodes" if whole else "truncate_episodes",
+        )
         return config
 
     # Building.
@@ -549,6 +572,26 @@ class AlgorithmConfig:
 
 def _pipelines() -> Any:
     return importlib.import_module(f"{__package__}.pipelines")
+
+
+def _listed(given: Any) -> list[Any]:
+    """Return the callables for one event, which may be one, several or `None`."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _changed(settings: Any, changes: Mapping[str, Any]) -> Any:
+    """Return settings of evaluation after changes; dicts in them are changed key by key, as RLlib does."""
+    if isinstance(settings, AlgorithmConfig):
+        return settings.copy(copy_frozen=False).update_from_dict(changes)
+    found = dict(settings or {})
+    for name, value in changes.items():
+        old = found.get(name)
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("type") in (None, old.get("type")):
+            value = _changed(old, value)
+        found[name] = value
+    return found
 
 
 def _as_overrides(given: Any) -> Mapping[str, Any]:

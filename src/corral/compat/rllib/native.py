@@ -29,7 +29,7 @@ from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSup
 from corral.compat.rllib.own_algorithm import OwnConfig
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
-from corral.compat.rllib.settings import SETTINGS, TRAINING
+from corral.compat.rllib.settings import IN_EVALUATION, SETTINGS, TRAINING
 from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import same_value
@@ -61,12 +61,11 @@ def to_native(config: AlgorithmConfig) -> NativeConfig:
     name = algorithm_name(config)
     refuse_unserved(config)
     settings = to_settings(config, name)
-    classes, functions = callbacks.to_native(config)
     learner_settings = _learner_settings(config)
     native = _CLASSES[name](**settings, **learner_settings)
-    own: list[Any] = [ConnectorEvents] if settings["wrappers"] else []
-    own += [LearnerConnectorEvents] if config.learner_connector is not None or learner_settings else []
-    native.callbacks([*own, *classes], **functions)  # type: ignore[arg-type]
+    classes, functions = callbacks.to_native(config)
+    own = [LearnerConnectorEvents] if config.learner_connector is not None or learner_settings else []
+    native.callbacks([*_connector_events(settings), *own, *classes], **functions)  # type: ignore[arg-type]
     native.evaluation(
         evaluation_config=_evaluation_settings(config, name, settings),
         custom_evaluation_function=config.custom_evaluation_function
@@ -345,16 +344,29 @@ def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
     return settings
 
 
+def _connector_events(settings: Mapping[str, Any]) -> list[Any]:
+    return [ConnectorEvents] if settings["wrappers"] else []
+
+
 def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in which evaluation differs from training."""
-    if not config.evaluation_config:
+    """Return the settings in which evaluation differs from training; what has no effect there is left out."""
+    evaluated = config.get_evaluation_config_object() if config.evaluation_config else None
+    if evaluated is None:
         return {}
-    settings = to_settings(config.get_evaluation_config_object(), name)
-    for without_effect in ("metrics_num_episodes_for_smoothing", "num_env_runners"):
-        settings.pop(without_effect)
-    return {
-        key: value for key, value in settings.items() if key not in training or not same_value(value, training[key])
-    }
+    given = {key: vars(evaluated)[key] for key in sorted(IN_EVALUATION) if key in vars(evaluated)}
+    read = config.copy(copy_frozen=False).update_from_dict(given)
+    settings = to_settings(read, name)
+    found = {key: value for key, value in settings.items() if not same_value(value, training[key])}
+    if read.policy_mapping_fn is not config.policy_mapping_fn:
+        found["policy_mapping_fn"] = evaluated.policy_mapping_fn
+    has_own = (evaluated.callbacks_class, evaluated.callback_functions) != (
+        config.callbacks_class,
+        config.callback_functions,
+    )
+    if has_own or bool(settings["wrappers"]) != bool(training["wrappers"]):
+        classes, functions = callbacks.to_native(evaluated)
+        found |= {"callbacks_class": [*_connector_events(settings), *classes], "callback_functions": functions}
+    return found
 
 
 def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from corral.compat.rllib.adapted_modules import view_module
+from corral.core.action_masks import legal_actions
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
+from corral.exploration import RowDistribution
 
 
 class Policy:
@@ -21,6 +23,8 @@ class Policy:
 
     Attributes:
         model: The module of RLlib.
+        exploration: Exploration of the algorithm or runner that has the policy, or `None`.
+        config: RLlib's config of it.
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -50,6 +54,33 @@ class Policy:
         """Keep the module of Corral."""
         self._native = native
         self.model = view_module(native)
+        self.exploration: Any = None
+        self.config: Any = getattr(self.model, "config", {})
+        self._timestep: Callable[[], int] = int
+
+    def act_with(self, exploration: Any, config: Any, timestep: Callable[[], int]) -> Policy:
+        """Choose actions with an exploration from now on, and return the policy.
+
+        Args:
+            exploration: An exploration for the module.
+            config: RLlib's config, whose `explore` is the default.
+            timestep: Returns the env steps of all runners so far.
+        """
+        self.exploration, self.config, self._timestep = exploration, config, timestep
+        return self
+
+    @property
+    def global_timestep(self) -> int:
+        """Env steps sampled so far by all runners."""
+        return self._timestep()
+
+    def get_exploration_state(self) -> dict[str, Any]:
+        """Return the state of the exploration, with what changes over time as `cur_...`, such as `cur_epsilon`."""
+        if self.exploration is None:
+            return {}
+        now = self.global_timestep
+        changing = {f"cur_{name}": value for name, value in self.exploration.get_metrics(now).items()}
+        return {**changing, **self.exploration.get_state(), "last_timestep": now}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -76,26 +107,49 @@ class Policy:
         return bool(self._native.has_memory())
 
     def compute_actions(
-        self, obs_batch: Any, state_batches: Any = None, *args: Any, explore: bool = True, **settings: Any
+        self,
+        obs_batch: Any,
+        state_batches: Any = None,
+        *args: Any,
+        explore: bool | None = None,
+        timestep: int | None = None,
+        **settings: Any,
     ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return actions for observations `[B, ...]` as the module gives them, no states, and further outputs.
+
+        Args:
+            obs_batch: Observations.
+            state_batches: Not used.
+            *args: Not used.
+            explore: Whether the exploration chooses the actions; `None` is the setting `explore`.
+            timestep: Env steps for the schedules of the exploration; `None` is the present number.
+            **settings: Not used.
 
         Raises:
             ConfigError: The module has memory.
         """
         if self._native.has_memory():
             raise ConfigError("Policy.compute_actions: the module has memory: use Algorithm.compute_single_action.")
-        forward = self.model.forward_exploration if explore else self.model.forward_inference
+        explore = self.config.get("explore", True) if explore is None else explore
         with torch.no_grad():
-            outputs = forward({"obs": map_tree(torch.as_tensor, obs_batch)})
-        if "actions" in outputs:
+            obs = map_tree(torch.as_tensor, obs_batch)
+            forward = self.model.forward_exploration if explore else self.model.forward_inference
+            outputs = forward({"obs": obs})
+        if "actions" in outputs and not getattr(self.model, "IS_DEFAULT", False):
             return np.asarray(outputs["actions"]), [], {}
-        inputs = np.asarray(outputs["action_dist_inputs"], np.float32)
-        distribution = self._native.distribution
-        if not explore:
-            return distribution.mode(inputs), [], {"action_dist_inputs": inputs}
-        noise = distribution.noise(np.random.default_rng(np.random.randint(2**31)), (len(inputs),))
-        return distribution.sample(inputs, noise), [], {"action_dist_inputs": inputs}
+        row = RowDistribution(self._native.distribution, np.random.default_rng(np.random.randint(2**31)))
+        row.obs, row.inputs = map_tree(np.asarray, obs_batch), np.asarray(outputs["action_dist_inputs"], np.float32)
+        row.legal = legal_actions(row.obs) if self._native.has_action_mask else None
+        return self._choose(row, explore, timestep), [], {"action_dist_inputs": row.inputs}
+
+    def _choose(self, row: RowDistribution, explore: bool, timestep: int | None) -> Any:
+        if self.exploration is None:
+            return row.sample() if explore else row.mode()
+        timestep = self.global_timestep if timestep is None else timestep
+        actions, _ = self.exploration.get_exploration_action(
+            action_distribution=row, timestep=timestep, explore=explore
+        )
+        return np.asarray(actions)
 
     def compute_single_action(
         self, obs: Any = None, state: Any = None, *args: Any, **settings: Any

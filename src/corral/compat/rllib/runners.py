@@ -71,9 +71,7 @@ class EnvRunner:
         if request.get("num_timesteps") is not None and request.get("num_episodes") is not None:
             raise AssertionError("sample: give num_timesteps or num_episodes, not both.")
         if request.get("num_timesteps") is None and request.get("num_episodes") is None:
-            if self.config.in_evaluation and self.config.evaluation_duration_unit == "episodes":
-                request["num_episodes"] = self._native.num_envs
-            elif self.config.batch_mode == "complete_episodes":
+            if self.config.batch_mode == "complete_episodes":
                 request["num_episodes"] = self._native.num_envs
             else:
                 length = self.config.get_rollout_fragment_length(self._native.worker_index)
@@ -110,7 +108,10 @@ class EnvRunner:
     @property
     def policy_map(self) -> dict[str, Any]:
         """The modules by id, as policies."""
-        return {module_id: view_policy(actor.module) for module_id, actor in self._native.actors.items()}
+        return {
+            module_id: view_policy(actor.module).act_with(actor.exploration, self.config, lambda: self._native.timestep)
+            for module_id, actor in self._native.actors.items()
+        }
 
     def foreach_policy(self, func: Callable[..., Any]) -> list[Any]:
         """Return `func(policy, policy_id)` for each module."""

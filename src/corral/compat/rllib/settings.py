@@ -377,6 +377,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """By algorithm, the defaults in which it differs from `SETTINGS` and `TRAINING`."""
 
+IN_EVALUATION = frozenset(
+    {
+        *(
+            "env",
+            "env_config",
+            "normalize_actions",
+            "clip_actions",
+            "disable_env_checking",
+            "policy_mapping_fn",
+            "seed",
+        ),
+        *("num_envs_per_env_runner", "gym_env_vectorize_mode", "remote_worker_envs", "num_cpus_per_env_runner"),
+        *("num_gpus_per_env_runner", "custom_resources_per_env_runner", "env_to_module_connector"),
+        *("add_default_connectors_to_env_to_module_pipeline", "module_to_env_connector", "episode_lookback_horizon"),
+        *("explore", "exploration_config", "observation_filter", "epsilon"),
+        *SETTINGS["fault_tolerance"],
+    }
+)
+"""Settings of `evaluation_config` that evaluation runners read, callbacks excepted; RLlib ignores all others there."""
+
 RENAMED = {
     "num_workers": "num_env_runners",
     "num_rollout_workers": "num_env_runners",
