@@ -374,7 +374,7 @@ class Algorithm(metaclass=_WithHints):
         for module_id in filter(self.trains, self.module_ids):
             names = self.METRICS
             if self.config.is_multi_agent:  # a module may learn nothing at first, because no agent has it
-                names = (*names, *learner_metrics(*self.get_module(module_id).parameter_groups()))
+                names = (*names, *learner_metrics(*self.records[module_id].module.parameter_groups()))
             for name in dict.fromkeys(names):
                 self.metrics.log_reserved({("learners", module_id, name): []}, reduction_of_updates(name))
 
@@ -626,6 +626,21 @@ class Algorithm(metaclass=_WithHints):
         self.env_runner_group.sync_weights(*self.get_weight_parts())
         self.timers.seconds["syncing"] += time.perf_counter() - start
 
+    def take_changed_weights(self) -> None:
+        """Give all learners and runners the weights that were changed by hand in the modules of `get_module`."""
+        if self.learner_group.take_changes():
+            self.sync_weights()
+
+    @contextmanager
+    def _taking_changes(self) -> Iterator[None]:
+        """Take weights that were changed by hand before the block, in which updates change them."""
+        self.take_changed_weights()
+        self.learner_group.forget_weights()
+        try:
+            yield
+        finally:
+            self.learner_group.note_weights()
+
     def get_weight_parts(self) -> tuple[dict[str, Mapping[str, Any]], int]:
         """Return the parts of the weights that runners need, by name of the provider, and their version."""
         parts = {name: arrays for name, provide in self.weight_providers.items() if (arrays := provide())}
@@ -663,7 +678,7 @@ class Algorithm(metaclass=_WithHints):
             if self._ending_lrs:
                 self._warn_of_ended_lr()
             start = time.perf_counter()
-            with self._during_training():
+            with self._taking_changes() if self.learner_group.is_watched else nullcontext(), self._during_training():
                 self._repeat_training_step(start)
             self._log_steps_trained()
             self.env_runner_group.collect_metrics(self.metrics, self.timers)
@@ -738,6 +753,7 @@ class Algorithm(metaclass=_WithHints):
         """
         self._check_running()
         with self.exceptions_shown(), limit_threads(self._num_threads):
+            self.take_changed_weights()
             return Result(self._evaluator.evaluate())
 
     def training_done(self) -> bool:
@@ -1011,6 +1027,8 @@ class Algorithm(metaclass=_WithHints):
                 f"compute_actions: module {module_id!r} {missing if policy.has_memory else 'has no memory'}, and "
                 f"{'no ' if state is None else ''}state was given."
             )
+        if self.learner_group.is_watched:
+            self.take_changed_weights()
         actions, state = policy.compute_actions(
             obs, state, self.learner_group, timestep=self.num_env_steps_sampled_lifetime, explore=explore
         )
@@ -1078,13 +1096,17 @@ class Algorithm(metaclass=_WithHints):
     def get_module(self, module_id: str | None = None) -> Module:
         """Return the module that is being trained, on the learner's device; `None` is the only one.
 
-        Weights that are changed in it by hand reach the runners with the next update. With `num_learners` above 0 it is
-        a copy that each update overwrites.
+        Weights that are changed in it by hand act and learn from the next call of a method of the algorithm on; in the
+        middle of `train()`, from the next update on. With `num_learners` above 0 it is a copy: what is changed in it by
+        a callback in the middle of `train()` is overwritten by the next update.
 
         Raises:
             ConfigError: There is no such module, or there are several and none was named.
         """
-        return self.learner_group.get_module(self.resolve_module_id(module_id))
+        module = self.learner_group.get_module(self.resolve_module_id(module_id))
+        if not self.learner_group.is_watched:
+            self.learner_group.watch()
+        return module
 
     @property
     def num_callback_errors(self) -> int:
@@ -1093,7 +1115,9 @@ class Algorithm(metaclass=_WithHints):
 
     @property
     def env_runner(self) -> EnvRunner | None:
-        """The embedded runner; `None` when the engine runs the runners."""
+        """The embedded runner, with the present weights; `None` when the engine runs the runners."""
+        if self.learner_group.is_watched:
+            self.take_changed_weights()
         return self.env_runner_group.local_env_runner
 
     @property

@@ -31,6 +31,7 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     Raises:
         CheckpointError: An env or a callback returned a state that is not plain data.
     """
+    algorithm.take_changed_weights()
     group, evaluation = algorithm.env_runner_group.get_state(), algorithm._evaluator.get_state()
     return {
         **({} if evaluation is None else {"evaluation": evaluation}),

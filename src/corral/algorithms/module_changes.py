@@ -158,7 +158,7 @@ def _use_modules(
     try:
         made: dict[str, Module] = {}
         statistics: dict[str, Mapping[str, Any]] = {}
-        there = {module_id: algorithm.get_module(module_id) for module_id in present}
+        there = {module_id: algorithm.learner_group.get_module(module_id) for module_id in present}
         for module_id in [name for name in specs if name not in present]:
             made[module_id] = algorithm.make_module(module_id, specs[module_id], there | made)
         learning = {

@@ -153,7 +153,7 @@ class OffPolicyAlgorithm(Algorithm):
         for module_id in filter(self.trains, self.module_ids):
             if module_id in self.replay_buffers:
                 continue
-            config, module = self.module_config(module_id), self.get_module(module_id)
+            config, module = self.module_config(module_id), self.learner_group.get_module(module_id)
             if not callable(getattr(module, "update_target", None)):
                 raise ConfigError(
                     f"rl_module: {type(module).__name__} must define update_target(self, tau), which moves its target "

@@ -228,7 +228,7 @@ class PPO(Algorithm):
     def _divergence(self, module_id: str, batch: Batch) -> float:
         """Return the mean KL divergence from the policy that sampled a batch to the policy of now, in nats."""
         now = self.learner_group.dist_inputs(module_id, batch)
-        distribution = self.get_module(module_id).distribution
+        distribution = self.learner_group.get_module(module_id).distribution
         return float(distribution.kl(torch.from_numpy(batch["dist_inputs"]), torch.from_numpy(now)).mean())
 
 

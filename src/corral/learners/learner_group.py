@@ -63,6 +63,7 @@ class LearnerGroup:
         num_callback_errors: Exceptions in callbacks that `on_error="log"` kept from ending the run, up to the last
             collection of metrics.
         weights_version: Number of updates so far; 0 is the random initialisation.
+        is_watched: Whether somebody may change weights by hand, so that `take_changes` compares them.
     """
 
     _own_processes: ClassVar[bool] = False  # whether each learner has a process of its own
@@ -72,6 +73,8 @@ class LearnerGroup:
         """Keep the learner."""
         self.learner_here = learner
         self.weights_version = self.num_callback_errors = 0
+        self.is_watched = False
+        self._noted: list[bytes] | None = None  # the weights of `weights_version`, while nothing learns
         self._spare_states: list[dict[str, Any]] = []  # of learners of a restored run, beyond the learners here
 
     # Learning.
@@ -152,11 +155,13 @@ class LearnerGroup:
         """
         self.learner_here.add_module(module_id, module, learning)
         self.weights_version += 1
+        self.note_weights()
 
     def remove_module(self, module_id: str) -> None:
         """Remove a module from all learners, with the state of its optimizer, and increase `weights_version`."""
         self.learner_here.remove_module(module_id)
         self.weights_version += 1
+        self.note_weights()
 
     def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
         """Call `fn(module, *args)` on a module in every learner, for example to move targets or freeze parameters."""
@@ -200,6 +205,31 @@ class LearnerGroup:
         """Copy weights into all learners, by module id and parameter name, and increase `weights_version`."""
         self._call_all(Learner.set_weights, weights)
         self.weights_version += 1
+        self.note_weights()
+
+    def watch(self) -> None:
+        """Notice what is changed by hand in the modules from now on."""
+        self.is_watched = True
+        self.note_weights()
+
+    def note_weights(self) -> None:
+        """Keep a copy of the weights if they are watched, after a change that increased `weights_version`."""
+        if self.is_watched:
+            self._noted = self._copy_weights()
+
+    def forget_weights(self) -> None:
+        """Drop the copy of the weights while updates change them."""
+        self._noted = None
+
+    def take_changes(self) -> bool:
+        """Return whether watched weights were changed by hand; all learners then have them, in a new version."""
+        if self._noted is None or self._copy_weights() == self._noted:
+            return False
+        self.set_weights(self.get_weights())
+        return True
+
+    def _copy_weights(self) -> list[bytes]:
+        return [array.tobytes() for arrays in self.get_weights().values() for array in arrays.values()]
 
     def set_losses(self, losses: Mapping[str, Loss]) -> None:
         """Use other losses from the next update on, by module id."""
@@ -252,6 +282,7 @@ class LearnerGroup:
         self._spare_states = list(state["by_learner"][self.num_learners :])
         self.num_callback_errors = sum(each["callbacks"]["num_errors"] for each in own if each)
         self.weights_version = state["weights_version"]
+        self.note_weights()
 
     def get_module(self, module_id: str) -> Module:
         """Return the module that is trained; with workers, this process's copy of it."""

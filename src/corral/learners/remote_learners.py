@@ -213,10 +213,14 @@ class RemoteLearnerGroup(LearnerGroup):
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights into all learners; see `LearnerGroup.set_weights`."""
+        self._copy.set_weights(weights)
         self._is_behind = True
         super().set_weights(weights)
-        self._copy.set_weights(weights)
         self._is_behind = False
+
+    def take_changes(self) -> bool:
+        """Send weights that were changed by hand to the workers; see `LearnerGroup.take_changes`."""
+        return self._ended is None and super().take_changes()
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of the state; see `LearnerGroup.get_state`."""
