@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
+from corral.modules.networks import ImageEncoder
+from corral.transforms.observations import NormalizeObservations
+from corral.transforms.pipeline import Pipeline
+
+log = logging.getLogger("corral")
 
 
 @dataclass
@@ -31,6 +37,23 @@ class ModuleRecord:
     has_memory: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Resolve what does not change."""
+        """Resolve what does not change, and say how images are read."""
         self.has_weights = not isinstance(self.module, HeuristicModule)
         self.has_memory = self.module.has_memory()
+        log_images(self.module_id, self.module, self.policy.pipeline)
+
+
+def log_images(module_id: str, module: Module, pipeline: Pipeline | None) -> None:
+    """Log how the networks of a module read images; a warning where nothing says how to scale them."""
+    encoders = {part.description: part for part in module.modules() if isinstance(part, ImageEncoder)}
+    normalized = pipeline is not None and any(isinstance(each, NormalizeObservations) for each in pipeline.transforms)
+    for description, encoder in encoders.items():
+        if encoder.is_wide and not normalized:
+            log.warning(
+                "Module %r: %s. Networks learn badly from numbers far outside [-1, 1]: set "
+                "model_config={'image_scale': ...} to the number to multiply them by, 1.0 if they are right, or add "
+                "transforms=[NormalizeObservations()].",
+                *(module_id, description),
+            )
+        else:
+            log.info("Module %r: %s.", module_id, description)

@@ -15,6 +15,7 @@ from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 from corral.exploration.base import Choice, Exploration, RowDistribution
 from corral.exploration.sampling import not_negative
+from corral.modules.pixels import find_scaling
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
@@ -26,8 +27,9 @@ class LinearBandit(Exploration, ABC):
     """Chooses the arm with the best score of a ridge regression on the steps of all runners; subclasses have `scores`.
 
     The score depends on the observation and on the rewards of single steps, not on the algorithm's module. The features
-    x are the numbers of the observation in one vector (bytes scaled to [0, 1], Discrete entries one-hot) and a 1. For
-    each arm, the bandit stores the precision `lambda_ * I + sum(x x^T)` and the sum of `x * reward`.
+    x are the numbers of the observation in one vector (bytes scaled by their bounds to [0, 1], Discrete entries
+    one-hot) and a 1. For each arm, the bandit stores the precision `lambda_ * I + sum(x x^T)` and the sum of
+    `x * reward`.
 
     Args:
         alpha: Weight of the uncertainty.
@@ -181,5 +183,8 @@ def _features(space: spaces.Space[Any], leaf: NDArray[Any]) -> FloatArray:
         one_hot = np.zeros((len(leaf), int(sizes.sum())))
         np.put_along_axis(one_hot, rows, 1.0, -1)
         return one_hot
-    scale = 1 / 255 if leaf.dtype == np.uint8 and isinstance(space, spaces.Box) else 1.0
-    return leaf.reshape(len(leaf), -1) * scale
+    if isinstance(space, spaces.Box) and leaf.dtype == np.uint8:
+        scaling = find_scaling(space)
+        scaled: FloatArray = (leaf - scaling.offset) * scaling.scale
+        return scaled.reshape(len(leaf), -1)
+    return leaf.reshape(len(leaf), -1) * 1.0

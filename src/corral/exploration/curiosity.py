@@ -118,7 +118,7 @@ class CuriosityNet(nn.Module):
             width = self.distribution.num_noise
             self.action: nn.Module = Flat(width)
         else:
-            self.action = Encoder(space, [], config)
+            self.action = Encoder(space, [], ModelConfig())
         num_actions = width if isinstance(space, spaces.Box) else cast(Encoder, self.action).num_outputs
         self.inverse_model = head(2 * feature_dim, *inverse, width)
         self.forward_model = head(feature_dim + num_actions, *forward, feature_dim)

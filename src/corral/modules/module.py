@@ -66,6 +66,12 @@ class NetworkConfig:
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
         conv_features: Width of the linear layer between the convolutions of an image and the hidden layers; `None` is
             without this layer.
+        channel_axis: Where an image of the env has its channels: `"first"`, `[channels, height, width]`, or `"last"`,
+            `[height, width, channels]`. `None` takes two adjacent axes of equal size as the pixels, such as the first
+            two of `[8, 8, 111]`, if no other two are equal, and otherwise the two adjacent axes with the most entries.
+        image_scale: Number by which the numbers in images are multiplied. `"auto"` scales them by the bounds of their
+            space to [0, 1], and integers that may be negative to within [-1, 1]; numbers within [-1, 1], and floats
+            that may be negative, stay as they are.
         head_hiddens: Widths of the hidden layers of each head, between the encoder and the last layer of the head. With
             `None` the last of `fcnet_hiddens` is the hidden layer of each stream of a Q-network, and other networks
             have none.
@@ -96,6 +102,8 @@ class NetworkConfig:
     conv_filters: ConvFilters | None = None
     conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     conv_features: PositiveInt | None = 512
+    channel_axis: Literal["first", "last"] | None = None
+    image_scale: PositiveFloat | Literal["auto"] = "auto"
     head_hiddens: tuple[PositiveInt, ...] | None = None
     head_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] | None = None
     head_use_layernorm: bool | None = None
@@ -132,7 +140,7 @@ class NetworkConfig:
         if self.fcnet_hiddens is not None:
             return list(self.fcnet_hiddens)
         parts = leaves(space_tree(space))
-        return [] if all(is_image(leaf, self.conv_filters) for leaf in parts) else list(self.DEFAULT_HIDDENS)
+        return [] if all(is_image(leaf, self) for leaf in parts) else list(self.DEFAULT_HIDDENS)
 
     def make_head_layers(self, num_inputs: int, make_linear: MakeLinear | None = None) -> nn.Sequential:
         """Return the hidden layers of a head, by default plain ones; the identity if there are none."""
@@ -407,7 +415,7 @@ class ActorCritic(Module):
         hiddens = config.hiddens_for(self.features_space)
         share = config.vf_share_layers
         if share is None:
-            share = has_image(self.features_space, config.conv_filters)
+            share = has_image(self.features_space, config)
         self.policy_encoder = self.make_encoder(hiddens, config)
         self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
         num_outputs = self.distribution.num_inputs

@@ -18,6 +18,7 @@ from corral.core.settings import PositiveInt, import_path
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError, nearest
+from corral.modules.pixels import Number, find_scaling
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -97,6 +98,8 @@ class EncoderConfig(Protocol):
     conv_filters: ConvFilters | None
     conv_activation: str
     conv_features: int | None
+    channel_axis: Literal["first", "last"] | None
+    image_scale: float | Literal["auto"]
 
 
 def orthogonal(layer: LayerT, gain: float) -> LayerT:
@@ -170,31 +173,41 @@ def mlp(
     return nn.Sequential(*layers)
 
 
-def is_image(space: spaces.Space[Any], filters: ConvFilters | None = None) -> bool:
+def is_image(space: spaces.Space[Any], config: EncoderConfig | None = None) -> bool:
     """Return whether a space holds images: a Box of rank 3 or 4, at least 8 pixels high and wide.
 
-    With filters of the user, a smaller Box of rank 3 or 4 is an image too if the filters fit. A Box of rank 2 is a grey
-    image without an axis of channels if it holds uint8 up to 255.
+    With filters in the config, a smaller Box of rank 3 or 4 is an image too if the filters fit. A Box of rank 2 is a
+    grey image without an axis of channels if it holds uint8 up to 255.
     """
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         return False
     if len(space.shape) == 2 and not (space.dtype == np.uint8 and space.high.max(initial=0) == 255):
         return False  # a table of numbers
-    rows = _first_pixel_axis(space)
+    rows = _first_pixel_axis(space, None if config is None else config.channel_axis)
     height, width = space.shape[rows : rows + 2]
     if min(height, width) >= MIN_IMAGE_PIXELS:
         return True
+    filters = None if config is None else config.conv_filters
     return filters is not None and len(space.shape) > 2 and min(_size_after(height, width, filters)) >= 1
 
 
-def has_image(space: spaces.Space[Any], filters: ConvFilters | None = None) -> bool:
+def has_image(space: spaces.Space[Any], config: EncoderConfig | None = None) -> bool:
     """Return whether a part of a (nested) space holds images; see `is_image`."""
-    return any(is_image(leaf, filters) for leaf in leaves(space_tree(space)))
+    return any(is_image(leaf, config) for leaf in leaves(space_tree(space)))
 
 
-def _first_pixel_axis(space: spaces.Box) -> int:
-    """Return the axis of the height: of all pairs of adjacent axes, height and width have the most entries."""
-    return max(range(len(space.shape) - 1), key=lambda axis: space.shape[axis] * space.shape[axis + 1])
+def _first_pixel_axis(space: spaces.Box, channel_axis: Literal["first", "last"] | None) -> int:
+    """Return the axis of the height, which the axis of the width follows.
+
+    Without a setting they are the only pair of adjacent axes of equal size, as in boards `[8, 8, 111]`, if it has as
+    many pixels as an image; otherwise the pair with the most entries.
+    """
+    shape = space.shape
+    if channel_axis is not None:
+        return len(shape) - (3 if channel_axis == "last" and len(shape) > 2 else 2)
+    pairs = range(len(shape) - 1)
+    squares = [axis for axis in pairs if shape[axis] == shape[axis + 1] >= MIN_IMAGE_PIXELS]
+    return squares[0] if len(squares) == 1 else max(pairs, key=lambda axis: shape[axis] * shape[axis + 1])
 
 
 def _size_after(height: int, width: int, filters: ConvFilters) -> tuple[int, int]:
@@ -223,23 +236,34 @@ def _same_padding(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[
 class ImageEncoder(nn.Module):
     """Convolutions over images and a linear layer after them, as in Mnih et al. 2015: `[B, ...]` to `[B, num_outputs]`.
 
-    The pair of adjacent axes with the most entries holds the pixels. All other axes are channels: colours, stacked
-    frames, or both, as in `[B, frames, H, W, 3]`; `[B, H, W]` is one channel. uint8 images are scaled to [0, 1].
+    One pair of adjacent axes holds the pixels, see `_first_pixel_axis`. All other axes are channels: colours, stacked
+    frames, or both, as in `[B, frames, H, W, 3]`; `[B, H, W]` is one channel. Images are scaled by the bounds of their
+    space, see `find_scaling`.
     """
+
+    _scale: Any
+    _offset: Any
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         """Build the layers.
 
         Raises:
-            ConfigError: The filters shrink the image to nothing.
+            ConfigError: The filters shrink the image to nothing, or it cannot be scaled.
         """
         super().__init__()
-        rows = _first_pixel_axis(space)
+        rows = _first_pixel_axis(space, config.channel_axis)
         height, width = space.shape[rows : rows + 2]
         others = [axis for axis in range(len(space.shape)) if axis not in (rows, rows + 1)]
         self._axes = [0, *(axis + 1 for axis in (*others, rows, rows + 1))]  # batch, channels, pixels
         self._shape = (-1, math.prod(space.shape) // (height * width), height, width)
-        self.scale = 1 / 255 if space.dtype == np.uint8 else 1.0
+        self.scaling = find_scaling(space, config.image_scale)
+        self.is_wide = config.image_scale == "auto" and self.scaling.is_wide
+        self.description = (
+            f"images {list(space.shape)}: {height} x {width} pixels, {self._shape[1]} channels, {self.scaling}"
+        )
+        self._keep("_scale", self.scaling.scale)
+        self._keep("_offset", self.scaling.offset)
+        self._has_offset = bool(np.any(self.scaling.offset))
         filters = config.conv_filters or next(
             choice for pixels, choice in DEFAULT_FILTERS if min(height, width) >= pixels
         )
@@ -260,13 +284,24 @@ class ImageEncoder(nn.Module):
         features = mlp(channels * height * width, hiddens, config.conv_activation, make_linear=make_linear)
         self.layers = nn.Sequential(*layers, nn.Flatten(), *features)
 
+    def _keep(self, name: str, numbers: Number) -> None:
+        """Keep one number, or the numbers of all entries as a buffer `[channels, height, width]` that is not saved."""
+        if isinstance(numbers, float):
+            setattr(self, name, numbers)
+        else:
+            entries = numbers.transpose([axis - 1 for axis in self._axes[1:]]).reshape(self._shape[1:])
+            self.register_buffer(name, torch.from_numpy(entries).float(), persistent=False)
+
     def forward(self, obs: Tensor) -> Tensor:
         """Encode images to `[B, num_outputs]`."""
         images = obs.permute(self._axes)
         images = images.reshape(self._shape) if images.ndim != 4 else images
         # Learning is a quarter faster on CPUs with the channels of a pixel next to each other.
         images = images.contiguous(memory_format=torch.channels_last)
-        features: Tensor = self.layers(images.float() * self.scale)
+        pixels = images.float()
+        if self._has_offset:
+            pixels = pixels - self._offset
+        features: Tensor = self.layers(pixels * self._scale)
         return features
 
 
@@ -313,12 +348,7 @@ class Encoder(nn.Module):
         """
         super().__init__()
         self._space = space_tree(space)
-        if config.conv_filters is not None and not has_image(space, config.conv_filters):
-            raise ConfigError(
-                f"model_config: conv_filters={list(config.conv_filters)} have no effect, because no part of the "
-                f"observations {space} is an image: a Box of rank 3 or 4, or of rank 2 with uint8 up to 255, in which "
-                "the filters fit. Add an axis of one channel to the observations, or leave conv_filters out."
-            )
+        _check_image_settings(space, config)
         self.parts = nn.ModuleList(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
         num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
         self.mlp = mlp(
@@ -387,9 +417,25 @@ class LogStdBounds(nn.Module):
         return math.log(fraction / (1 - fraction))
 
 
+def _check_image_settings(space: spaces.Space[Any], config: EncoderConfig) -> None:
+    """Refuse settings of images for observations without any.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    defaults = {"conv_filters": None, "channel_axis": None, "image_scale": "auto"}
+    given = [name for name, default in defaults.items() if getattr(config, name) != default]
+    if given and not has_image(space, config):
+        raise ConfigError(
+            f"model_config: {given[0]}={getattr(config, given[0])!r} has no effect, because no part of the "
+            f"observations {space} is an image: a Box of rank 3 or 4, or of rank 2 with uint8 up to 255, in which the "
+            f"filters fit. Add an axis of one channel to the observations, or leave {given[0]} out."
+        )
+
+
 def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:
     if isinstance(space, spaces.Box):
-        return ImageEncoder(space, config) if is_image(space, config.conv_filters) else Flat(math.prod(space.shape))
+        return ImageEncoder(space, config) if is_image(space, config) else Flat(math.prod(space.shape))
     if isinstance(space, spaces.MultiBinary):
         return Flat(math.prod(space.shape))
     if isinstance(space, spaces.Discrete):
