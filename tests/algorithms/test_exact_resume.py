@@ -50,6 +50,20 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     for mode in ("", "same_step")
     for vector in ("", "async")
 }
+# Envs without `get_state`, with the packages that they need.
+KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (algo, {"env": env_id, "env_config": {}, "wrappers": [], "num_envs_per_env_runner": num_envs})
+    for name, algo, env_id, num_envs in (
+        ("ppo_cartpole", "PPO", "CartPole-v1", 3),  # the native vector env
+        ("dqn_cartpole", "DQN", "CartPole-v1", 1),
+        ("sac_pendulum", "SAC", "Pendulum-v1", 1),
+        ("ppo_halfcheetah", "PPO", "HalfCheetah-v5", 2),
+        ("dqn_pong", "DQN", "ALE/Pong-v5", 1),
+    )
+}
+PACKAGES = {"ppo_halfcheetah": "mujoco", "dqn_pong": "ale_py"}
+KNOWN["dqn_pong"][1]["model_config"] = {"conv_filters": [[4, 8, 8], [4, 8, 8]], "fcnet_hiddens": [8]}
+CASES["ppo_cartpole"], CASES["sac_pendulum"] = KNOWN["ppo_cartpole"], KNOWN["sac_pendulum"]
 SLOW["PPO-curiosity"] = ("PPO", SAME_STEP | {"exploration_config": {"type": "RND", "embed_dim": 8}})
 SLOW["DQN-gru"] = (
     "DQN",
@@ -98,6 +112,17 @@ def test_a_run_continues_exactly(name: str, runs: dict[str, tuple[Any, Any]]) ->
 @pytest.mark.parametrize("name", SLOW)
 def test_a_run_of_any_form_continues_exactly(name: str, tmp_path: Path) -> None:
     expected = train(tmp_path / name, *SLOW[name])
+    resume(tmp_path, [name])
+    assert differences(expected, pickle.loads((tmp_path / name / "resumed.pickle").read_bytes())) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runners", ["embedded", "processes"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_run_on_an_env_that_people_have_continues_exactly(name: str, runners: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES.get(name, "gymnasium"))
+    algo_name, settings = KNOWN[name]
+    expected = train(tmp_path / name, algo_name, settings | (TWO if runners == "processes" else {}))
     resume(tmp_path, [name])
     assert differences(expected, pickle.loads((tmp_path / name / "resumed.pickle").read_bytes())) == []
 

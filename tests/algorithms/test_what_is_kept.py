@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,19 @@ def restored(config: AlgorithmConfig, state: dict[str, Any]) -> dict[str, Any]:
 
 
 class UnknownWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that may hold anything."""
+    """A wrapper that holds what no file can hold."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.lock = threading.Lock()
+
+
+class LockedDrift(Drift):
+    """An env that holds what no file can hold."""
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self.lock = threading.Lock()
 
 
 class Answering(UnknownWrapper):
@@ -77,25 +90,52 @@ def test_a_wrapper_with_a_state_answers_for_the_env_inside() -> None:
     config = make_config("PPO", env=Drift, wrappers=[answering])
     state, expected = saved(config)
     assert differences(expected, continued(config, state)) == []
-    assert restored(config, state) == {"training_iteration": 2, "num_envs_continued": 3, "num_envs_restarted": 0}
+    assert restored(config, state) == {
+        **{"training_iteration": 2, "num_envs_continued": 3, "num_envs_restarted": 0},
+        **{"continued": "runner 0, sub-envs 0 to 2", "restarted": ""},
+    }
 
 
 @pytest.mark.parametrize(
     "settings",
+    [{}, {"vectorization": "async", "num_envs_per_env_runner": 2}, {"num_env_runners": 2, **LOCAL}],
+)
+def test_any_env_of_plain_attributes_continues(settings: dict[str, Any]) -> None:
+    config = make_config("PPO", env=Drift, **settings)
+    state, expected = saved(config)
+    assert differences(expected, continued(config, state)) == []
+    assert restored(config, state)["restarted"] == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_the_way"),
     [
-        {"env": Drift},
-        {"wrappers": [unknown]},
-        {"env": Drift, "vectorization": "async", "num_envs_per_env_runner": 2},
-        {"env": "CartPole-v1", "env_config": {}, "wrappers": []},
+        ({"env": LockedDrift}, "the attribute LockedDrift.lock is a _thread.lock"),
+        ({"wrappers": [unknown]}, "the attribute UnknownWrapper.lock is a _thread.lock"),
+        (
+            {"env": LockedDrift, "vectorization": "async", "num_envs_per_env_runner": 2},
+            "the attribute LockedDrift.lock is a _thread.lock",
+        ),
+        (
+            {"env": Drift, "disable_env_checking": True},
+            "disable_env_checking is set, so that it was not tested whether its attributes are all of its state",
+        ),
     ],
 )
-def test_any_other_env_restarts_and_draws_on(settings: dict[str, Any]) -> None:
+def test_any_other_env_restarts_and_draws_on(
+    settings: dict[str, Any], in_the_way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     config = make_config("PPO", **settings)
     state, _ = saved(config)
     first = continued(config, state)
     assert differences(first, continued(config, state)) == []
     num_envs = config.num_envs_per_env_runner
-    assert restored(config, state) == {"training_iteration": 2, "num_envs_continued": 0, "num_envs_restarted": num_envs}
+    names = f"runner 0, sub-envs 0 to {num_envs - 1}: {in_the_way}"
+    assert restored(config, state) == {
+        **{"training_iteration": 2, "num_envs_continued": 0, "num_envs_restarted": num_envs},
+        **{"continued": "", "restarted": names},
+    }
+    assert names in caplog.text
     with config.build() as algo:
         algo.set_state(state)
         assert algo.env_runner is not None
@@ -105,7 +145,7 @@ def test_any_other_env_restarts_and_draws_on(settings: dict[str, Any]) -> None:
     with config.build() as algo:  # the run's beginning
         assert algo.env_runner is not None
         assert not np.any(algo.env_runner.sample(num_timesteps=6).obs[0] == first_obs)
-    if settings == {"env": Drift}:  # the first numbers come from the saved generator
+    if settings == {"env": LockedDrift}:  # the first numbers come from the saved generator
         [env] = state["runners"]["runners"][0]["env"]["envs"][:1]
         rng = np.random.Generator(np.random.PCG64())
         rng.bit_generator.state = env["np_random"]
@@ -204,7 +244,7 @@ def wrapped(env: Any) -> Any:
     return gym.wrappers.FlattenObservation(env)
 
 
-@pytest.mark.parametrize("env", [StatefulDrift, Drift])
+@pytest.mark.parametrize("env", [StatefulDrift, LockedDrift])
 def test_wrappers_of_gymnasium_keep_their_state(env: Any) -> None:
     config = make_config("PPO", env=env, wrappers=[wrapped])
     state, expected = saved(config, 3)
@@ -368,7 +408,7 @@ def test_changed_envs_and_their_tasks_continue(vectorization: Any) -> None:
         assert differences(without_times(before), without_times(algo.get_state())) == []
 
 
-@pytest.mark.parametrize("env", [StatefulDrift, Drift])
+@pytest.mark.parametrize("env", [StatefulDrift, LockedDrift])
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_reset_arguments_continue_to_be_counted(env: Any, vectorization: Any) -> None:
     def choose(env_index: int, episode_index: int) -> dict[str, int]:

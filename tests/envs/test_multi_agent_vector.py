@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -304,12 +305,16 @@ class TestStates:
         class Forgetful(Turns):
             get_state = set_state = None  # type: ignore[assignment]
 
+            def __init__(self, config: Any) -> None:
+                super().__init__(config)
+                self.lock = threading.Lock()  # which no file can hold
+
         host = make_host(config(Forgetful))
         host.reset()
         play(host, 7)
         state = copy_nested(host.get_state())
         other = make_host(config(Forgetful))
-        assert not other.set_state(state, np.zeros(2, np.bool_))
+        assert other.set_state(state, np.zeros(2, np.bool_)) == ["the attribute Forgetful.lock is a _thread.lock"] * 2
         obs, _ = other.reset()
         assert obs["observed"].tolist() == [[1, 0]] * 2 and obs["obs"]["block_0"][:, 0, 0].tolist() == [0, 0]
         play(other, 7)  # whoever has to act is asked

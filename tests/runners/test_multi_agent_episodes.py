@@ -219,7 +219,10 @@ def test_a_runner_continues_its_episodes_from_a_state() -> None:
     runner, other = (EnvRunner(config(2, **watching.events()).freeze()) for _ in range(2))
     runner.sample(num_timesteps=18)
     other.sample(num_timesteps=2)
-    assert set_runner_state(other, get_runner_state(runner)) == {"num_envs_continued": 2, "num_envs_restarted": 0}
+    assert set_runner_state(other, get_runner_state(runner)) == {
+        **{"num_envs_continued": 2, "num_envs_restarted": 0},
+        **{"continued": ["runner 0, sub-envs 0 to 1"], "restarted": []},
+    }
     runner.stop()
     unfinished = {id_ for _, _, id_, t in watching.trace[-4:] if t}
     watching.trace.clear()

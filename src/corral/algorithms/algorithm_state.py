@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,12 @@ from corral.metrics.logger import check_metrics_state
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
-NOT_RESTORED = {"training_iteration": float("nan"), "num_envs_continued": 0, "num_envs_restarted": 0}
+log = logging.getLogger("corral")
+
+NOT_RESTORED = {
+    **{"training_iteration": float("nan"), "num_envs_continued": 0, "num_envs_restarted": 0},
+    **{"continued": "", "restarted": ""},
+}
 """`result["restored"]` of a run that was not restored."""
 
 PARTS = ("attributes", "metrics", "learners", "exploration", "runners", "policy", "callbacks", "rngs")
@@ -89,7 +95,7 @@ def set_algorithm_state(
         algorithm._restored = dict(NOT_RESTORED)
     algorithm._restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
     algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
-    algorithm._restored |= algorithm.env_runner_group.set_state(state["runners"])
+    algorithm._restored |= _name_envs(algorithm.env_runner_group.set_state(state["runners"]))
     algorithm._evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
@@ -105,6 +111,16 @@ def set_algorithm_state(
     algorithm.sync_weights()
     algorithm.env_runner_group.take_costs()
     algorithm.timers.take()
+
+
+def _name_envs(restored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what became of the envs for the result, and log it."""
+    names = {name: "; ".join(restored[name]) for name in ("continued", "restarted")}
+    if restored["restarted"]:
+        log.warning("Envs that restart their episodes, so that the run is no exact continuation: %(restarted)s.", names)
+    if restored["continued"]:
+        log.info("Envs that continue where they stood: %(continued)s.", names)
+    return {**restored, **names}
 
 
 def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,14 @@ from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.config import EnvironmentSettings
-from corral.envs.env_state import check_env_state, continues, get_env_state, set_env_state, set_surroundings
+from corral.envs.env_state import (
+    check_env_state,
+    find_obstacle,
+    get_env_state,
+    is_well_known,
+    set_env_state,
+    set_surroundings,
+)
 from corral.envs.episode_resets import (
     EpisodeReset,
     EpisodeResets,
@@ -59,6 +66,7 @@ log = logging.getLogger("corral")
 _KNOWN_PACKAGES = ("gymnasium.envs.", "ale_py.")
 """Packages whose vector envs give rewards and flags of the right shapes and dtypes."""
 
+UNTESTED = "disable_env_checking is set, so that it was not tested whether its attributes are all of its state"
 _SETTINGS = tuple(field.name for field in dataclasses.fields(EnvironmentSettings))
 
 
@@ -147,6 +155,7 @@ class EnvHost:
         # Seed of the first reset only; the next vector env gets another seed.
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
+        self._lost_state = UNTESTED
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
         self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
         self.env = make_vector_env(
@@ -163,6 +172,7 @@ class EnvHost:
             needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
             limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
             restarts=self.restarts if config.restart_failed_sub_environments else None,
+            found_lost_state=partial(setattr, self, "_lost_state"),
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
@@ -484,7 +494,8 @@ class EnvHost:
         return foreach_sub_env(self.env, self.name, partial(_call_with, fn, has_own_process), each)
 
     def _env_states(self) -> list[dict[str, Any]]:
-        return self._each(_get_env_state, [self.name] * (self.num_envs if self._has_sub_envs else 1))
+        each = (self.name, self._lost_state)
+        return self._each(_get_env_state, [each] * (self.num_envs if self._has_sub_envs else 1))
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the envs continue, with the seeds that come next, as plain data.
@@ -532,13 +543,24 @@ class EnvHost:
         )
         return None
 
-    def continues(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the envs here can continue where the envs of a state stood; otherwise they restart."""
+    def find_obstacles(self, state: Mapping[str, Any]) -> list[str]:
+        """Return for each sub-env why it cannot continue where its env of a state stood; else it restarts.
+
+        The reason is `""` where nothing is in the way. If one of them cannot continue, all of them restart.
+        """
         envs = state["envs"]
         expected = self.num_envs if self._has_sub_envs else 1
-        if envs is None or self.is_broken or len(envs) != expected or state["same_step"] != self.is_same_step:
-            return False
-        return all(self._each(_continues, envs))
+        reason = ""
+        if envs is None or self.is_broken:
+            reason = "no env was saved"
+        elif len(envs) != expected:
+            reason = f"{len(envs)} sub-envs were saved, and here are {expected}"
+        elif state["same_step"] != self.is_same_step:
+            reason = "the autoreset mode is another one"
+        return [reason] * self.num_envs if reason else self._per_sub_env(self._each(_find_obstacle, envs))
+
+    def _per_sub_env(self, reasons: list[str]) -> list[str]:
+        return reasons if self._has_sub_envs else reasons * self.num_envs
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Check that a state is whole, without changing anything; raise what the damaged part raises."""
@@ -552,8 +574,8 @@ class EnvHost:
         for env in state["envs"] or ():
             check_env_state(env)
 
-    def set_state(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_]) -> bool:
-        """Continue from a state of `get_state`; return whether the envs continue their episodes.
+    def set_state(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_]) -> list[str]:
+        """Continue from a state of `get_state`; return for each sub-env what is in the way, see `find_obstacles`.
 
         Envs that do not continue restart at the next reset, with their generators where they were. Until then nothing
         happens to them.
@@ -571,7 +593,7 @@ class EnvHost:
         kept = {name: value for name, value in self.changed_settings.items() if name != "env_config"}
         if self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)}):
             self.make()
-        continuing = self.continues(state)
+        obstacles = self.find_obstacles(state)
         seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
         self.restarts.set_state(state["restarts"])
         if state["tasks"] is not None:
@@ -580,19 +602,23 @@ class EnvHost:
         self.set_num_episodes(state.get("num_episodes"))
         if state["envs"] is None:
             self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])
-            return state["reset_seed"] is not None
-        if not continuing:
+            return [""] * self.num_envs if state["reset_seed"] is not None else obstacles
+        if any(obstacles):
             self._restarting = list(state["envs"])
-            return False
+            return obstacles
         self._reset_seed = self._next_seed()
         self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
-        self._each(_set_env_state, state["envs"])
+        obstacles = self._per_sub_env(self._each(_set_env_state, state["envs"]))
+        if any(obstacles):
+            self._seeds, self._restarting = make_seeds(state["seeds"]), list(state["envs"])
+            self.set_num_episodes(state.get("num_episodes"))
+            return obstacles
         if self._reset_fn is not None:  # the reset may have set other tasks
             self._give_tasks()
         if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) and not self.is_same_step:
             self.env.resume(resets_next)
         self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
-        return True
+        return obstacles
 
 
 # Functions that are called in the process of a sub-env, which may be this one.
@@ -602,18 +628,20 @@ def _call_with(fn: Callable[..., Any], has_own_process: bool, env: Any, one: Any
     return fn(env, one, has_own_process)
 
 
-def _get_env_state(env: Any, name: str, has_own_process: bool) -> dict[str, Any]:
-    state = get_env_state(env, name)
+def _get_env_state(env: Any, name_and_obstacle: tuple[str, str], has_own_process: bool) -> dict[str, Any]:
+    name, obstacle = name_and_obstacle
+    state = get_env_state(env, name, "" if obstacle == UNTESTED and is_well_known(env) else obstacle)
     return {**state, "rngs": get_global_rngs()} if has_own_process else state
 
 
-def _continues(env: Any, state: Mapping[str, Any], has_own_process: bool) -> bool:
-    return continues(env, state)
+def _find_obstacle(env: Any, state: Mapping[str, Any], has_own_process: bool) -> str:
+    return find_obstacle(env, state)
 
 
-def _set_env_state(env: Any, state: Mapping[str, Any], has_own_process: bool) -> None:
-    set_env_state(env, state)
+def _set_env_state(env: Any, state: Mapping[str, Any], has_own_process: bool) -> str:
+    obstacle = set_env_state(env, state)
     _set_rngs(state, has_own_process)
+    return obstacle
 
 
 def _set_surroundings(env: Any, state: Mapping[str, Any] | None, has_own_process: bool) -> None:

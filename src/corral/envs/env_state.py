@@ -1,8 +1,9 @@
 """The state of one env with its wrappers, as plain data, so that it can continue in another process.
 
-An env, or a wrapper, that has `get_state()` and `set_state(state)` answers for itself and everything inside it. Around
-it there may be wrappers of Gymnasium, whose state is known here. With any other wrapper around it, and without these
-methods, the state of the env is not known: the env restarts its episode, with its generator where it was.
+An env, or a wrapper, that has `get_state()` and `set_state(state)` answers for itself and everything inside it. The
+state of wrappers of Gymnasium is known here. Other envs and wrappers are saved by their attributes, see `attributes`,
+if a copy that continued from them took the same steps when the env was made. Where an attribute stands in the way, the
+env restarts its episode, with its generator where it was.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from corral.core.plain import check_plain
 from corral.core.seeding import check_bits, get_rng, set_rng
 from corral.core.tree import copy_nested
 from corral.envs.action_masks import ActionMasks
+from corral.envs.attributes import ObstacleError, check_attributes, load_attributes, save_attributes
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import AgentGroups
@@ -66,28 +68,37 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
 OWN_WRAPPERS = (ActionMasks, AgentGroups, EpisodeResets, FromPettingZoo, MaskedResets, SeatedEnv)
 
 
-def get_env_state(env: Any, name: str = "") -> dict[str, Any]:
+def get_env_state(env: Any, name: str = "", obstacle: str = "") -> dict[str, Any]:
     """Return the state of an env or a vector env: copies of plain data.
 
     Args:
         env: The env, which has been reset.
         name: Name of the env, for errors.
+        obstacle: Why attributes are not the state of this env, if that is known.
 
     Returns:
         `wrappers`, pairs of the name and the state of each wrapper, `None` where it is not known; `np_random`, the
-        state of the env's generator or `None`; and where all is known, `state`.
+        state of the env's generator or `None`; where the env answers for itself, `state`; the `attributes` of what
+        else is around the state or in place of it; and where they cannot be saved, the `obstacle`.
 
     Raises:
         CheckpointError: `get_state` of the env raised, or returned something that is not plain data.
     """
     wrappers, holder = _split(env)
     generator = getattr(env.unwrapped, "_np_random", None)
-    known = [[type(layer).__name__, _wrapper_state(layer)] for layer in wrappers]
-    state = {
-        "wrappers": known,
+    state: dict[str, Any] = {
+        "wrappers": [[type(layer).__name__, _wrapper_state(layer)] for layer in wrappers],
         "np_random": get_rng(generator) if isinstance(generator, np.random.Generator) else None,
     }
-    if holder is not None and all(values is not None for _, values in known):
+    if chosen := _unknown_layers(state["wrappers"], holder):
+        try:
+            attributes = save_attributes([*_layers(env)], chosen)
+            if obstacle:
+                raise ObstacleError(obstacle)
+            state["attributes"] = attributes
+        except ObstacleError as error:
+            return {**state, "obstacle": str(error)}
+    if holder is not None:
         where = f"env {name!r}: get_state() of {type(holder).__name__}"
         try:
             given = holder.get_state()
@@ -98,6 +109,12 @@ def get_env_state(env: Any, name: str = "") -> dict[str, Any]:
     return state
 
 
+def _unknown_layers(wrappers: Sequence[Any], holder: Any) -> list[int]:
+    """Return the indices of the layers that are saved by their attributes: unknown wrappers, and a silent env."""
+    unknown = [i for i, (_, values) in enumerate(wrappers) if values is None]
+    return [*unknown, *([] if holder is not None else [len(wrappers)])]
+
+
 def check_env_state(state: Mapping[str, Any]) -> None:
     """Check that the state of an env is whole, without an env; raise what the damaged part raises."""
     for name, values in state["wrappers"]:
@@ -105,23 +122,55 @@ def check_env_state(state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the state of the wrapper {name} has {sorted(values)}.")
     if state["np_random"] is not None:
         check_bits(state["np_random"])
+    if "attributes" in state:
+        check_attributes(state["attributes"])
+
+
+def find_obstacle(env: Any, state: Mapping[str, Any]) -> str:
+    """Return why an env cannot continue where the env of a state stood, or `""`: it may continue."""
+    if "obstacle" in state:
+        return str(state["obstacle"])
+    wrappers, holder = _split(env)
+    saved, here = [name for name, _ in state["wrappers"]], [type(layer).__name__ for layer in wrappers]
+    if saved != here:
+        return f"its wrappers were {saved} and are {here}"
+    chosen = _unknown_layers([(None, _wrapper_state(layer)) for layer in wrappers], holder)
+    if chosen != [i for i, _ in state.get("attributes", {"layers": []})["layers"]]:
+        return "its attributes were not saved" if "attributes" not in state else "get_state and set_state are new here"
+    return "" if ("state" in state) == (holder is not None) else "it has no get_state and set_state any more"
+
+
+def is_well_known(env: Any) -> bool:
+    """Return whether it is known without a test that an env can be saved, as envs of Gymnasium and Atari can."""
+    wrappers, holder = _split(env)
+    unknown = [layer for layer in wrappers if _wrapper_state(layer) is None]
+    is_known = holder is not None or type([*_layers(env)][-1]).__module__.startswith(("gymnasium.envs.", "ale_py."))
+    return is_known and not unknown
 
 
 def continues(env: Any, state: Mapping[str, Any]) -> bool:
-    """Return whether an env can continue where the env of a state stood; otherwise it restarts its episode."""
-    wrappers, holder = _split(env)
-    same = [name for name, _ in state["wrappers"]] == [type(layer).__name__ for layer in wrappers]
-    known = all(_wrapper_state(layer) is not None for layer in wrappers)
-    return "state" in state and holder is not None and same and known
+    """Return whether an env may continue where the env of a state stood; otherwise it restarts its episode."""
+    return not find_obstacle(env, state)
 
 
-def set_env_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Set an env that was just reset to a state that it can continue from; see `continues`."""
+def set_env_state(env: Any, state: Mapping[str, Any]) -> str:
+    """Set an env that was just reset to a state that it may continue from; see `find_obstacle`.
+
+    Returns:
+        Why it cannot continue, if only its attributes after a reset show it; else `""`.
+    """
     set_surroundings(env, state)
-    _, holder = _split(env)
-    assert holder is not None
-    holder.set_state(copy_nested(state["state"]))
+    if "attributes" in state:
+        try:
+            load_attributes([*_layers(env)], state["attributes"])
+        except ObstacleError as error:
+            return str(error)
+    if "state" in state:
+        _, holder = _split(env)
+        assert holder is not None
+        holder.set_state(copy_nested(state["state"]))
     set_surroundings(env, state)  # `set_state` may have reset the env, or drawn numbers
+    return ""
 
 
 def set_surroundings(env: Any, state: Mapping[str, Any]) -> None:

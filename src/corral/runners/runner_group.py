@@ -587,7 +587,7 @@ class EnvRunnerGroup:
         int(state["num_failures"] + state["num_env_steps"])
         self._states.check(state["runners"])
 
-    def set_state(self, state: Mapping[str, Any]) -> dict[str, int]:
+    def set_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
 
         A runner beyond the states begins with the seeds that it was made with, which no other runner has had, and with
@@ -596,7 +596,7 @@ class EnvRunnerGroup:
         weights come with the next `sync_weights`, whatever their version.
 
         Returns:
-            Numbers of envs that continue (`num_envs_continued`) and restart (`num_envs_restarted`).
+            Numbers and names of the envs that continue and that restart; see `set_runner_state`.
 
         Raises:
             Exception: What an env or a callback raised; a part of the state may be set then.

@@ -6,6 +6,7 @@ The state from which a replacement of a failed runner continues is smaller, beca
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -121,15 +122,16 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         actor.row_distribution.check_state(part)
     check_metrics_state(state["metrics"])
     runner.host.check_state(state["env"])
-    if not runner.host.is_broken and runner.host.continues(state["env"]) and state["episodes"] is not None:
+    if state["episodes"] is not None and not any(runner.host.find_obstacles(state["env"])):
         _check_episodes(runner, state["episodes"])
 
 
-def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, int]:
+def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, Any]:
     """Let a runner continue from a state that `check_runner_state` accepted; the weights come on their own way.
 
     Returns:
-        How many envs continue their episodes (`num_envs_continued`), and how many restart (`num_envs_restarted`).
+        How many envs continue their episodes (`num_envs_continued`), how many restart (`num_envs_restarted`), and
+        lists of their names, with what is in the way of each one that restarts (`continued`, `restarted`).
 
     Raises:
         Exception: What an env or a callback raised; a part of the state may be set then.
@@ -138,12 +140,12 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
         runner.recover()
     episodes, num_envs = state["episodes"], runner.num_envs
     resetting = np.zeros(num_envs, np.bool_) if episodes is None else np.array(episodes["resetting"])
-    are_continued = runner.host.set_state(state["env"], resetting)
+    obstacles = runner.host.set_state(state["env"], resetting)
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
     runner._id_prefix = state["id_prefix"]
     runner._needs_reset, runner.events = True, None
-    if are_continued and episodes is not None:
+    if not any(obstacles) and episodes is not None:
         _set_episodes(runner, episodes)
     runner.metrics.set_state(state["metrics"])
     runner.reserve_metrics()  # the runner of the state may have had no logger of its own
@@ -157,7 +159,25 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, i
         actor.row_distribution.set_state(part)
     if runner.has_own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
-    return {"num_envs_continued": num_envs * are_continued, "num_envs_restarted": num_envs * (not are_continued)}
+    return _describe_envs(runner.worker_index, obstacles)
+
+
+def _describe_envs(worker_index: int, obstacles: list[str]) -> dict[str, Any]:
+    """Return numbers and names of the sub-envs that continue and that restart; one of them lets all restart."""
+    if any(obstacles):
+        obstacles = [obstacle or "another sub-env of this runner cannot continue" for obstacle in obstacles]
+    names, start = [], 0
+    for obstacle, group in itertools.groupby(obstacles):
+        stop = start + len(list(group))
+        numbers = f"sub-env {start}" if stop == start + 1 else f"sub-envs {start} to {stop - 1}"
+        names.append(f"runner {worker_index}, {numbers}{obstacle and ': '}{obstacle}")
+        start = stop
+    counts = (0, len(obstacles)) if any(obstacles) else (len(obstacles), 0)
+    return {
+        **dict(zip(("num_envs_continued", "num_envs_restarted"), counts, strict=True)),
+        "continued": [] if any(obstacles) else names,
+        "restarted": names if any(obstacles) else [],
+    }
 
 
 # Unfinished episodes.

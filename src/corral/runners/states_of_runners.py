@@ -94,7 +94,7 @@ class StatesOfRunners:
                 raise CheckpointError(f"the counts of a runner are {counts!r:.80}, and not integers.")
         self._call_each(check_runner_state, states)
 
-    def set(self, states: list[dict[str, Any]]) -> dict[str, int]:
+    def set(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """Let the runners continue from states that `check` accepted; see `EnvRunnerGroup.set_state`."""
         restored = self._call_each(set_runner_state, states)
         self._spare = list(states[max(1, len(self._runners)) :])
@@ -107,8 +107,10 @@ class StatesOfRunners:
             saved = states[(runner.index - 1) % len(states)]["env"]
             changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
             runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
-        names = ("num_envs_continued", "num_envs_restarted")
-        return {name: sum(found[name] for found in restored) for name in names}
+        return {
+            **{name: sum(found[name] for found in restored) for name in ("num_envs_continued", "num_envs_restarted")},
+            **{name: [text for found in restored for text in found[name]] for name in ("continued", "restarted")},
+        }
 
     def _call_each(self, function: Callable[..., Any], states: list[dict[str, Any]]) -> list[Any]:
         """Return `function(runner, its_state)` of every runner that has a state; all of them have answered.
