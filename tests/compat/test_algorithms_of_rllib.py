@@ -394,7 +394,7 @@ def test_weights_of_one_module_are_loaded_into_another_algorithm(tmp_path: Path)
         found, other = several.get_module("p1").get_state(), several.get_module("p0").get_state()
         assert all(np.array_equal(found[name], weights[name]) for name in weights)
         assert not all(np.array_equal(other[name], weights[name]) for name in weights)
-        with pytest.raises(CheckpointError, match=r"component='env_runner/x': Corral restores whole algorithms"):
+        with pytest.raises(CheckpointError, match=r"component='env_runner/x': Corral restores the whole"):
             several.restore_from_path(path, component="env_runner/x")
 
 

@@ -28,13 +28,23 @@ class Infos:
     of_lanes: dict[int, dict[str, Any]]
     final: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def at(self, lane: int) -> dict[str, Any]:
+    def at(self, lane: int) -> Any:
         """Return the info dict that came with the observation of a lane."""
-        return dict(self.of_lanes.get(lane, {}))
+        return copy_info(self.of_lanes.get(lane, {}))
 
-    def of_step(self, lane: int) -> dict[str, Any]:
+    def of_step(self, lane: int) -> Any:
         """Return the info dict that the step of a lane gave."""
-        return dict(self.final.get(lane, self.of_lanes.get(lane, {})))
+        return copy_info(self.final.get(lane, self.of_lanes.get(lane, {})))
+
+
+def copy_info(info: Any) -> Any:
+    """Return a copy of an info dict; infos of another type, which episodes built by hand may have, stay as they are."""
+    return dict(info) if isinstance(info, Mapping) else info
+
+
+def has_info(info: Any) -> bool:
+    """Return whether an info says something: it is not `None`, and no empty dict."""
+    return bool(info) if isinstance(info, Mapping) else info is not None
 
 
 class NotSent(dict[Any, Any]):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from corral.core.columns import check_column, check_new_column, describe, empty_column
 from corral.core.tree import Tree, map_tree
-from corral.episodes.infos import Infos
+from corral.episodes.infos import Infos, copy_info, has_info
 from corral.errors import nearest
 
 STANDARD_COLUMNS = frozenset(
@@ -104,7 +104,7 @@ class StepColumns:
         """
         with_lane = {name: map_tree(lambda leaf: leaf[:, None], column) for name, column in columns.items()}
         store = cls(with_lane, num_rows=len(columns["rewards"]))
-        store.info_rows = {row: Infos({0: dict(info)}) for row, info in enumerate(infos) if info}
+        store.info_rows = {row: Infos({0: copy_info(info)}) for row, info in enumerate(infos) if has_info(info)}
         return store
 
     # Columns.
@@ -238,7 +238,7 @@ class StepColumns:
             raise
         self.num_rows = row + 1
         if info:
-            self.info_rows[self.num_rows] = Infos({0: dict(info)})
+            self.info_rows[self.num_rows] = Infos({0: copy_info(info)})
 
 
 def _room_like(entry: Any, capacity: int) -> NDArray[Any]:

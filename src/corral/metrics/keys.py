@@ -45,6 +45,14 @@ class Keys:
         for each in all_of_them:
             each.clear()
 
+    def remove(self, entry: Entry) -> None:
+        """Forget one key."""
+        tables: list[dict[Any, Entry]] = [self.entries, self.names, self._flat, *self._written]
+        for table in tables:
+            for name in [name for name, each in table.items() if each is entry]:
+                del table[name]
+        self._groups = {path[:length] for path in self.entries for length in range(1, len(path))}
+
     def add(self, entry: Entry) -> Entry:
         """Add a key, unless its name is taken."""
         paths = (entry.path, entry.rate_path) if entry.reduction.with_throughput else (entry.path,)

@@ -100,6 +100,21 @@ class MetricsLogger(Viewable):
         self._keys.clear()
         self._keys.period_start = self._clock()
 
+    def delete(self, key: Key) -> bool:
+        """Forget what was logged under a key; return whether there was something.
+
+        Raises:
+            MetricsError: The key is one of the library's own.
+        """
+        path = (*self._group, *as_path(key))
+        entry = self._keys.entries.get(path)
+        if entry is None:
+            return False
+        if entry.is_reserved:
+            raise reserved_error(path, call_site())
+        self._keys.remove(entry)
+        return True
+
     # Logging.
 
     def log_value(

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import json
 import operator
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +23,13 @@ from torch import Tensor, nn
 from corral.compat.rllib.carried_actions import carried_outputs, own_distribution
 from corral.compat.rllib.distributions import distribution_class
 from corral.compat.rllib.encoding import decode, import_checked
+from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_files import (
     MODULE_FILE,
     has_own_weights,
     read_weights,
     weights_file,
+    write_module,
 )
 from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyHead, ValueHead
 from corral.compat.rllib.modules import (
@@ -285,6 +288,7 @@ class DefaultRLModule:
 
     Attributes:
         model_config: RLlib's settings of the module, where it comes from `Algorithm.get_module`.
+        spec: Corral's spec of the module, where it comes from there; otherwise `None`.
     """
 
     IS_DEFAULT = True
@@ -295,11 +299,12 @@ class DefaultRLModule:
         """Keep the module."""
         self._native = native
         self.model_config: dict[str, Any] = {}
+        self.spec: Any = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._native, name)
+        return find(self._native, "RLModule", name)
 
     config = RLModule.config
 
@@ -393,6 +398,22 @@ class DefaultRLModule:
 
     get_state = TorchRLModule.get_state
     set_state = TorchRLModule.set_state
+
+    def save_to_path(self, path: Any = None, **settings: Any) -> str:
+        """Write the module, and return its directory; `None` is a new directory for temporary files."""
+        if self.spec is None:
+            raise ConfigError("RLModule.save_to_path: use algo.get_module(module_id).save_to_path(path).")
+        directory = Path(tempfile.mkdtemp(prefix="rl_module_") if path is None else path).absolute()
+        spec, native = self.spec, self._native
+        spaces = native.observation_space, native.action_space
+        write_module(
+            directory,
+            spec.module_class,
+            spec.model_config,
+            *spaces,
+            {name: value.cpu().numpy() for name, value in native.state_dict().items()},
+        )
+        return str(directory)
 
     def restore_from_path(self, path: Any, **settings: Any) -> None:
         """Set the weights to the ones in a directory of a module.

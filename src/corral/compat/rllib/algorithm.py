@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import tempfile
 import time
@@ -15,15 +16,15 @@ from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
 from corral.compat.rllib.learner_groups import LearnerGroup
+from corral.compat.rllib.missing import find
 from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
-from corral.compat.rllib.module_files import weights_file
 from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.policy_views import Policy, state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
-from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
-from corral.errors import CheckpointError, ConfigError, UnknownAttributeError
+from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
+from corral.errors import ConfigError
 
 
 class Checkpoint:
@@ -111,9 +112,7 @@ class Algorithm:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
-        if name in _REFUSED:
-            raise UnknownAttributeError(f"Algorithm.{name} is not in Corral: {_REFUSED[name]}.")
-        return getattr(self.native, name)
+        return find(self.native, "Algorithm", name)
 
     @classmethod
     def get_default_config(cls) -> Any:
@@ -144,9 +143,44 @@ class Algorithm:
         return int(self.native.training_iteration)
 
     @property
-    def callbacks(self) -> list[Any]:
+    def callbacks(self) -> Callbacks:
         """The instances of the user's callback classes in this process."""
-        return [instance.user for instance in self.native._callbacks.instances if hasattr(instance, "user")]
+        return Callbacks.of(self.native._callbacks)
+
+    @functools.cached_property
+    def logdir(self) -> str:
+        """A directory for files of the user; Corral writes nothing there, and makes it when it is asked for."""
+        return tempfile.mkdtemp(prefix=f"{type(self).__name__}_")
+
+    @property
+    def evaluation_config(self) -> AlgorithmConfig | None:
+        """The config of the evaluation runners, which is frozen."""
+        found = self.config.get_evaluation_config_object()
+        return None if found is None else found.freeze()
+
+    @property
+    def env_to_module_connector(self) -> Any:
+        """The connectors from env to module: of the embedded runner, or new ones for the spaces of the runners."""
+        if (native := self.native.env_runner) is not None:
+            return view_runner(native).connectors[0]
+        return self.config.build_env_to_module_connector(spaces=self.env_runner_group.get_spaces())
+
+    @property
+    def module_to_env_connector(self) -> Any:
+        """The connectors from module to env: of the embedded runner, or new ones for the spaces of the runners."""
+        if (native := self.native.env_runner) is not None:
+            return view_runner(native).connectors[1]
+        return self.config.build_module_to_env_connector(spaces=self.env_runner_group.get_spaces())
+
+    def get_config(self) -> AlgorithmConfig:
+        """Return the config."""
+        return self.config
+
+    @property
+    def eval_env_runner(self) -> EnvRunner | None:
+        """The embedded evaluation runner, or `None`."""
+        group = self.eval_env_runner_group
+        return None if group is None else group.local_env_runner
 
     @property
     def env_runner(self) -> EnvRunner | RunnerWithoutEnv:
@@ -185,6 +219,7 @@ class Algorithm:
         view = view_module(self.native.get_module(module_id))
         if isinstance(view, DefaultRLModule):
             view.model_config = settings_of_default(self.config, module_id)
+            view.spec = self.native.env_runner_group.module_specs[module_id]
         return view
 
     # Training.
@@ -219,6 +254,8 @@ class Algorithm:
         found: list[int] = native.restore_runners()
         return found
 
+    restore_workers = restore_env_runners
+
     # Checkpoints.
 
     def save(self, checkpoint_dir: Any = None) -> TrainingResult:
@@ -238,7 +275,8 @@ class Algorithm:
 
         Args:
             path: The checkpoint; with `component`, the directory of a module in a checkpoint.
-            component: `learner_group/learner/rl_module/<module id>`, the module of this algorithm to load.
+            component: `learner_group/learner/rl_module/<module id>`, the module of this algorithm to load; without the
+                id all modules that the directory has.
             **settings: Not used.
 
         Raises:
@@ -247,12 +285,7 @@ class Algorithm:
         if component is None:
             self.native.restore_from_path(_directory(path))
             return
-        parent, _, module_id = component.rpartition("/")
-        if parent != str(checkpoints.MODULES):
-            raise CheckpointError(
-                f"component={component!r}: Corral restores whole algorithms and {checkpoints.MODULES}/<module id>."
-            )
-        self.native.load_module_weights(weights_file(_directory(path)), module_id)
+        checkpoints.load_modules(self.native, _directory(path), component, checkpoints.MODULES)
 
     def restore(self, checkpoint_path: Any) -> None:
         """Continue from a checkpoint, or from what `save` returned."""
@@ -476,17 +509,6 @@ class Algorithm:
 
     def __exit__(self, *error: Any) -> None:
         self.stop()
-
-
-_EXPORT = "save() writes each module to learner_group/learner/rl_module/<module id>, for RLModule.from_checkpoint"
-_REFUSED = {
-    "export_policy_checkpoint": _EXPORT,
-    "export_policy_model": f"{_EXPORT}; torch.save or torch.onnx.export take algo.get_module()",
-    "export_model": f"{_EXPORT}; torch.save or torch.onnx.export take algo.get_module()",
-    "import_policy_model_from_h5": "use restore_from_path(path, component=...) with a module of a checkpoint",
-    "logdir": "train() writes no results: use tune.Tuner, or algo.native.fit(run_dir=...)",
-}
-"""What to use in place of methods that Corral lacks."""
 
 
 def _refuse_parts(method: str, prefix: str, parts: Mapping[str, bool]) -> None:

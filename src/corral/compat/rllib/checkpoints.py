@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import write_checkpoint
 from corral.compat.rllib.encoding import decode, encode
-from corral.compat.rllib.module_files import write_module
+from corral.compat.rllib.module_files import MODULE_FILE, weights_file, write_module
 from corral.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -38,18 +38,50 @@ def save(algorithm: Algorithm, path: Path) -> Path:
     saved = Path(str(write_checkpoint(path, **describe_algorithm(native))))
     config = {"algorithm": algorithm.ALGORITHM, "settings": encode(dict(algorithm.config.to_dict()))}
     (saved / _CONFIG).write_text(json.dumps(config, indent=1))
+    write_modules(native, saved / MODULES)
+    _known[str(saved)] = algorithm.config
+    return saved
+
+
+def write_modules(native: Any, directory: Path) -> None:
+    """Write a directory for each module of Corral's algorithm."""
     weights = native.learner_group.get_weights()
     for module_id, spec in native.env_runner_group.module_specs.items():
         write_module(
-            saved / MODULES / module_id,
+            directory / module_id,
             spec.module_class,
             spec.model_config,
             spec.module_space,
             spec.action_space,
             weights.get(module_id, {}),
         )
-    _known[str(saved)] = algorithm.config
-    return saved
+
+
+def load_modules(native: Any, path: Any, component: str, modules: Path) -> None:
+    """Load the weights of modules into Corral's algorithm.
+
+    Args:
+        native: The algorithm.
+        path: Directory of the module, or with a directory for each module.
+        component: `modules` for all modules in the directory, or `modules` with the id of one module.
+        modules: The name of all modules together, as a path.
+
+    Raises:
+        CheckpointError: There is no such module, or it does not fit.
+    """
+    name, path = Path(component), Path(path)
+    if name == modules:
+        found = {file.parent.name: file.parent for file in sorted(path.glob(f"*/{MODULE_FILE}"))}
+        if not found:
+            weights_file(path)  # raises
+    elif name.parent == modules:
+        found = {name.name: path}
+    else:
+        raise CheckpointError(
+            f"component={component!r}: Corral restores the whole, or {modules} and {modules}/<module id>."
+        )
+    for module_id, directory in found.items():
+        native.load_module_weights(weights_file(directory), module_id)
 
 
 def load_config(path: Path, classes: Mapping[str, type[AlgorithmConfig]]) -> AlgorithmConfig:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from corral.compat.rllib import whole_dicts
 from corral.compat.rllib.helpers import NotProvided
+from corral.compat.rllib.missing import REMEDIES, missing
 from corral.compat.rllib.settings import DEFAULTS, RENAMED, SETTINGS, TRAINING, Setting
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError, nearest, nearest_name
@@ -93,7 +94,14 @@ class AlgorithmConfig:
         return self._set("evaluation", settings)
 
     def multi_agent(self, **settings: Any) -> Self:
-        """Set the modules of several agents."""
+        """Set the modules of several agents.
+
+        Raises:
+            ValueError: A value is of a type that RLlib refuses.
+        """
+        from corral.compat.rllib.policies import check_settings
+
+        check_settings(settings)
         return self._set("multi_agent", settings)
 
     def fault_tolerance(self, **settings: Any) -> Self:
@@ -234,6 +242,8 @@ class AlgorithmConfig:
             return vars(self)[RENAMED[name]]
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in REMEDIES["AlgorithmConfig"]:
+            raise missing("AlgorithmConfig", name)
         close = nearest_name(name, [known for known in vars(self) if not known.startswith("_")])
         hint = "" if close is None else f" Did you mean {close!r}?"
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
@@ -249,8 +259,6 @@ class AlgorithmConfig:
 
     def __getitem__(self, key: str) -> Any:
         """Return a setting, as `config["lr"]`."""
-        if key == "multiagent":
-            return {name: getattr(self, name) for name in SETTINGS["multi_agent"]}
         try:
             return getattr(self, RENAMED.get(key, key))  # "framework" is the name of a method, too
         except AttributeError:
@@ -490,6 +498,65 @@ class AlgorithmConfig:
             env=env,
             inference_only=inference_only,
         )
+
+    def get_rl_module_spec(
+        self, env: Any = None, spaces: Mapping[str, Any] | None = None, inference_only: bool = False
+    ) -> Any:
+        """Return the spec of the only module, with its spaces; see `get_multi_rl_module_spec`."""
+        whole = self.get_multi_rl_module_spec(env=env, spaces=spaces, inference_only=inference_only)
+        if len(whole.rl_module_specs) != 1:
+            raise ConfigError("get_rl_module_spec: there are several modules: use get_multi_rl_module_spec.")
+        return next(iter(whole.rl_module_specs.values()))
+
+    def get_multi_agent_setup(
+        self,
+        *,
+        policies: Any = None,
+        env: Any = None,
+        spaces: Mapping[str, Any] | None = None,
+        default_policy_class: Any = None,
+    ) -> tuple[dict[str, Any], Callable[..., bool]]:
+        """Return a `PolicySpec` with spaces for each policy, and a function that says whether a policy learns.
+
+        Args:
+            policies: Policies in place of the setting.
+            env: Env that has the spaces.
+            spaces: Pairs of spaces by policy, and of the env by `"__env__"`.
+            default_policy_class: Class to name in specs that name none.
+
+        Raises:
+            ValueError: A policy has no spaces, or different ones for its agents.
+        """
+        from corral.compat.rllib.policies import full_specs
+
+        given = policies or self.policies or {DEFAULT_MODULE_ID: None}
+        specs = full_specs(given, self.policy_mapping_fn, env, spaces or {}, default_policy_class)
+        chosen = self.policies_to_train
+
+        def is_trained(policy_id: str, batch: Any = None) -> bool:
+            return bool(chosen(policy_id, batch)) if callable(chosen) else chosen is None or policy_id in chosen
+
+        return specs, is_trained
+
+    @property
+    def is_online(self) -> bool:
+        """True: Corral learns from envs."""
+        return True
+
+    @property
+    def is_offline(self) -> bool:
+        """False: Corral learns from envs."""
+        return False
+
+    @property
+    def uses_new_env_runners(self) -> bool:
+        """True: runners return episodes."""
+        return True
+
+    @property
+    def multiagent(self) -> dict[str, Any]:
+        """The settings of several agents by name."""
+        return {name: getattr(self, name) for name in SETTINGS["multi_agent"]}
 
     def get_evaluation_config_object(self) -> AlgorithmConfig | None:
         """Return the config of the evaluation runners, or `None` if this is one.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+from corral.compat.rllib.lookback_buffers import InfiniteLookbackBuffer
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.episodes.episode import SingleAgentEpisode as NativeEpisode
 from corral.episodes.multi_agent_episode import MultiAgentEpisode as NativeMultiAgentEpisode
@@ -66,7 +69,7 @@ class SingleAgentEpisode(NativeEpisode, OldEpisode):
     def get_extra_model_outputs(self, key: str | None = None, *args: Any, **settings: Any) -> Any:
         """Return outputs of the module by RLlib's names, such as `action_logp`; Corral's names work too."""
         if key is not None:
-            return super().get_extra_model_outputs(COLUMNS.get(key, key), *args, **settings)
+            return super().get_extra_model_outputs(self._column_of(key), *args, **settings)
         found = super().get_extra_model_outputs(None, *args, **settings)
         names = {native: name for name, native in COLUMNS.items()}
         return {names.get(name, name): value for name, value in found.items()}
@@ -85,29 +88,39 @@ class SingleAgentEpisode(NativeEpisode, OldEpisode):
 
     @property
     def observations(self) -> Any:
-        """All observations of this chunk."""
-        return self.get_observations()
+        """All observations of this chunk, and of the lookback before it."""
+        return self._buffer(self.get_observations, self.set_observations, self.observation_space)
 
     @property
     def actions(self) -> Any:
-        """All actions of this chunk."""
-        return self.get_actions()
+        """All actions of this chunk, and of the lookback before it."""
+        return self._buffer(self.get_actions, self.set_actions, self.action_space)
 
     @property
     def rewards(self) -> Any:
-        """All rewards of this chunk."""
-        return self.get_rewards()
+        """All rewards of this chunk, and of the lookback before it."""
+        return self._buffer(self.get_rewards, self.set_rewards)
 
     @property
     def infos(self) -> Any:
-        """All infos of this chunk."""
-        return self.get_infos()
+        """All infos of this chunk, and of the lookback before it."""
+        return self._buffer(self.get_infos)
 
     @property
     def extra_model_outputs(self) -> dict[str, Any]:
         """All further outputs of the module, by name."""
-        found: dict[str, Any] = self.get_extra_model_outputs()
-        return found
+        read, write = self.get_extra_model_outputs, self.set_extra_model_outputs
+        return {
+            key: self._buffer(functools.partial(read, key), functools.partial(write, key=self._column_of(key)))
+            for key in read()
+        }
+
+    def _column_of(self, key: str) -> str:
+        """Return Corral's name of a further output; an episode that is built by hand has RLlib's names."""
+        return key if key in self._extra_names else COLUMNS.get(key, key)
+
+    def _buffer(self, read: Callable[..., Any], write: Callable[..., None] | None = None, space: Any = None) -> Any:
+        return InfiniteLookbackBuffer.of_episode(read, write, self.len_lookback, space)
 
     # Older stack.
 

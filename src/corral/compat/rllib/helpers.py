@@ -17,7 +17,7 @@ import numpy as np
 
 from corral.core.seeding import seed_everything
 from corral.core.tree import named_leaves
-from corral.errors import ConfigError, nearest, nearest_name
+from corral.errors import ConfigError, EnvError, nearest, nearest_name
 
 log = logging.getLogger("corral")
 
@@ -230,6 +230,22 @@ def try_import_jax(error: bool = False) -> tuple[None, None]:
 def try_import_gymnasium_and_gym() -> tuple[Any, Any]:
     """Return the module `gymnasium`, and the module `gym` or `None`."""
     return importlib.import_module("gymnasium"), _module_or_none("gym")
+
+
+def _gym_env_creator(env_context: Mapping[str, Any], env_descriptor: Any) -> Any:
+    """Return an env: of a class that takes its settings, or by the name that Gymnasium knows.
+
+    Raises:
+        EnvError: Gymnasium knows no such env.
+    """
+    import gymnasium as gym
+
+    try:
+        if callable(env_descriptor):
+            return env_descriptor(env_context)
+        return gym.make(env_descriptor, **env_context)
+    except gym.error.Error as error:
+        raise EnvError(f"{env_descriptor!r}: {error}") from error
 
 
 def try_import_pyspiel(error: bool = False) -> Any:

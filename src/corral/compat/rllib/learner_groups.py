@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from corral.checkpoint import codec
+from corral.compat.rllib import checkpoints
 from corral.compat.rllib.adapted_modules import joint_view
 from corral.compat.rllib.learner import Learner
+from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_changes import module_states, set_module_states
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.core.schedules import schedule_value
-from corral.errors import ConfigError
+from corral.errors import CheckpointError, ConfigError
 from corral.learners.learner import Learner as NativeLearner
 from corral.learners.remote_learners import RemoteLearnerGroup
 from corral.learners.settings import UpdateSettings
 from corral.metrics.logger import MetricsLogger
+
+MODULES = Path("learner/rl_module")
+"""Where the directories of modules are in the directory of a learner group."""
+
+_STATE = "state.msgpack"
 
 
 class LearnerGroup:
@@ -32,7 +42,75 @@ class LearnerGroup:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._native, name)
+        return find(self._native, "LearnerGroup", name)
+
+    # Files.
+
+    def save_to_path(self, path: Any = None, **settings: Any) -> str:
+        """Write the state of the learners, with a directory for each module; return the directory.
+
+        `None` is a new directory for temporary files.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="learner_group_") if path is None else path).absolute()
+        checkpoints.write_modules(self._algorithm, directory / MODULES)
+        (directory / _STATE).write_bytes(codec.encode(self._native.get_state()))
+        return str(directory)
+
+    def restore_from_path(self, path: Any, *, component: str | None = None, **settings: Any) -> None:
+        """Continue from what `save_to_path` wrote, or load the weights of modules.
+
+        Args:
+            path: The directory; with `component`, the directory of this component.
+            component: `learner/rl_module` for all modules that the directory has, or `learner/rl_module/<module id>`.
+            **settings: Not used.
+
+        Raises:
+            CheckpointError: There is nothing to continue from, or it does not fit.
+        """
+        if component is not None:
+            checkpoints.load_modules(self._algorithm, path, component, MODULES)
+            return
+        file = Path(path) / _STATE
+        if not file.is_file():
+            raise CheckpointError(
+                f"{path} holds no {_STATE}: give what learner_group.save_to_path() returned; checkpoints of algorithms "
+                "are restored by algo.restore_from_path(path)."
+            )
+        self._native.set_state(codec.decode(file.read_bytes()))
+        self._algorithm.send_weights()
+
+    def load_module_state(
+        self,
+        *,
+        multi_rl_module_ckpt_dir: Any = None,
+        modules_to_load: Any = None,
+        rl_module_ckpt_dirs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load the weights of modules.
+
+        Args:
+            multi_rl_module_ckpt_dir: Directory with a directory for each module.
+            modules_to_load: Ids of the modules to load from it; `None` is all that it has.
+            rl_module_ckpt_dirs: Directories of single modules by id, which are loaded after it.
+
+        Raises:
+            ValueError: There is nothing to load.
+            CheckpointError: There is no such module, or its weights do not fit.
+        """
+        if not (multi_rl_module_ckpt_dir or rl_module_ckpt_dirs):
+            raise ValueError("load_module_state: give multi_rl_module_ckpt_dir or rl_module_ckpt_dirs.")
+        if modules_to_load and not multi_rl_module_ckpt_dir:
+            raise ValueError("load_module_state: modules_to_load needs multi_rl_module_ckpt_dir.")
+        parts: dict[str, Any] = {}
+        if multi_rl_module_ckpt_dir and modules_to_load is None:
+            checkpoints.load_modules(self._algorithm, multi_rl_module_ckpt_dir, str(MODULES), MODULES)
+        elif multi_rl_module_ckpt_dir:
+            parts = {name: Path(multi_rl_module_ckpt_dir) / name for name in modules_to_load}
+        for module_id, path in {**parts, **(rl_module_ckpt_dirs or {})}.items():
+            checkpoints.load_modules(self._algorithm, path, str(MODULES / module_id), MODULES)
+
+    def shutdown(self) -> None:
+        """Do nothing: the algorithm ends its learners in `stop()`."""
 
     @property
     def _learner(self) -> Learner | None:
@@ -108,6 +186,14 @@ class LearnerGroup:
         for results, _ in answers:
             self._algorithm.count_steps_trained(results)
         return [parts for _, parts in answers]
+
+    def update_from_episodes(self, episodes: Sequence[Any], **settings: Any) -> list[Any]:
+        """Learn from episodes: an older name of `update`."""
+        return self.update(episodes=episodes, **settings)
+
+    def update_from_batch(self, batch: Any, **settings: Any) -> list[Any]:
+        """Learn from columns by module id: an older name of `update`."""
+        return self.update(batch=batch, **settings)
 
 
 def _settings(config: Any, timestep: int, given: Mapping[str, Any]) -> UpdateSettings:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from corral.compat.rllib.missing import find
+from corral.errors import ConfigError
 from corral.metrics.logger import MetricsLogger as NativeLogger
 from corral.metrics.logger import Timed
 from corral.metrics.values import as_path
@@ -21,20 +23,24 @@ class MetricsLogger:
 
     Args:
         native: The logger; `None` makes one.
+        root: Not used: totals over the lifetime are kept in every logger.
+        stats_cls_lookup: Only `None`.
 
     Attributes:
         native: The logger.
         added: The logger of what the user logs in groups of the result.
     """
 
-    def __init__(self, native: NativeLogger | None = None) -> None:
+    def __init__(self, native: NativeLogger | None = None, *, root: bool = False, stats_cls_lookup: Any = None) -> None:
         """Keep the logger, or make it."""
+        if stats_cls_lookup is not None:
+            raise ConfigError("MetricsLogger: stats_cls_lookup: use a reduction of log_value.")
         self.native, self.added = native or NativeLogger(), NativeLogger()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
-        return getattr(self.native, name)
+        return find(self.native, "MetricsLogger", name)
 
     def _logger_of(self, key: Any) -> NativeLogger:
         """Return the logger of a key: `added` if it begins with a group that Corral's results use."""
@@ -81,6 +87,35 @@ class MetricsLogger:
         if default is _MISSING:
             raise KeyError(key)
         return default
+
+    def set_value(self, key: Any, value: Any, **settings: Any) -> None:
+        """Replace what was logged under a key by one value, as RLlib until 2.44; `reduce` is `"mean"` if not given."""
+        self.delete(key, key_error=False)
+        self.log_value(key, value, **{"reduce": "mean", **settings})
+
+    def delete(self, *key: Any, key_error: bool = True) -> None:
+        """Remove what was logged under a key.
+
+        Raises:
+            KeyError: Nothing was, and `key_error` is True.
+        """
+        path = as_path(key[0] if len(key) == 1 else key)
+        if not self._logger_of(path).delete(path) and key_error:
+            raise KeyError(path)
+
+    def __contains__(self, key: Any) -> bool:
+        """Return whether something was logged under a key."""
+        return self.peek(key, None) is not None
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """All values, reduced so far, by name."""
+        found: dict[str, Any] = self.native.peek()
+        return found
+
+    def compile(self) -> dict[str, Any]:
+        """Return what `reduce` does."""
+        return self.native.reduce()
 
     def aggregate(self, stats: Sequence[Any], *, key: Any = None) -> None:
         """Add what `env_runner.get_metrics()` returned."""

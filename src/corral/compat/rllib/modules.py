@@ -21,6 +21,7 @@ from corral.compat.rllib.module_files import (
     read_weights,
     write_module,
 )
+from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError
 
 
@@ -313,6 +314,30 @@ class RLModuleSpec:
             model_config=module.model_config,
         )
 
+    def update(self, other: RLModuleSpec, override: bool = True) -> None:
+        """Take what another spec has; with `override=False`, only where this one has nothing.
+
+        Raises:
+            ValueError: It is no spec of one module.
+        """
+        if not isinstance(other, RLModuleSpec):
+            raise ValueError(f"RLModuleSpec.update: {other!r:.80} is no RLModuleSpec.")
+        for each in dataclasses.fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if each.type != "bool":
+                setattr(self, each.name, (theirs or mine) if override else (mine or theirs))
+        if override:
+            self.inference_only = other.inference_only or self.inference_only
+            self.learner_only = other.learner_only and self.learner_only
+
+    def as_multi_rl_module_spec(self) -> MultiRLModuleSpec:
+        """Return a spec of one module with the id of the only one."""
+        return MultiRLModuleSpec(rl_module_specs={DEFAULT_MODULE_ID: self})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes by name."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+
     def build(self) -> Any:
         """Return the module."""
         if self.module_class is None:
@@ -380,6 +405,26 @@ class MultiRLModuleSpec:
     def add_modules(self, module_specs: Mapping[str, RLModuleSpec], override: bool = True) -> None:
         """Add specs."""
         self.rl_module_specs.update(module_specs)
+
+    def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = True) -> None:
+        """Take what another spec has, module by module; with `override=False`, only where this one has nothing."""
+        if isinstance(other, RLModuleSpec):
+            for spec in self.rl_module_specs.values():
+                spec.update(other, override=override)
+            return
+        for module_id, spec in other.rl_module_specs.items():
+            if module_id in self.rl_module_specs:
+                self.rl_module_specs[module_id].update(spec, override=override)
+            else:
+                self.rl_module_specs[module_id] = spec
+
+    def as_multi_rl_module_spec(self) -> Self:
+        """Return the spec itself."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes by name."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
     def remove_modules(self, module_ids: Any) -> None:
         """Remove specs."""

@@ -10,12 +10,16 @@ from typing import Any
 
 from corral.compat.rllib import metrics
 from corral.compat.rllib.adapted_modules import view_module
+from corral.compat.rllib.constants import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from corral.compat.rllib.envs import env_settings
+from corral.compat.rllib.missing import find
 from corral.compat.rllib.modules import MultiRLModule
 from corral.compat.rllib.pipelines import EnvToModulePipeline, ModuleToEnvPipeline
 from corral.compat.rllib.policy_views import view_policy
+from corral.engines.lazy import LazyEngine
 from corral.errors import ConfigError
 from corral.runners import runner as native_runners
+from corral.runners import runner_group as native_groups
 
 _current: list[Any] = []  # the latest runner of this process that user code was given
 
@@ -53,7 +57,14 @@ class EnvRunner:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._native, name)
+        return find(self._native, "EnvRunner", name)
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The instances of the user's callback classes."""
+        return Callbacks.of(self._native.callbacks)
+
+    _callbacks = callbacks
 
     @property
     def metrics(self) -> metrics.MetricsLogger:
@@ -87,6 +98,51 @@ class EnvRunner:
     def connectors(self) -> list[Any]:
         """The connectors from the env to the module, and the ones from the module to the env."""
         return [self._native.view_as(pipeline) for pipeline in (EnvToModulePipeline, ModuleToEnvPipeline)]
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Return pairs of the spaces of observations and actions: of the env, of a sub-env, and of each module."""
+        env, actors = self._native.env, self._native.actors
+        one = env.single_observation_space, env.single_action_space
+        whole = getattr(env, "observation_space", one[0]), getattr(env, "action_space", one[1])
+        modules = {name: (each.module.observation_space, each.module.action_space) for name, each in actors.items()}
+        return {INPUT_ENV_SPACES: whole, INPUT_ENV_SINGLE_SPACES: one, **modules}
+
+    @property
+    def spaces(self) -> dict[str, tuple[Any, Any]]:
+        """What `get_spaces` returns."""
+        return self.get_spaces()
+
+    def get_weights(self, modules: Any = None) -> dict[str, Any]:
+        """Return the weights by module id and name.
+
+        Args:
+            modules: Ids of modules; `None` is all.
+        """
+        actors = self._native.actors
+        return {name: view_module(actors[name].module).get_state() for name in modules or actors}
+
+    @property
+    def num_workers(self) -> int:
+        """Number of runners in addition to the embedded one."""
+        return int(self._native.config.num_env_runners)
+
+    def assert_healthy(self) -> None:
+        """Check that there are sub-envs and modules.
+
+        Raises:
+            AssertionError: There are none.
+        """
+        assert self._native.env is not None and self._native.actors
+
+    @property
+    def _env_to_module(self) -> Any:
+        """The connectors from env to module."""
+        return self.connectors[0]
+
+    @property
+    def _module_to_env(self) -> Any:
+        """The connectors from module to env."""
+        return self.connectors[1]
 
     def make_env(self) -> None:
         """Make the env again, with the settings of `config`."""
@@ -158,11 +214,15 @@ class RunnerWithoutEnv:
 
 
 def _make_runner(config: Any, worker_index: int) -> Any:
-    """Return a runner of Corral for a config of RLlib, which may have no algorithm."""
+    return native_runners.EnvRunner(_to_native(config), worker_index)
+
+
+def _to_native(config: Any) -> Any:
+    """Return Corral's config for a config of RLlib, which may have no algorithm."""
     algorithm, native = (importlib.import_module(f"{__package__}.{name}") for name in ("algorithm", "native"))
     if not config.ALGORITHM:
         config = algorithm.PPOConfig().update_from_dict(config.to_dict())
-    return native_runners.EnvRunner(native.to_native(config), worker_index)
+    return native.to_native(config)
 
 
 SingleAgentEnvRunner = MultiAgentEnvRunner = RolloutWorker = EnvRunner
@@ -185,22 +245,60 @@ def _call_with_view(func: Callable[..., Any], native: Any, /, **settings: Any) -
     return list(result) if isinstance(result, types.GeneratorType) else result  # a generator cannot leave its process
 
 
-class EnvRunnerGroup:
-    """A view of a group of runners of Corral with RLlib's names; everything else is Corral's.
+class Callbacks(list[Any]):
+    """Instances of callbacks; other attributes are the attributes of the first instance, as on RLlib's older stack."""
 
-    Args:
-        native: The group.
-        algorithm: Corral's algorithm, whose weights `sync_weights` sends.
-    """
-
-    def __init__(self, native: Any, algorithm: Any = None) -> None:
-        """Keep both."""
-        self._native, self._algorithm = native, algorithm
+    @classmethod
+    def of(cls, dispatcher: Any) -> Callbacks:
+        """Return the instances of the user's classes, or one that does nothing if there are none."""
+        callbacks = importlib.import_module(f"{__package__}.callbacks")
+        found = [instance.user for instance in dispatcher.instances if hasattr(instance, "user")]
+        return cls(found or [callbacks.RLlibCallback()])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._native, name)
+        return getattr(self[0], name)
+
+
+def _make_group(config: Any) -> Any:
+    """Return a group of Corral with one runner in this process, for a config of RLlib that may have no algorithm."""
+    if config is None or config.num_env_runners:
+        raise ConfigError(
+            "EnvRunnerGroup: a group without an algorithm has one runner in this process: give a config with "
+            "num_env_runners=0; or use config.build_algo().env_runner_group."
+        )
+    native = _to_native(config)
+    return native_groups.EnvRunnerGroup(native, LazyEngine(native.engine_name))
+
+
+class EnvRunnerGroup:
+    """A view of a group of runners of Corral with RLlib's names; everything else is Corral's.
+
+    Args:
+        native: The group; `None` makes one runner in this process from `config`.
+        algorithm: Corral's algorithm, whose weights `sync_weights` sends.
+        config: RLlib's config.
+        **settings: Other arguments of RLlib's groups, which change nothing.
+
+    Raises:
+        ConfigError: The config cannot be translated, or needs runners in other processes, which an algorithm has.
+    """
+
+    def __init__(self, native: Any = None, algorithm: Any = None, *, config: Any = None, **settings: Any) -> None:
+        """Keep both, or make the group."""
+        self._native, self._algorithm = _make_group(config) if native is None else native, algorithm
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return find(self._native, "EnvRunnerGroup", name)
+
+    def get_spaces(self) -> dict[str, tuple[Any, Any]]:
+        """Return what `EnvRunner.get_spaces` returns in one of the runners."""
+        ids = None if self.local_env_runner is not None else self.healthy_worker_ids()[:1]
+        found: dict[str, tuple[Any, Any]] = self.foreach_env_runner("get_spaces", remote_worker_ids=ids)[0]
+        return found
 
     @property
     def local_env_runner(self) -> EnvRunner | None:
@@ -243,6 +341,12 @@ class EnvRunnerGroup:
         return found
 
     foreach_worker = foreach_env_runner
+
+    def foreach_env_runner_with_id(self, func: Callable[..., Any], **settings: Any) -> list[Any]:
+        """Return `func(worker_index, env_runner)` for each runner."""
+        return self.foreach_env_runner(functools.partial(_call_with_id, func), **settings)
+
+    foreach_worker_with_id = foreach_env_runner_with_id
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
         """Return, for each runner, `func(sub_env)` for each of its sub-envs."""
@@ -303,6 +407,10 @@ class EnvRunnerGroup:
 
 
 WorkerSet = EnvRunnerGroup
+
+
+def _call_with_id(func: Callable[..., Any], runner: EnvRunner, /, **settings: Any) -> Any:
+    return func(runner.worker_index, runner, **settings)
 
 
 def _call_named(name: str, runner: EnvRunner, /, **settings: Any) -> Any:

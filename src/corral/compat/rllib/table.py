@@ -40,6 +40,7 @@ HOMES = {
         "add_rllib_example_script_args run_rllib_example_script_experiment should_stop check_learning_achieved"
     ),
     "learner": "Learner TorchLearner PPOLearner PPOTorchLearner DQNTorchLearner SACTorchLearner make_target_network",
+    "lookback_buffers": "InfiniteLookbackBuffer",
     "metrics": "MetricsLogger ",
     "model_config": "DefaultModelConfig",
     "modules": (
@@ -246,7 +247,8 @@ MODULES = {
     "env.multi_agent_episode": "MultiAgentEpisode",
     "env.single_agent_env_runner": "SingleAgentEnvRunner",
     "env.single_agent_episode": "SingleAgentEpisode",
-    "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel",
+    "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel helpers:_gym_env_creator",
+    "env.utils.infinite_lookback_buffer": "InfiniteLookbackBuffer",
     "env.vector.vector_multi_agent_env": "corral.envs.sync_vector:SyncVectorEnv=VectorMultiAgentEnv",
     "env.wrappers.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
     "evaluation": f"RolloutWorker WorkerSet {_OLD_EPISODES}",
