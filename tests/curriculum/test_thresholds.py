@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from corral import Algorithm, PPOConfig
+from corral import Algorithm, MultiAgentEnv, PPOConfig
 from corral.curriculum import ThresholdCurriculum
 from corral.errors import CallbackError, ConfigError, EnvError
 from corral.metrics.logger import MetricsLogger
@@ -63,6 +64,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.env_runner_group = Group()
+        self.metrics = MetricsLogger()
         self.config = PPOConfig().reporting(metrics_num_episodes_for_smoothing=10).evaluation(evaluation_interval=2)
 
 
@@ -207,3 +209,112 @@ def test_an_env_without_tasks_is_named_at_build() -> None:
         config(ThresholdCurriculum([1, 2], 1.0), CountingEnv).build()
     assert isinstance(caught.value.__cause__, EnvError)
     assert "env 'CountingEnv' takes no tasks" in str(caught.value.__cause__)
+
+
+class Pair(MultiAgentEnv):
+    """Two agents, whose rewards are 1 with task 0 and otherwise 0, in episodes of 5 steps."""
+
+    possible_agents = agents = ("a", "b")  # type: ignore[assignment]
+    observation_spaces = dict.fromkeys("ab", spaces.Box(-1, 1, (1,), np.float32))  # type: ignore[assignment]
+    action_spaces = dict.fromkeys("ab", spaces.Discrete(2))  # type: ignore[assignment]
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.task = 0
+
+    def get_task(self) -> Any:
+        return self.task
+
+    def set_task(self, task: Any) -> None:
+        self.task = task
+
+    def _obs(self) -> Any:
+        return {agent: np.zeros(1, np.float32) for agent in "ab"}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        return self._obs(), dict.fromkeys("ab", float(self.task == 0)), {"__all__": self.t >= 5}, {}, {}
+
+
+@pytest.mark.parametrize("name", ["agent_episode_return_mean/a", "module_episode_return_mean/main"])
+def test_returns_of_agents_and_modules_pass_no_task_for_the_episodes_of_another(name: str) -> None:
+    made = config(ThresholdCurriculum([0, 1, 2], 3.0, metric=f"env_runners/{name}"), Pair)
+    with made.multi_agent(policies={"main"}).reporting(metrics_num_episodes_for_smoothing=30).build() as algo:
+        assert [algo.train()["curriculum"]["task_index"] for _ in range(8)] == [1] * 8
+        assert algo.train()["env_runners"]["episode_return_mean"] == 0.0  # the window holds no other episode
+
+
+class Solo(Rewarding):
+    """Episodes of 5 steps, with a reward of 1 per step of task 0 and otherwise of 0."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._length = 5
+
+    def step(self, action: int) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, float(reward == 0), *rest
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": 30},
+        {"window": 30, "reduce": "max"},
+        {"reduce": "percentiles", "window": 30, "percentiles": [50]},
+        {"reduce": "mean"},
+        {"reduce": "ema", "ema_coeff": 0.05},
+        {},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_own_metrics_pass_no_task_for_the_episodes_of_another(settings: dict[str, Any], num_env_runners: int) -> None:
+    def log(episode: Any, metrics_logger: Any) -> None:
+        metrics_logger.log_value("score", episode.get_return(), **settings)
+
+    name = "env_runners/score/p50" if "percentiles" in settings else "env_runners/score"
+    made = config(ThresholdCurriculum([0, 1, 2], 3.0, metric=name), Solo).callbacks(on_episode_end=log)
+    with made.copy(num_env_runners=num_env_runners, engine_name="local").build() as algo:
+        assert [algo.train()["curriculum"]["task_index"] for _ in range(10)] == [1] * 10
+
+
+def test_an_own_metric_passes_tasks_that_are_learned() -> None:
+    def log(episode: Any, metrics_logger: Any) -> None:
+        metrics_logger.log_value("score", episode.get_return(), window=10)
+
+    curriculum = ThresholdCurriculum([1, 2, 3], [1.0, 2.0], metric="env_runners/score")
+    with config(curriculum).callbacks(on_episode_end=log).build() as algo:
+        assert [algo.train()["curriculum"]["task_index"] for _ in range(5)] == [1, 1, 2, 2, 2]
+
+
+def test_the_counts_of_an_own_metric_travel_in_checkpoints(tmp_path: Path) -> None:
+    def log(episode: Any, metrics_logger: Any) -> None:
+        metrics_logger.log_value("score", episode.get_return(), window=30)
+
+    def make() -> PPOConfig:
+        curriculum = ThresholdCurriculum([0, 1, 2], 3.0, metric="env_runners/score")
+        return config(curriculum, Solo).callbacks(on_episode_end=log)
+
+    with make().build() as algo:
+        for _ in range(2):
+            algo.train()
+        algo.save(tmp_path / "saved")
+    with make().build() as algo:
+        algo.restore_from_path(tmp_path / "saved")
+        assert [algo.train()["curriculum"]["task_index"] for _ in range(4)] == [1] * 4
+
+
+def test_an_early_mean_passes_no_task() -> None:
+    class Uneven(Solo):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self._length = [3, 100][context.vector_index]
+
+    made = config(ThresholdCurriculum([0, 1], 2.0), Uneven).reporting(metrics_num_episodes_for_smoothing=500)
+    with made.build() as algo:
+        assert [algo.train()["curriculum"]["task_index"] for _ in range(4)] == [0, 0, 1, 1]  # of 37 rows each

@@ -234,7 +234,7 @@ class TestState:
         one.foreach_env(lambda env: env.set_task(env.index + 1))
         one.sample(num_timesteps=6)
         state = cloudpickle.loads(cloudpickle.dumps(one.get_state()))
-        envs = {"environment": {}, "tasks": [1, 2], "num_episodes": None}
+        envs = {"environment": {}, "tasks": [1, 2], "num_episodes": None, "num_episodes_over": [1, 1]}
         assert state == {"weights_version": 0, "num_env_steps_sampled_lifetime": 6, "exploration": {}, **envs}
         other.set_state(state)
         other.sample(num_timesteps=2)

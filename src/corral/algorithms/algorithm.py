@@ -52,7 +52,7 @@ from corral.learners.losses import Loss, learner_metrics, wrap_user_loss
 from corral.learners.settings import LearningSpec
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.reduction_settings import reduction_of_updates
-from corral.metrics.result import merge_nested, plain_numbers
+from corral.metrics.result import EARLY_MEANS, merge_nested, plain_numbers
 from corral.metrics.result_html import Result
 from corral.metrics.timers import Timers, timer_results
 from corral.modules.heuristic import HeuristicModule
@@ -81,6 +81,7 @@ _FIXED_KEYS = frozenset(
         "evaluation",
         "fault_tolerance",
         "runner_group",
+        EARLY_MEANS,
         "training_iteration",
         "num_env_steps_sampled_lifetime",
         "restored",
@@ -186,6 +187,7 @@ class Algorithm(metaclass=_WithHints):
         self.loop_run = None if config.loggers is None else LoopRun(self)  # of a loop around `train`
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
         self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
+        self._may_be_early = True  # whether a sub-env may still be in its first episode
         self._stopped = False
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self._restored: dict[str, Any] = dict(NOT_RESTORED)
@@ -765,8 +767,12 @@ class Algorithm(metaclass=_WithHints):
 
     @property
     def latest_numbers(self) -> dict[str, Any]:
-        """The numbers and texts of the latest result, nested as in the result; empty before the first iteration."""
-        return plain_numbers(self._latest_result)
+        """The numbers and texts of the latest result, nested as in the result; empty before the first iteration.
+
+        The list of its early means is there, too.
+        """
+        result = self._latest_result
+        return {**plain_numbers(result), EARLY_MEANS: list(result.get(EARLY_MEANS, []))} if result else {}
 
     @latest_numbers.setter
     def latest_numbers(self, numbers: dict[str, Any]) -> None:
@@ -788,6 +794,8 @@ class Algorithm(metaclass=_WithHints):
         with self.timers.time("callbacks"):
             self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
+        if self._may_be_early:
+            result[EARLY_MEANS] = self._find_early_means()
 
     @contextmanager
     def exceptions_shown(self) -> Iterator[None]:
@@ -829,7 +837,23 @@ class Algorithm(metaclass=_WithHints):
             config=self._config_dict,
         )
         result |= self.metrics.peek()
+        result[EARLY_MEANS] = self._find_early_means() if self._may_be_early else []
         return result
+
+    def _find_early_means(self) -> list[str]:
+        """Return the names of the statistics that favour short episodes, because long ones have not ended yet.
+
+        They are early until every sub-env has ended the episode that it began with, or their window is full. A
+        statistic without a window counts as full with as many episodes as the other windows have.
+        """
+        if not any(0 in counts for counts in self.env_runner_group.num_episodes_over.values()):
+            self._may_be_early = False
+            return []
+        num_episodes = self.metrics.peek(("env_runners", "num_episodes_lifetime"))
+        if num_episodes == 0:  # then it is about something else
+            return []
+        window = self.config.metrics_num_episodes_for_smoothing
+        return self.metrics.names_of_unfilled(without_window=num_episodes < window)
 
     def _use_config(self, config: AlgorithmConfig) -> None:
         """Freeze a config and use it from now on; all results share one dict of its settings."""

@@ -96,6 +96,7 @@ def set_algorithm_state(
     algorithm._restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
     algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
     algorithm._restored |= _name_envs(algorithm.env_runner_group.set_state(state["runners"]))
+    algorithm._may_be_early = True  # there may be more runners than in the state
     algorithm._evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])

@@ -21,6 +21,7 @@ from corral.loggers import Logger, Run
 from corral.loggers.named import make_loggers, names_of
 from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
 from corral.metrics.named_number import check_is_measured
+from corral.metrics.result import without_early_means
 from corral.metrics.result_html import Result
 
 if TYPE_CHECKING:
@@ -76,14 +77,16 @@ def fit(
         checkpoints = stack.enter_context(RunCheckpoints(algorithm, run.path, late_keys=late_keys, warn=run.warn_once))
         stack.callback(log_last_result, algorithm, run, algorithm.training_iteration)
         result = Result(algorithm.latest_numbers)
-        reason = algorithm.stop_requested or (criteria.met(result, whole=False) if result else None)
+        met = criteria.met(without_early_means(result), whole=False) if result else None
+        reason = algorithm.stop_requested or met
         while reason is None:
             result = algorithm.train()
             run.log_result(result)
             if shown is not None:
                 shown.update(result)
-            reason = criteria.met(result) or algorithm.stop_requested
-            checkpoints.update(result)
+            decisive = without_early_means(result)
+            reason = criteria.met(decisive) or algorithm.stop_requested
+            checkpoints.update(decisive)
         log.info("Stopped: %s.", reason)
         if shown is not None:
             shown.reason = reason

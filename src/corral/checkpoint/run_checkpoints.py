@@ -35,8 +35,10 @@ class RunCheckpoints:
 
     It is a context manager: however the block ends, the last state and the best one are written.
 
-    A new best state that may not be written yet stays in memory until it may. Copying it has a pause of the same kind,
-    so that a peak that is shorter than 100 times the duration of a copy may be missed. A number of evaluation counts in
+    Before there is a best value, the best checkpoint is the latest one: when training has only early means, or when no
+    round of evaluation was played yet. A new best state that may not be written yet stays in memory until it may.
+    Copying it has a pause of the same kind, so that a peak that is shorter than 100 times the duration of a copy may be
+    missed. A number of evaluation counts in
     the iteration of its round only, and only if the round is complete. If the round was played while an iteration
     trained, the best state is the one from before this iteration, whose weights were evaluated.
     """
@@ -67,6 +69,7 @@ class RunCheckpoints:
         self._copy_from_s = self._write_from_s = float("-inf")  # the ends of the pauses
         self._before: dict[str, Any] | None = None  # arguments of write_checkpoint, before the iteration of a round
         self._start_interval()
+        self._latest_best: tuple[int, int] | None = None  # position of the latest state that is the best one so far
         self._written: tuple[int, int] | None = None
         if (_checkpoint_of(self._directory, algorithm.training_iteration) / METADATA).exists():
             self._written = self._position()  # the one that the run continues from
@@ -77,7 +80,8 @@ class RunCheckpoints:
         with contextlib.suppress(CheckpointError):
             best = read_checkpoint(self._directory / BEST, with_state=False).metadata.get("best")
             if isinstance(best, Mapping) and {name: best.get(name) for name in self._choice} == self._choice:
-                return float(best["value"])
+                if best["value"] is not None:
+                    return float(best["value"])
         return -math.inf if self._config.best_checkpoint_mode == "max" else math.inf
 
     def _position(self) -> tuple[int, int]:
@@ -141,6 +145,16 @@ class RunCheckpoints:
             described["metadata"]["best"] = {**self._choice, "value": value}
             self._new_best, self._best_value, self._better = described, value, None
 
+    def _set_latest_as_best(self) -> None:
+        """Let the present state be the best one while there is no value by which to choose."""
+        if self._metric is None or math.isfinite(self._best_value) or self._latest_best == self._position():
+            return
+        pause_end_s = self._copy_from_s
+        if (described := self._copied()) is not None:
+            described["metadata"]["best"] = {**self._choice, "value": None}
+            self._new_best, self._latest_best = described, self._position()
+        self._copy_from_s = pause_end_s  # the first best value does not wait for this copy
+
     def _is_due(self) -> bool:
         now_s, every_s = time.monotonic(), self._config.checkpoint_every_s
         every = self._config.checkpoint_every_iterations
@@ -154,6 +168,7 @@ class RunCheckpoints:
         """Write the present state and the best one, where they are not written yet, and remove old checkpoints."""
         start_s = time.monotonic()
         self._write_present()
+        self._set_latest_as_best()
         self._write_best()
         self._write_from_s = _end_of_pause(start_s, WRITE_PAUSE)
         self._start_interval()

@@ -13,6 +13,7 @@ from corral.core.plain import is_same
 from corral.curriculum.shares import log_shares
 from corral.episodes.rollout import episode_statistics
 from corral.errors import ConfigError
+from corral.metrics.result import without_early_means
 
 
 class LearningProgressSampler(Callback):
@@ -98,10 +99,9 @@ class LearningProgressSampler(Callback):
 
     def on_train_result(self, *, algorithm: Any, metrics_logger: Any, result: dict[str, Any], **kwargs: Any) -> None:
         """Update the averages, and draw the next tasks."""
-        by_task = result["env_runners"]["by_task"]
+        by_task = without_early_means(result)["env_runners"]["by_task"]
         for i, name in enumerate(self.names):
-            if by_task[name]["num_episodes"] > 0:
-                mean = by_task[name]["episode_return_mean"]
+            if by_task[name]["num_episodes"] > 0 and not np.isnan(mean := by_task[name]["episode_return_mean"]):
                 before = np.where(np.isnan(self.averages[:, i]), mean, self.averages[:, i])
                 self.averages[:, i] = before + np.array([self.fast, self.slow]) * (mean - before)
         log_shares(metrics_logger, self.tasks, self.probabilities.tolist())

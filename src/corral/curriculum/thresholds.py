@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,17 +11,27 @@ from corral.callbacks.callback import Callback
 from corral.curriculum.shares import log_shares
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import check_is_measured
-from corral.metrics.result import flat_result
+from corral.metrics.result import flat_result, without_early_means
+
+if TYPE_CHECKING:
+    from corral.metrics.entry import Entry
+
+STATE = ("index", "num_reached", "num_episodes_before", "num_values_before", "over_before", "first_counts")
+
+MEMORY_OF_AVERAGE = 3.0
+"""Values, times the weight of a new one, after which a moving average holds 5% of what it was."""
 
 
 class ThresholdCurriculum(Callback):
     """Trains on tasks in order; when a metric has reached its threshold, all sub-envs get the next task.
 
-    An iteration counts only if its metric is about the task in force. A metric of the training episodes, such as
-    `env_runners/episode_return_mean`, counts when it averages only episodes that began after the last change. A
-    metric of an evaluation counts once per round, and only if the round is fresh. Give an instance to
-    `.callbacks(...)`. The result has `curriculum/task_index`, and under `curriculum/task_share` the share of sub-envs
-    for each task.
+    An iteration counts only if its metric is about the task in force. A statistic of training episodes, such as
+    `env_runners/episode_return_mean`, the return of a module or of an agent, or what callbacks log, counts when it has
+    only values of episodes that began after the last change: its window is full of them; a moving average has nearly
+    forgotten the others; what counts for one iteration is of an iteration after these episodes. Early means (see
+    docs/metrics.md) never count. A metric of an evaluation counts once per round, and only if the round is fresh. Give
+    an instance to `.callbacks(...)`. The result has `curriculum/task_index`, and under `curriculum/task_share` the
+    share of sub-envs for each task.
 
     Args:
         tasks: Tasks from easy to hard; `set_task` of the envs receives them.
@@ -55,6 +65,10 @@ class ThresholdCurriculum(Callback):
 
     def _begin(self) -> None:
         self.index, self.num_reached, self.num_episodes_before = 0, 0, 0
+        self.num_values_before = 0  # of the metric, before the task in force
+        self.over_before: dict[int, list[int]] = {}  # episodes of each sub-env that were over then, by runner
+        # Values and episodes that there were when all episodes were about the task in force; `None` until then.
+        self.first_counts: list[int] | None = None
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Set the first task; an algorithm that was built before with this instance does not count."""
@@ -72,7 +86,7 @@ class ThresholdCurriculum(Callback):
         Raises:
             ConfigError: The result has no such metric.
         """
-        metrics = flat_result(result)
+        metrics = flat_result(without_early_means(result))
         if self.metric not in metrics:
             raise ConfigError(f"ThresholdCurriculum: no metric {self.metric!r}. {nearest(self.metric, metrics)}")
         num_episodes = metrics["env_runners/num_episodes_lifetime"]
@@ -81,6 +95,9 @@ class ThresholdCurriculum(Callback):
             self.num_reached = self.num_reached + 1 if reached else 0
             if self.num_reached >= self.patience:
                 self.index, self.num_reached, self.num_episodes_before = self.index + 1, 0, num_episodes
+                if (entry := self._entry(algorithm)) is not None:
+                    self.num_values_before, self.first_counts = entry.num_values, None
+                    self.over_before = algorithm.env_runner_group.num_episodes_over
                 self._set_task(algorithm)
         metrics_logger.log_value(("curriculum", "task_index"), self.index, window=1)
         log_shares(metrics_logger, self.tasks, [float(i == self.index) for i in range(len(self.tasks))])
@@ -89,19 +106,56 @@ class ThresholdCurriculum(Callback):
         """Return whether the metric is about the task in force."""
         if self.metric.startswith("evaluation/"):
             return bool(metrics["evaluation/fresh"])
-        if self.index == 0 or not self.metric.startswith("env_runners/episode_"):
+        if self.index == 0:
             return True
         config = algorithm.config  # one episode of each sub-env began with the task before
         num_old = algorithm.env_runner_group.num_envs * max(1, config.num_env_runners)
         num_new = num_episodes - self.num_episodes_before - num_old
-        return bool(num_new >= config.metrics_num_episodes_for_smoothing)
+        are_episodes_new = bool(num_new >= config.metrics_num_episodes_for_smoothing)
+        if self.metric.startswith("env_runners/episode_"):
+            return are_episodes_new
+        if (entry := self._entry(algorithm)) is None:
+            return True
+        if entry.is_reserved:  # one value per episode, as the returns of modules and agents
+            return bool(entry.num_values - self.num_values_before - num_old >= (entry.reduction.window or 0))
+        return self._counts_values(entry, num_episodes, are_episodes_new or self._are_all_over(algorithm))
+
+    def _entry(self, algorithm: Any) -> Entry | None:
+        """Return the key of the logger that has the metric, if it may be a statistic of training episodes."""
+        entry = algorithm.metrics.find(self.metric)
+        return entry if entry is not None and entry.may_be_of_episodes else None
+
+    def _are_all_over(self, algorithm: Any) -> bool:
+        """Return whether all episodes are over that began before the task in force."""
+        return all(
+            now > before
+            for index, counts in algorithm.env_runner_group.num_episodes_over.items()
+            for before, now in zip(self.over_before.get(index, [0] * len(counts)), counts, strict=True)
+        )
+
+    def _counts_values(self, entry: Entry, num_episodes: float, are_all_over: bool) -> bool:
+        """Return whether what callbacks log is about the task in force.
+
+        Args:
+            entry: Key of the metric.
+            num_episodes: Episodes so far.
+            are_all_over: Whether values from now on are of episodes that began with this task.
+        """
+        if self.first_counts is None:
+            if are_all_over:
+                self.first_counts = [entry.num_values, int(num_episodes)]
+            return False
+        num_values, num_before = self.first_counts
+        if entry.reduction.ema_coeff is not None:
+            return num_episodes - num_before >= MEMORY_OF_AVERAGE / entry.reduction.ema_coeff
+        return entry.reduction.window is None or entry.num_values - num_values >= entry.reduction.window
 
     def _set_task(self, algorithm: Any) -> None:
         algorithm.env_runner_group.foreach_env_runner("set_tasks", kwargs={"tasks": [self.tasks[self.index]]})
 
     def get_state(self) -> dict[str, Any]:
         """Return the index of the task and the counts."""
-        return {name: getattr(self, name) for name in ("index", "num_reached", "num_episodes_before")}
+        return {name: getattr(self, name) for name in STATE}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`.

@@ -22,7 +22,7 @@ from corral.core.interrupts import name_of_interrupt
 from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
-from corral.metrics.result import evaluated_return, flat_result
+from corral.metrics.result import evaluated_return, flat_result, without_early_means
 from corral.metrics.summary import show_number
 from corral.metrics.timers import PARTS
 
@@ -216,7 +216,7 @@ class Progress:
 
     def _progress(self) -> Table:
         assert self.result is not None
-        flat = flat_result(self.result)
+        flat = flat_result(without_early_means(self.result))
         table = Table.grid(padding=(0, 2))
         table.add_column(overflow="fold")  # the end of a name says which module it is about
         for name, criterion in self._stop.items():

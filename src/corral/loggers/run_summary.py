@@ -13,7 +13,7 @@ import numpy as np
 
 from corral.core.intervals import t_interval
 from corral.core.run_files import RESULTS_FILE
-from corral.metrics.result import flat_result
+from corral.metrics.result import flat_result, without_early_means
 
 TRAINED, EVALUATED = "env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean"
 TAIL_BYTES = 1 << 18
@@ -84,8 +84,8 @@ def summarize_numbers(numbers: Sequence[RunNumbers]) -> RunsSummary:
 
 
 def last_numbers(run_dir: Path) -> RunNumbers:
-    """Return the numbers of the last result of a run, which may still be running."""
-    flat = flat_result(_last_result(run_dir / RESULTS_FILE))
+    """Return the numbers of the last result of a run, which may still be running, without early means."""
+    flat = flat_result(without_early_means(_last_result(run_dir / RESULTS_FILE)))
 
     def number(name: str) -> float:
         value = flat.get(name)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.metrics.reducers import NAN, Reducer, Total, make_reducer
+from corral.metrics.reducers import NAN, Reducer, Total, Values, make_reducer
 from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
 from corral.metrics.values import as_floats
 
@@ -87,6 +87,19 @@ class Entry:
     def rate_path(self) -> Path:
         """Key of the throughput."""
         return (*self.path[:-1], f"{self.path[-1]}_throughput")
+
+    @property
+    def num_values(self) -> int:
+        """Values that a key with a window has received, since `take_values` if it was called; 0 without a window."""
+        self.flush()
+        return self.reducer.num_new if isinstance(self.reducer, Values) else 0
+
+    @property
+    def may_be_of_episodes(self) -> bool:
+        """Whether it is a statistic, and not a count, and may be one of training episodes."""
+        group, (name, window) = self.path[0], self.reduction[:2]
+        is_count = name in ("item", "item_series", "lifetime_sum") or (name == "sum" and window is None)
+        return not is_count and (group == "env_runners" or not (self.is_reserved or group == "learners"))
 
     def flat_names(self) -> list[str]:
         """Return the names of its numbers in files, where a slash ends a group."""

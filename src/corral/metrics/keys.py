@@ -39,6 +39,10 @@ class Keys:
         self._written.append({})
         return self._written[-1]
 
+    def named(self, name: str) -> Entry | None:
+        """Return the entry that has a name in files, or `None`."""
+        return self._flat.get(name)
+
     def clear(self) -> None:
         """Forget all keys."""
         all_of_them: list[Any] = [self.entries, self.names, self.updates, self._flat, self._groups, *self._written]

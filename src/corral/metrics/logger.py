@@ -322,6 +322,27 @@ class MetricsLogger(Viewable):
         entry.flush()
         return entry.reducer.take()[1]
 
+    def find(self, name: str) -> Entry | None:
+        """Return the key that has a name in files, such as `env_runners/episode_return_mean`, or `None`."""
+        return self._keys.named(name)
+
+    def names_of_unfilled(self, *, without_window: bool) -> list[str]:
+        """Return the names in files of the statistics of episodes whose window is not full.
+
+        Statistics of episodes are those of the runners, and those of user code that are not about learners.
+
+        Args:
+            without_window: Whether the statistics that have no window count as well.
+        """
+        entries = [entry for entry in self._logged() if entry.may_be_of_episodes]
+        windows = [entry.reduction.window for entry in entries]
+        return [
+            name
+            for entry, window in zip(entries, windows, strict=True)
+            if (without_window if window is None else len(self.peek_values(entry.path)) < window)
+            for name in entry.flat_names()
+        ]
+
     def reduce(self) -> dict[str, Any]:
         """Return all results as a nested dict, and forget the values that count only for one iteration."""
         result: dict[str, Any] = self.peek()

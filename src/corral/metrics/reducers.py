@@ -147,6 +147,11 @@ class Values(Reducer):
     def peek(self) -> Any:
         return self._summary(list(self._values))
 
+    @property
+    def num_new(self) -> int:
+        """Number of values that were added since the last `take`."""
+        return self._num_new
+
     def peek_values(self) -> list[Any]:
         """Return the values that are summarised, the oldest first."""
         return list(self._values)

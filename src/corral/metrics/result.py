@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+EARLY_MEANS = "early_means"
+"""Key of a result that lists the names of its early means; see `without_early_means`."""
+
 
 def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested result as a flat dict `{"env_runners/episode_return_mean": ...}`, without the config."""
+    """Return a nested result as a flat dict `{"env_runners/episode_return_mean": ...}`.
+
+    It has no config, and no list of early means.
+    """
     flat: dict[str, Any] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
             if key != "config" or prefix:
                 flat |= flat_result(value, f"{prefix}{key}/")
-        else:
+        elif prefix or key != EARLY_MEANS:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def without_early_means(result: Mapping[str, Any]) -> Any:
+    """Return a result to decide by: NaN is in place of its early means. It is the result itself if there are none.
+
+    Early means are statistics of few training episodes, of which short ones are too many, because longer ones have not
+    ended yet. `result["early_means"]` names them; see docs/metrics.md.
+    """
+    names = frozenset(result.get(EARLY_MEANS) or ())
+    return {**_hidden(result, names, ""), EARLY_MEANS: []} if names else result
+
+
+def _hidden(values: Mapping[str, Any], names: Collection[str], prefix: str) -> dict[str, Any]:
+    return {
+        key: _hidden(value, names, f"{prefix}{key}/")
+        if isinstance(value, Mapping)
+        else math.nan
+        if f"{prefix}{key}" in names
+        else value
+        for key, value in values.items()
+    }
 
 
 def merge_nested(result: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from corral.core.run_files import RESULTS_FILE, SET_ASIDE
 from corral.errors import RunDirectoryError
 from corral.loggers.run import CONFIG_FILE
-from corral.metrics.result import flat_result
+from corral.metrics.result import flat_result, without_early_means
 from corral.report.result_columns import ResultColumns
 from corral.report.run_log import RunLog, read_log
 
@@ -171,10 +171,10 @@ def _read_results(path: Path, problems: list[str]) -> ResultColumns:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Return the flat result in a line, or `None` for a damaged line."""
+    """Return the flat result in a line without early means, or `None` for a damaged line."""
     try:
         result = json.loads(line)
-        return flat_result(result) if isinstance(result, dict) else None
+        return flat_result(without_early_means(result)) if isinstance(result, dict) else None
     except (ValueError, RecursionError):
         return None
 

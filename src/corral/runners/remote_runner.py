@@ -332,6 +332,8 @@ class RemoteRunner:
             self.state["tasks"] = state["env"]["tasks"]
         if state["env"].get("num_episodes") is not None:
             self.state["num_episodes"] = state["env"]["num_episodes"]
+        if state.get("num_episodes_over") is not None:
+            self.state["num_episodes_over"] = state["num_episodes_over"]
 
     def call(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
         """Call a method of the runner by name, or a function with the runner."""

@@ -62,6 +62,8 @@ class EnvRunner(Viewable):
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
+        num_episodes_over: Episodes of each sub-env that are over, int64 `[N]`: ended, or if whole episodes were asked
+            for, dropped at the end of the rollout. A runner that replaces another one continues its counts.
         last_statistics: Statistics of the episodes that ended in the last rollout, before callbacks changed any column.
     """
 
@@ -136,6 +138,7 @@ class EnvRunner(Viewable):
             has_own_process=has_own_process,
         )
         self.make_env()
+        self.num_episodes_over = np.zeros(self.num_envs, np.int64)
         self._timestep = 0  # env steps of all runners when the current sample began, where known
         self.num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
         self._last_num_rows = 0
@@ -367,6 +370,7 @@ class EnvRunner(Viewable):
                     is_cut = self._fill(rollout, request, mode, resets_all, explore)
             num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
+                self.num_episodes_over += 1
                 self.num_env_steps_lost += int(np.count_nonzero(rollout.steps_from(0))) - rollout.num_env_steps
             num_counted = rollout.num_env_steps, num_episodes
             self._count(*num_counted)
@@ -482,6 +486,7 @@ class EnvRunner(Viewable):
         self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
+            np.add.at(self.num_episodes_over, self.last_statistics.env_indices, 1)
             self._log_episodes(self.last_statistics)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
@@ -648,7 +653,8 @@ class EnvRunner(Viewable):
 
         `weights_version`, `num_env_steps_sampled_lifetime`, `exploration`, `environment`: settings of the env that were
         changed in this runner, `tasks`: what `get_task` of each sub-env returns, or `None` where there is no such
-        method, and `num_episodes`: what `env_reset_fn` has counted in each sub-env, or `None` without one.
+        method, `num_episodes`: what `env_reset_fn` has counted in each sub-env, or `None` without one, and
+        `num_episodes_over`.
         """
         return {
             "weights_version": self.weights_version,
@@ -656,6 +662,7 @@ class EnvRunner(Viewable):
             "environment": self.host.changed_settings,
             "tasks": self.host.get_tasks(),
             "num_episodes": self.host.get_num_episodes(),
+            "num_episodes_over": self.num_episodes_over.tolist(),
             "exploration": self.of_actors(lambda actor: actor.exploration.get_state()),
         }
 
@@ -672,6 +679,12 @@ class EnvRunner(Viewable):
         if "tasks" in state:
             self.host.set_tasks(state["tasks"])
         self.host.set_num_episodes(state.get("num_episodes"))
+        self.set_num_episodes_over(state.get("num_episodes_over"))
+
+    def set_num_episodes_over(self, counts: Sequence[int] | None) -> None:
+        """Continue the counts of a state, unless it has none, or has other sub-envs."""
+        if counts is not None and len(counts) == self.num_envs:
+            self.num_episodes_over = np.array(counts, np.int64)
 
     def of_actors(self, get: Callable[[Actor], Any]) -> Any:
         """Return what `get` returns for the only actor, or by module id if there are several agents."""

@@ -225,6 +225,16 @@ class EnvRunnerGroup:
         """Exceptions so far that `on_error="log"` kept from ending the run, where known."""
         return self.counts.num_callback_errors
 
+    @property
+    def num_episodes_over(self) -> dict[int, list[int]]:
+        """Episodes of each sub-env that are over, by index of the runner, where known; without runners that are lost.
+
+        See `EnvRunner.num_episodes_over`.
+        """
+        unknown = [0] * self.num_envs
+        runners = [runner for runner in self._runners.values() if not runner.is_lost]
+        return {runner.index: runner.state.get("num_episodes_over") or unknown for runner in runners}
+
     def fault_results(self) -> dict[str, int]:
         """Return the numbers about runners that the result shows under `fault_tolerance`.
 
@@ -744,6 +754,11 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
     def num_callback_errors(self) -> int:
         """Exceptions in callbacks of the runner that were logged."""
         return self.local_env_runner.callbacks.num_errors
+
+    @property
+    def num_episodes_over(self) -> dict[int, list[int]]:
+        """Episodes of each sub-env that are over; see `EnvRunner.num_episodes_over`."""
+        return {0: self.local_env_runner.num_episodes_over.tolist()}
 
     def fault_results(self) -> dict[str, int]:
         """Return the numbers about the runner that the result shows under `fault_tolerance`."""

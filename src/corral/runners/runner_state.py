@@ -51,6 +51,7 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
     return {
         "numbers": {name: getattr(runner, name) for name in _NUMBERS},
         "id_prefix": runner._id_prefix,
+        "num_episodes_over": runner.num_episodes_over.tolist(),
         "env": runner.host.get_state(),
         "episodes": None if runner._needs_reset else _get_episodes(runner),
         "actions": runner.of_actors(lambda actor: actor.row_distribution.get_state()),
@@ -82,6 +83,7 @@ def make_runner_state(config: RunnerConfig, worker_index: int, num_restarts: int
     return {
         "numbers": {name: known.get(name, 0) for name in _NUMBERS},
         "id_prefix": id_prefix(id_seed),
+        "num_episodes_over": known.get("num_episodes_over"),
         "env": {
             **env,
             "env_config": env_config if is_plain(env_config) else None,
@@ -144,6 +146,7 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, A
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
     runner._id_prefix = state["id_prefix"]
+    runner.set_num_episodes_over(state.get("num_episodes_over"))
     runner._needs_reset, runner.events = True, None
     if not any(obstacles) and episodes is not None:
         _set_episodes(runner, episodes)

@@ -13,10 +13,11 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.registry import algorithm_names, config_class
 from corral.config.config import AlgorithmConfig
 from corral.core.result_values import classify
+from corral.metrics.result import EARLY_MEANS, without_early_means
 from corral.tune.param_space import configured
 from corral.tune.resources import resources
 
-_OF_TUNE = frozenset((*AUTO_RESULT_KEYS, DONE))
+_OF_TUNE = frozenset((*AUTO_RESULT_KEYS, DONE, EARLY_MEANS))
 
 
 def trainable(algorithm: str | AlgorithmConfig | type[AlgorithmConfig]) -> type[AlgorithmTrainable]:
@@ -129,13 +130,15 @@ def _pickles(config: AlgorithmConfig) -> dict[str, bytes]:
 def reportable(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a result that Tune stores: numbers, texts and series of them, under the same nested keys.
 
+    Searchers, schedulers and `stop=` decide by it, so early means are NaN; see docs/metrics.md.
     Keys that Tune sets itself are left out (`training_iteration`, `time_total_s`, `config`, `done`, ...), except
     `timesteps_total`, the number of env steps so far. Arrays, images and videos are left out.
 
     Args:
         result: Result of `Algorithm.train()`.
     """
-    told: dict[str, Any] = _told({name: value for name, value in result.items() if name not in _OF_TUNE})
+    decisive = without_early_means(result)
+    told: dict[str, Any] = _told({name: value for name, value in decisive.items() if name not in _OF_TUNE})
     return {**told, TIMESTEPS_TOTAL: result["num_env_steps_sampled_lifetime"]}
 
 

@@ -24,6 +24,7 @@ from corral.compat.rllib.constants import (
 from corral.compat.rllib.helpers import convert_numpy_to_python_primitives
 from corral.compat.rllib.table import EXTRA
 from corral.errors import ConfigError
+from corral.metrics.result import without_early_means
 
 log = logging.getLogger("corral")
 
@@ -174,13 +175,14 @@ def run_rllib_example_script_experiment(
 
 
 def should_stop(stop: Mapping[str, float], results: Mapping[str, Any], keep_ray_up: bool = False) -> bool:
-    """Return whether a result fulfils a stop criterion, and print the criterion.
+    """Return whether a result fulfils a stop criterion, and print the criterion; early means fulfil none.
 
     Args:
         stop: Smallest values, by path in the result, such as `"env_runners/episode_return_mean"`.
         results: A result of `train()`.
         keep_ray_up: Whether Ray keeps running if a criterion is fulfilled.
     """
+    results = without_early_means(results)
     for key, threshold in stop.items():
         if _number(results, key) >= threshold:
             print(f"Stop criterion ({key}={threshold}) fulfilled!")
@@ -290,7 +292,7 @@ def _train(
             if ENV_RUNNER_RESULTS in (result.get(EVALUATION_RESULTS) or {}):
                 line += f" R(eval)={_number(result, f'{EVALUATION_RESULTS}/{RETURN}')}"
             print(line, flush=True)
-            best = float(np.fmax(best, _number(result, metric)))
+            best = float(np.fmax(best, _number(without_early_means(result), metric)))
             if should_stop(stop, result, keep_ray_up=True):
                 break
     finally:

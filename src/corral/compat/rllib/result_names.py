@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from corral.core.ids import ALL_MODULES, DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from corral.metrics.result import flat_result
 
 _LIFETIME = "_lifetime"
 
@@ -40,6 +42,25 @@ def _add_only_agent(runners: dict[str, Any]) -> None:
             steps = runners.get(f"num_env_steps_sampled{end}")
             if steps is not None:
                 runners.setdefault(f"num_{kind}_steps_sampled{end}", {identity: steps})
+
+
+_SAME = (
+    (re.compile(r"^(sampler_results/)?(env_runners/)?"), "env_runners/"),
+    (re.compile(r"/policy_reward_(\w+)/"), r"/module_episode_return_\1/"),
+    (re.compile(r"/episode_reward_"), "/episode_return_"),
+    (re.compile(r"_episode_returns_mean/"), "_episode_return_mean/"),
+)
+_OF_ONLY_AGENT = re.compile(rf"/(agent|module)(_episode_return_mean)/({DEFAULT_AGENT_ID}|{DEFAULT_MODULE_ID})$")
+
+
+def other_names(result: Mapping[str, Any], names: Collection[str]) -> Iterator[str]:
+    """Yield the other paths in a result of numbers of the runners, given their paths in Corral's results."""
+    for path in flat_result(result):
+        native = path
+        for pattern, same in _SAME:
+            native = pattern.sub(same, native)
+        if native in names or _OF_ONLY_AGENT.sub(r"/episode_return_mean", native) in names:
+            yield path
 
 
 def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) -> None:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from corral.compat.rllib.result_names import add_names_of_learners, add_names_of_runners
+from corral.compat.rllib.result_names import add_names_of_learners, add_names_of_runners, other_names
+from corral.metrics.result import EARLY_MEANS
 
 _EPISODES = {
     "episode_reward_mean": "episode_return_mean",
@@ -55,6 +56,8 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
     more |= _old_episode_keys(runners, episodes)
     for name, value in more.items():
         result.setdefault(name, value)
+    if early := result.get(EARLY_MEANS):
+        result[EARLY_MEANS] = list(dict.fromkeys([*early, *other_names(result, early)]))
     if config is not None:
         result["config"] = config.to_dict()
     evaluation = result.get("evaluation")
