@@ -14,7 +14,7 @@ class ReturnsApart(Callback):
 
 def main(num_iterations=5):
     config = PPOConfig().environment("CartPole-v1").callbacks(ReturnsApart).debugging(seed=0)
-    config.evaluation(evaluation_interval=num_iterations, evaluation_config={"explore": False})
+    config.evaluation(evaluation_interval=num_iterations)
     with config.build() as algo:
         for _ in range(num_iterations):
             result = algo.train()

@@ -57,13 +57,18 @@ class HostConfig(EngineSettings, FaultToleranceSettings, EnvironmentSettings):
     """What an `EnvHost` reads of a config."""
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 1
-    """Number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
+    """The algorithm's default of the number of sub-envs."""
 
     if TYPE_CHECKING:
         num_env_runners: int
         num_envs_per_env_runner: int | None
         vectorization: Literal["auto", "sync", "async"]
         autoreset_mode: Literal["next_step", "same_step"]
+
+    @property
+    def default_num_envs(self) -> int:
+        """The number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
+        return self.DEFAULT_NUM_ENVS
 
     @property
     def chooses_resets(self) -> bool:

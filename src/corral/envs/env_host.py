@@ -162,7 +162,7 @@ class EnvHost:
             config.env,
             self._context,
             num_envs=config.num_envs_per_env_runner,
-            default_num_envs=config.DEFAULT_NUM_ENVS,
+            default_num_envs=config.default_num_envs,
             vectorization=config.vectorization,
             autoreset_mode=config.autoreset_mode,
             wrappers=config.all_wrappers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Self
 
@@ -55,7 +56,9 @@ class EvaluationSettings(SettingGroup):
             Otherwise it continues the episodes that the last round left unfinished, in which earlier weights played.
             Rounds of `"episodes"` always begin with a reset.
         evaluation_config: Settings that differ in evaluation runners, as `AlgorithmConfig.overrides` returns them, or a
-            config, whose settings count where they differ from the defaults of its class.
+            config, whose settings count where they differ from the defaults of its class. Evaluation runners act
+            greedily unless `explore` or an `exploration_config` is among them, and have at most one sub-env for each
+            episode that they play unless `num_envs_per_env_runner` is.
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It
             returns a dict of metrics, or `(metrics, env_steps, agent_steps)`.
         evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
@@ -100,16 +103,39 @@ class EvaluationConfig(RunnerConfig, EvaluationSettings):
 
         The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
         with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
-        place of `batch_mode`. With videos, the envs render images.
+        place of `batch_mode`. With videos, the envs render images. The runners do not explore, unless
+        `evaluation_config` says how or that they do.
         """
         alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes", "loggers": None}
+        alone["explore"] = "exploration_config" in self.evaluation_config
+        num_envs = self.num_envs_per_env_runner or self.DEFAULT_NUM_ENVS
+        if (most := self._episodes_per_runner) is not None and most < num_envs:
+            alone["num_envs_per_env_runner"], num_envs = None, most  # an env may give a number itself
         if self.evaluation_tasks != "training":
             alone["env_reset_fn"] = None
         number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
         config = self.copy(**{**alone, **self.evaluation_config, **number})
+        config.__dict__["_default_num_envs"] = num_envs
         if self.evaluation_num_videos:
             config.env_config = {"render_mode": "rgb_array", **config.env_config}
         return config
+
+    @property
+    def _episodes_per_runner(self) -> int | None:
+        """The most episodes of a round that one runner plays; `None` if that is not known."""
+        if self.evaluation_seeds is not None:
+            num_episodes = len(self.evaluation_seeds)
+        elif self.evaluation_duration == "auto" or self.evaluation_duration_unit != "episodes":
+            return None
+        else:
+            num_episodes = self.evaluation_duration
+        is_custom = self.custom_evaluation_function is not None
+        return None if is_custom else math.ceil(num_episodes / max(1, self.evaluation_num_env_runners))
+
+    @property
+    def default_num_envs(self) -> int:
+        """The number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
+        return int(self.__dict__.get("_default_num_envs", self.DEFAULT_NUM_ENVS))
 
     @property
     def chooses_resets(self) -> bool:

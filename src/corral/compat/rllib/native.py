@@ -349,10 +349,14 @@ def _connector_events(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in which evaluation differs from training; what has no effect there is left out."""
+    """Return the settings in which evaluation differs from training; what has no effect there is left out.
+
+    Those are among them that RLlib takes from training, and Corral does not.
+    """
+    of_training = {key: training[key] for key in ("explore", "num_envs_per_env_runner") if key in training}
     evaluated = config.get_evaluation_config_object() if config.evaluation_config else None
     if evaluated is None:
-        return {}
+        return of_training
     given = {key: vars(evaluated)[key] for key in sorted(IN_EVALUATION) if key in vars(evaluated)}
     read = config.copy(copy_frozen=False).update_from_dict(given)
     settings = to_settings(read, name)
@@ -366,7 +370,7 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
     if has_own or bool(settings["wrappers"]) != bool(training["wrappers"]):
         classes, functions = callbacks.to_native(evaluated)
         found |= {"callbacks_class": [*_connector_events(settings), *classes], "callback_functions": functions}
-    return found
+    return of_training | found
 
 
 def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
