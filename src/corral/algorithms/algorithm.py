@@ -560,17 +560,28 @@ class Algorithm(metaclass=_WithHints):
             self.metrics.log_reserved({("learners", ALL_MODULES, name): [steps]}, "sum")
             self.metrics.log_reserved({("learners", ALL_MODULES, f"{name}_lifetime"): [steps]}, "lifetime_sum")
 
-    def sample(self, num_timesteps: int) -> list[Rollout]:
-        """Sample at least `num_timesteps` env steps, in rounds of the fragment length if one is set.
+    def sample(self, num_timesteps: int | None = None, *, num_episodes: int | None = None) -> list[Rollout]:
+        """Sample at least `num_timesteps` env steps, or exactly `num_episodes` whole episodes.
 
-        With `count_steps_by="agent_steps"` it samples at least so many agent steps.
+        Args:
+            num_timesteps: Env steps, sampled in rounds of the fragment length if one is set. With
+                `count_steps_by="agent_steps"`, agent steps.
+            num_episodes: Whole episodes, spread evenly over all sub-envs, which are reset before and after. More come
+                back if a fragment of an earlier call arrives late.
+
+        Raises:
+            SampleError: Neither or both of the numbers are given.
         """
         rollouts: list[Rollout] = []
-        left, by_agent = num_timesteps, self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
+        left, by_episode = num_timesteps, num_timesteps is None
+        if left is None or num_episodes is not None:
+            left = SampleRequest(num_timesteps=num_timesteps, num_episodes=num_episodes).num_wanted  # one of the two
+        by_agent = self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
         while left > 0:
+            num_env_steps = self.num_env_steps_per_round or (self._env_steps_for(left, rollouts) if by_agent else left)
             request = SampleRequest(
-                num_timesteps=self.num_env_steps_per_round
-                or (self._env_steps_for(left, rollouts) if by_agent else left),
+                num_timesteps=None if by_episode else num_env_steps,
+                num_episodes=left if by_episode else None,
                 timestep=self.num_env_steps_sampled_lifetime,
                 with_infos=self.READS_INFOS,
                 training_iteration=self.training_iteration,
@@ -578,7 +589,10 @@ class Algorithm(metaclass=_WithHints):
             arrived = self.env_runner_group.sample(request, self.timers)
             num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
             self.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
-            left -= count_agent_steps(arrived) if by_agent else num_env_steps
+            if by_episode:
+                left -= sum(map(request.num_in, arrived))
+            else:
+                left -= count_agent_steps(arrived) if by_agent else num_env_steps
             rollouts += arrived
         for learn in self._receivers:
             learn(rollouts)
@@ -588,7 +602,8 @@ class Algorithm(metaclass=_WithHints):
         """Count the env steps of rollouts, and let statistics of transforms and explorations learn from them.
 
         For a training step that asks for rollouts with `env_runner_group.sample_async`, and receives them with
-        `fetch_samples`; `sample` does all of it.
+        `fetch_samples`; `sample` does all of it. Env steps of a training step that samples by hand otherwise, with
+        `env_runner_group.sample` or `env_runner.sample`, count when it ends.
         """
         self.num_env_steps_sampled_lifetime += sum(rollout.num_env_steps for rollout in rollouts)
         for learn in self._receivers:
@@ -727,8 +742,14 @@ class Algorithm(metaclass=_WithHints):
     def _repeat_training_step(self, start: float) -> None:
         """Train until the iteration is as long as the settings say; `start` is the clock reading of its begin."""
         config, steps_before = self.config, self.num_env_steps_sampled_lifetime
+        group, runner = self.env_runner_group, self.env_runner_group.local_env_runner
         while True:
+            sampled = group.num_env_steps_returned + (0 if runner is None else runner.num_env_steps_by_hand)
+            uncounted = sampled - self.num_env_steps_sampled_lifetime
             self.log_learner_results(self.training_step())
+            sampled = group.num_env_steps_returned + (0 if runner is None else runner.num_env_steps_by_hand)
+            by_hand = sampled - self.num_env_steps_sampled_lifetime - uncounted
+            self.num_env_steps_sampled_lifetime += max(0, by_hand)
             elapsed_s = time.perf_counter() - start
             sampled = self.num_env_steps_sampled_lifetime - steps_before
             if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:

@@ -62,6 +62,7 @@ class EnvRunner(Viewable):
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
+        num_env_steps_by_hand: Env steps of the rollouts that `sample` has returned; groups of runners call `collect`.
         num_episodes_over: Episodes of each sub-env that are over, int64 `[N]`: ended, or if whole episodes were asked
             for, dropped at the end of the rollout. A runner that replaces another one continues its counts.
         last_statistics: Statistics of the episodes that ended in the last rollout, before callbacks changed any column.
@@ -110,6 +111,7 @@ class EnvRunner(Viewable):
         self.weight_receivers = {}
         self.num_env_steps_sampled_lifetime = 0
         self.num_env_steps_lost = 0
+        self.num_env_steps_by_hand = 0
         self._unlogged: tuple[int, int] | None = None  # env steps and episodes that are not in the metrics yet
         self.last_statistics = NO_EPISODES
         self.reserve_metrics()
@@ -308,7 +310,7 @@ class EnvRunner(Viewable):
         Raises:
             SampleError: Neither or both of the numbers are given, or one is negative.
         """
-        return self.collect(
+        rollout = self.collect(
             SampleRequest(
                 num_timesteps=num_timesteps,
                 num_episodes=num_episodes,
@@ -318,6 +320,8 @@ class EnvRunner(Viewable):
                 timestep=timestep,
             )
         )
+        self.num_env_steps_by_hand += rollout.num_env_steps
+        return rollout
 
     def collect(self, request: SampleRequest) -> Rollout:
         """Step the env as a request asks, and return the columns.

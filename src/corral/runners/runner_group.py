@@ -58,6 +58,7 @@ class EnvRunnerGroup:
         num_agents: Possible agents of a sub-env.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
+        num_env_steps_returned: Env steps of the rollouts that calls of this group have returned.
     """
 
     def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
@@ -92,7 +93,7 @@ class EnvRunnerGroup:
         self._config = config
         self.local_env_runner: EnvRunner | None = None
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
-        self.num_failures = 0
+        self.num_failures = self.num_env_steps_returned = 0
         self._num_env_steps = 0  # of all runners of the algorithm, where known
         self._weights: Any = {}
         self._weights_version = -1
@@ -404,6 +405,7 @@ class EnvRunnerGroup:
     def _return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
         taken, self._taken = self._taken, []
+        self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
     def _take_arrived(self) -> None:
@@ -777,6 +779,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self._check_running()
         with forks_end_here():
             rollout = self.local_env_runner.collect(request)
+        self.num_env_steps_returned += rollout.num_env_steps
         return [rollout if request.with_infos else rollout.without_infos()]
 
     def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
@@ -786,6 +789,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         for _ in range(num_asked):
             [rollout] = self.sample(request.part(request.num_wanted, self._timestep_of(request)))
             self._taken.append((0, rollout))
+            self.num_env_steps_returned -= rollout.num_env_steps  # until `fetch_samples` returns it
             self._num_env_steps += rollout.num_env_steps
         return num_asked
 
