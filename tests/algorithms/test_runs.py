@@ -193,14 +193,16 @@ def test_the_smallest_number_may_be_the_best(tmp_path: Path) -> None:
     assert best.metadata["training_iteration"] == 2
 
 
-def test_a_metric_of_the_best_that_never_appears_is_an_error_after_the_first_iteration(tmp_path: Path) -> None:
-    config = small_ppo(best_checkpoint_metric="episode_retrun_mean")
+@pytest.mark.parametrize("settings", [{}, {"num_env_runners": 2, "engine_name": "local"}], ids=["embedded", "runners"])
+def test_a_metric_of_the_best_that_never_appears_is_an_error_before_anything_is_sampled(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = small_ppo(best_checkpoint_metric="episode_retrun_mean", **settings)
     with pytest.raises(
         ConfigError, match=r"best_checkpoint_metric 'episode_retrun_mean' does not appear.*return_mean'"
     ):
-        fit(config, tmp_path, 9)
-    assert iterations(tmp_path) == [1]
-    assert names(tmp_path) == {"iteration-000001"}
+        fit(config, tmp_path / "run", 9)
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_is_written_on_request(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from corral import PPOConfig
 from corral.algorithms.stopping import Below, StopCriteria
 from corral.errors import StopCriterionError
 from corral.metrics.named_number import LATE_KEY_ITERATIONS
 from corral.metrics.result import flat_result
+from corral.testing import CountingEnv
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -176,3 +179,77 @@ def test_a_misspelt_name_without_its_end_suggests_all_ends() -> None:
     assert set(hint.replace(" or ", ", ").rstrip("?").split(", ")) == {
         f"'env_runners/episode_return_{how}'" for how in ("mean", "min", "max")
     }
+
+
+class Watched(CountingEnv):
+    """An env whose steps are counted over all of them."""
+
+    num_steps = 0
+
+    def step(self, action: int) -> Any:
+        Watched.num_steps += 1
+        return super().step(action)
+
+
+def small(**settings: Any) -> PPOConfig:
+    made = PPOConfig().environment(Watched).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
+    made.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
+    return made.rl_module(model_config={"fcnet_hiddens": [4]}).copy(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_env_step", "num_env_steps"),
+        ("episode_retrun_mean", "env_runners/episode_return_mean"),
+        ("total_loss", "learners/default_policy/total_loss"),
+        ("learners/default_polcy/total_loss", "learners/default_policy/total_loss"),
+        ("iterations", "training_iteration"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"num_env_runners": 2, "engine_name": "local"}], ids=["embedded", "runners"])
+def test_a_misspelt_name_is_refused_before_a_step_with_a_hint_that_works(
+    name: str, hint: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with small(**settings).build() as algo:
+        before = Watched.num_steps
+        with pytest.raises(StopCriterionError, match=f"'{name}' does not appear in the result.*{hint}"):
+            algo.fit(stop={name: 1e9}, run_dir=tmp_path / "run", progress=False)
+        assert Watched.num_steps == before and not (tmp_path / "run").exists()
+        algo.fit(stop={hint: 1e9, "training_iteration": 1}, run_dir=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("name", ["engine", "bottleneck/part"])
+def test_a_text_is_refused_before_a_step(name: str, tmp_path: Path) -> None:
+    with small().build() as algo:
+        before = Watched.num_steps
+        with pytest.raises(StopCriterionError, match="which is not a number"):
+            algo.fit(stop={name: 1}, run_dir=tmp_path / "run", progress=False)
+        assert Watched.num_steps == before
+
+
+def test_hints_are_numbers() -> None:
+    with pytest.raises(StopCriterionError) as raised:
+        StopCriteria({"engin": 0}).met(result(engine="embedded"))
+    assert "'engine'" not in str(raised.value)
+
+
+def test_every_number_of_a_result_may_be_a_criterion(tmp_path: Path) -> None:
+    settings = {"evaluation_interval": 2, "evaluation_duration": 1}
+    with small(**settings).build() as algo:
+        numbers = [
+            name
+            for name, value in flat_result(algo.train()).items()
+            if isinstance(value, (int, float)) and not name.endswith("_lifetime") and name != "time_total_s"
+        ]
+        stop = {**dict.fromkeys(numbers, 1e12), "num_env_steps": 1}
+        result = algo.fit(stop=stop, run_dir=tmp_path / "run", progress=False)
+    assert result["training_iteration"] == 1  # it had met one already
+
+
+def test_keys_that_callbacks_log_are_not_refused(tmp_path: Path) -> None:
+    def log(metrics_logger: Any) -> None:
+        metrics_logger.log_value("mine", 3.0, window=1)
+
+    with small().callbacks(on_train_result=log).build() as algo:
+        assert algo.fit(stop={"mine": 3}, run_dir=tmp_path / "run", progress=False)["training_iteration"] == 1

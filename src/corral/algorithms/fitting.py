@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,14 @@ from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.finding import CHECKPOINTS
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
+from corral.core.ids import ALL_MODULES
 from corral.errors import CheckpointError, ConfigError, StopCriterionError
+from corral.learners.losses import learner_metrics
 from corral.loggers import Logger, Run
 from corral.loggers.named import make_loggers, names_of
 from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
-from corral.metrics.named_number import check_is_measured
-from corral.metrics.result import without_early_means
+from corral.metrics.named_number import NamedNumber, check_is_measured
+from corral.metrics.result import flat_result, without_early_means
 from corral.metrics.result_html import Result
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def fit(
         check_run_to_resume(Path(resume))
         stop = stop_of_run(resume) if stop is None else stop
     criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
-    _check_names(criteria, algorithm.config)
+    _check_names(criteria, algorithm, late_keys)
     changes: list[str] = []
     run = Run(
         algorithm.config,
@@ -101,12 +104,49 @@ def _loggers(config: AlgorithmConfig, given: Sequence[Any] | None, resume: str |
     return make_loggers(named, "reporting: loggers")
 
 
-def _check_names(criteria: StopCriteria, config: AlgorithmConfig) -> None:
-    """Refuse numbers of evaluation without evaluation, before a file is written."""
-    for name, criterion in criteria.criteria.items():
-        if not callable(criterion):
-            check_is_measured(name, "stop criterion", config, StopCriterionError)
-    check_is_measured(best_metric(config), "best_checkpoint_metric", config, ConfigError)
+def _check_names(criteria: StopCriteria, algorithm: Algorithm, late_keys: bool) -> None:
+    """Refuse numbers that the results will not have, where that is known before anything is sampled or written."""
+    config, numbers = algorithm.config, criteria.numbers
+    for name in numbers:
+        check_is_measured(name, "stop criterion", config, StopCriterionError)
+    best = best_metric(config)
+    check_is_measured(best, "best_checkpoint_metric", config, ConfigError)
+    is_own = not type(algorithm).__module__.startswith("corral.")  # its training step may log any number
+    if late_keys or is_own:
+        return
+    if best is not None:
+        numbers[best] = NamedNumber(best, "best_checkpoint_metric", ConfigError, late_keys=False)
+    known = _known_numbers(algorithm)
+    for name, number in numbers.items():
+        if not _may_come_later(name, algorithm) and "env_runners/num_episodes" in known:
+            number.check_known(known)
+
+
+def _known_numbers(algorithm: Algorithm) -> dict[str, Any]:
+    """Return the numbers that a result has, as far as they are known before the first one, as a flat result."""
+    group = algorithm.env_runner_group
+    if group.local_env_runner is None and len(group.idle_runners()) == len(group.worker_indices):
+        # The names of what runners of the engine log come with their fragments otherwise.
+        logged = group.foreach_env_runner("get_metrics")
+        algorithm.metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
+    result = algorithm._result()
+    algorithm._set_costs(result, 1.0)
+    of_learners = {
+        f"learners/{module_id}/{name}": math.nan
+        for module_id in filter(algorithm.trains, algorithm.module_ids)
+        for name in learner_metrics(*algorithm.get_module(module_id).parameter_groups())
+    }
+    return {**of_learners, **flat_result(result)}
+
+
+def _may_come_later(name: str, algorithm: Algorithm) -> bool:
+    """Return whether a number may first appear in a later result: what losses and explorations report."""
+    group, _, rest = name.partition("/")
+    if group == "learners":
+        return rest.partition("/")[0] in (*algorithm.module_ids, ALL_MODULES)
+    if group == "evaluation":
+        return algorithm.config.custom_evaluation_function is not None
+    return group == "exploration"
 
 
 def _progress(algorithm: Algorithm, mode: Any) -> Callable[[Mapping[str, Any]], Progress] | None:

@@ -90,6 +90,11 @@ class StopCriteria:
             name: NamedNumber(name, "stop criterion", StopCriterionError, late_keys=late_keys) for name in criteria
         }
 
+    @property
+    def numbers(self) -> dict[str, NamedNumber]:
+        """The numbers of the result that are criteria, by name."""
+        return {name: self._numbers[name] for name, criterion in self.criteria.items() if not callable(criterion)}
+
     def met(self, result: dict[str, Any], *, whole: bool = True) -> str | None:
         """Return the first criterion that a result meets as text, or `None`.
 

@@ -222,6 +222,13 @@ RESULTS: Mapping[str, Meanings] = {
     "evaluation/episode_return_mean": _same("evaluation/env_runners/episode_return_mean"),
     "eval/mean_reward": _same("evaluation/env_runners/episode_return_mean"),
     "eval/mean_ep_length": _same("evaluation/env_runners/episode_len_mean"),
+    "reward": _same("env_runners/episode_return_mean"),
+    "mean_reward": _same("env_runners/episode_return_mean"),
+    "return": _same("env_runners/episode_return_mean"),
+    "iteration": _same("training_iteration"),
+    "iterations": _same("training_iteration"),
+    "steps": _same("num_env_steps_sampled_lifetime"),
+    "timesteps": _same("num_env_steps_sampled_lifetime"),
     "time_this_iter_s": (("time_total_s", "since the first iteration"),),
 }
 """Numbers of the result, by the name in another library."""

@@ -33,6 +33,17 @@ class NamedNumber:
         self._name, self._what, self._error = name, what, error
         self._num_results_left = LATE_KEY_ITERATIONS if late_keys else 1
 
+    def check_known(self, flat: Mapping[str, Any]) -> None:
+        """Refuse the name before there is a result, given all numbers of the results that are known then.
+
+        Raises:
+            CorralError: The name is not among them, or is no number; of the class that `__init__` received.
+        """
+        value = find_value(flat, self._name)
+        if value is None:
+            raise self._missing(flat)
+        self._check_number(value)
+
     def find(self, flat: Mapping[str, Any]) -> float | None:
         """Return the number in a flat result, or `None` if it is missing from one of the first results.
 
@@ -46,11 +57,18 @@ class NamedNumber:
             self._num_results_left -= 1
             if self._num_results_left > 0:
                 return None
-            hint = meaning_of(self._name, RESULTS, flat) or nearest(self._name, [*flat, *ALIASES])
-            raise self._error(f"{self._what} {self._name!r} does not appear in the result. {hint}")
+            raise self._missing(flat)
+        self._check_number(value)
+        return float(value)
+
+    def _missing(self, flat: Mapping[str, Any]) -> CorralError:
+        numbers = [path for path, value in flat.items() if isinstance(value, Real)]
+        hint = meaning_of(self._name, RESULTS, flat) or nearest(self._name, [*numbers, *ALIASES])
+        return self._error(f"{self._what} {self._name!r} does not appear in the result. {hint}")
+
+    def _check_number(self, value: Any) -> None:
         if not isinstance(value, Real):
             raise self._error(f"{self._what} {self._name!r} is {value!r} in the result, which is not a number.")
-        return float(value)
 
 
 def check_is_measured(name: str | None, what: str, config: Any, error: type[CorralError]) -> None:
