@@ -103,9 +103,9 @@ def test_evaluation_plays_with_the_settings_that_it_reads() -> None:
     config = small().multi_agent(policies={"one", "two"}, policy_mapping_fn=lambda agent_id, *args, **kwargs: "two")
     own = {"num_envs_per_worker": 3, "multiagent": {"policy_mapping_fn": to_one, "policies_to_train": []}}
     found = to_native(config.evaluation(evaluation_config=own)).evaluation_config
-    assert found == {"num_envs_per_env_runner": 3, "policy_mapping_fn": to_one}
+    assert found == {"explore": True, "num_envs_per_env_runner": 3, "policy_mapping_fn": to_one}
     found = to_native(DQNConfig().evaluation(evaluation_config={"explore": True, "epsilon": 0.1})).evaluation_config
-    assert found == {"exploration_config": {"type": "EpsilonGreedy", "epsilon_schedule": 0.1}}
+    assert found == {"explore": True, "exploration_config": {"type": "EpsilonGreedy", "epsilon_schedule": 0.1}}
 
 
 def test_a_setting_that_only_training_can_have_is_refused_where_rllib_would_read_it() -> None:
@@ -164,3 +164,13 @@ def test_callbacks_of_training_have_the_same_spellings(change: Change) -> None:
     with config.build() as algo:
         algo.train()
     assert Evaluated.seen and not any(Evaluated.seen)
+
+
+def test_evaluation_explores_in_as_many_sub_envs_as_training_unless_it_is_told_otherwise() -> None:
+    config = small().env_runners(num_envs_per_env_runner=4).evaluation(evaluation_interval=1, evaluation_duration=2)
+    with config.build() as algo:
+        assert algo.train()["evaluation"]["explore"] is True
+        (num_envs,) = algo.eval_env_runner_group.foreach_env_runner(lambda runner: runner.num_envs)
+        assert num_envs == 4
+    with config.copy(copy_frozen=False).env_runners(explore=False).build() as algo:
+        assert algo.train()["evaluation"]["explore"] is False

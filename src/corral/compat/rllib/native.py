@@ -353,7 +353,9 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
 
     Those are among them that RLlib takes from training, and Corral does not.
     """
-    of_training = {key: training[key] for key in ("explore", "num_envs_per_env_runner") if key in training}
+    of_training: dict[str, Any] = {"explore": training["explore"]}
+    if (num_envs := training["num_envs_per_env_runner"]) > 1:
+        of_training["num_envs_per_env_runner"] = num_envs
     evaluated = config.get_evaluation_config_object() if config.evaluation_config else None
     if evaluated is None:
         return of_training
