@@ -329,7 +329,7 @@ class MetricsLogger(Viewable):
     def names_of_unfilled(self, *, without_window: bool) -> list[str]:
         """Return the names in files of the statistics of episodes whose window is not full.
 
-        Statistics of episodes are those of the runners, and those of user code that are not about learners.
+        Statistics of episodes are what runners log, and what user code logs and is not about learners.
 
         Args:
             without_window: Whether the statistics that have no window count as well.
