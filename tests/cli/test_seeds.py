@@ -21,7 +21,7 @@ import yaml
 
 from corral.cli.main import main
 from corral.cli.seed_display import SeedDisplay, describe_summary
-from corral.cli.seed_processes import SeedRun, num_cores, run_all
+from corral.cli.seed_processes import SeedRun, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.cli.seeds import status_of_set
 from corral.core.intervals import t_interval
@@ -199,7 +199,7 @@ def test_runs_share_the_cores_and_no_more_than_asked_for_run(tmp_path: Path, mon
 
     assert run_all(Alone.runs, 2, look, lambda: None) is None
     assert [run.num_running for run in Alone.runs] == [0, 1, 1, 1]
-    assert Alone.runs[0].environment["OMP_NUM_THREADS"] == str(max(1, num_cores() // 2))
+    assert Alone.runs[0].environment["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert run_all([last := Alone(9, tmp_path, [])], 1, lambda: last.process.stdin.close(), lambda: None) is None
     assert last.environment["OMP_NUM_THREADS"] == "7"

@@ -153,3 +153,10 @@ for use in (BCConfig, lambda: APPO.get_default_config()):
         "APPO.get_default_config: Corral does not build this algorithm: PPO with the same settings learns from the "
         "same data: use PPOConfig.",
     ]
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize("package", ["algorithms", "agents"])
+def test_each_algorithm_has_a_module_of_its_name(package: str, name: str) -> None:
+    served = table.MODULES[f"{package}.{name}.{name}"].split()
+    assert {name.upper(), f"{name.upper()}Config"} <= set(served)

@@ -146,11 +146,27 @@ def test_schedulers_of_a_list_step_one_after_another() -> None:
         partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9),
     ]
     with small(lr=1.0).experimental(_torch_lr_scheduler_classes=classes).build() as algo:
-        rates = []
+        rates, shown = [], []
         for _ in range(3):
-            algo.train()
+            result = algo.train()
             rates.append(algo.learner_group._learner.get_optimizer().param_groups[0]["lr"])
+            shown.append(result["learners"]["default_policy"]["default_optimizer_learning_rate"])
     assert rates == pytest.approx([0.5 * 0.9, 0.9**2, 0.9**3])
+    assert shown == rates  # RLlib reports the rate of the next iteration
+
+
+def test_callbacks_see_the_learning_rate_after_the_step_of_the_scheduler() -> None:
+    seen = []
+    config = small(lr=1.0).callbacks(
+        on_train_result=lambda result, **kwargs: seen.append(
+            result["learners"]["default_policy"]["default_optimizer_learning_rate"]
+        )
+    )
+    halving = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    with config.experimental(_torch_lr_scheduler_classes=halving).build() as algo:
+        algo.train()
+        algo.train()
+    assert seen == [0.5, 0.25]
 
 
 class Whole(PPOTorchLearner):

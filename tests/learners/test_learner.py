@@ -381,8 +381,11 @@ def test_threads_are_set_in_the_block_and_restored_also_after_an_error() -> None
         (nn.Linear(2000, 2000), "auto", None),
         (nn.Sequential(nn.Conv2d(3, 4, 3)), "auto", None),
         (nn.Linear(2000, 2000), 3, 3),
+        (nn.Sequential(nn.Linear(64, 256), nn.LSTM(256, 400)), "auto", 1),
+        (nn.GRUCell(256, 512), "auto", 1),
+        (nn.LSTM(1000, 1000), "auto", None),
     ],
-    ids=["small", "large", "conv", "given"],
+    ids=["small", "large", "conv", "given", "recurrent", "cells", "large and recurrent"],
 )
 def test_one_thread_for_small_nets(module: nn.Module, setting: int | str, threads: int | None) -> None:
     assert num_threads_for(module, setting) == threads

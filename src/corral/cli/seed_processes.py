@@ -123,10 +123,13 @@ def num_cores() -> int:
 
 
 def _environment(parallel: int) -> dict[str, str]:
-    """Return the environment of the runs: the cores are shared, so each run gets a part of the threads."""
+    """Return the environment of the runs: several at a time have one thread each, unless the user says otherwise.
+
+    A second thread waits in a loop between two ops, and so takes a core from another run.
+    """
     environment = dict(os.environ)
     if parallel > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // parallel)))
+        environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
 

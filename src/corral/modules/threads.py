@@ -12,6 +12,11 @@ from torch import nn
 
 # With fewer parameters, handing an op to a second thread costs more than the op (see benchmarks/).
 SMALL_MODULE_PARAMETERS = 500_000
+
+# Recurrent layers take one step of a sequence after another, so their ops are smaller than in other nets of the same
+# size. A second thread saves a quarter of the time at most, and costs more where another process needs its
+# core, because it waits in a loop between two ops.
+SMALL_RECURRENT_PARAMETERS = 8 * SMALL_MODULE_PARAMETERS
 _NO_CHANGE = nullcontext()
 
 
@@ -52,9 +57,14 @@ def _thread_pools() -> Any:
 
 
 def num_threads_for(module: nn.Module, setting: int | str) -> int | None:
-    """Return the threads for a setting: an int itself; `"auto"` is 1 for small nets without convolutions."""
+    """Return the threads for a setting: an int itself; `"auto"` is 1 for small nets without convolutions.
+
+    It does not depend on the load of the machine, so that a run gives the same numbers again.
+    """
     if isinstance(setting, int):
         return setting
-    small = sum(parameter.numel() for parameter in module.parameters()) < SMALL_MODULE_PARAMETERS
-    has_conv = any(isinstance(part, nn.Conv2d) for part in module.modules())
-    return 1 if small and not has_conv else None
+    parts = list(module.modules())
+    is_recurrent = any(isinstance(part, (nn.RNNBase, nn.RNNCellBase)) for part in parts)
+    limit = SMALL_RECURRENT_PARAMETERS if is_recurrent else SMALL_MODULE_PARAMETERS
+    small = sum(parameter.numel() for parameter in module.parameters()) < limit
+    return 1 if small and not any(isinstance(part, nn.Conv2d) for part in parts) else None

@@ -144,7 +144,7 @@ class LearnerGroup:
 
     def foreach_learner(self, func: Callable[..., Any], **settings: Any) -> list[Any]:
         """Return `func(learner)` of each learner, each with a method `get()`."""
-        config = self._algorithm.config.origin if self.is_remote else None
+        config = self._algorithm.config.origin
         return [Answer(value) for value in self._native.foreach_learner(_call_with_view, func, config)]
 
     def update(

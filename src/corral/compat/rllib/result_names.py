@@ -83,6 +83,27 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) ->
             numbers.setdefault("qf_loss", numbers["total_loss"])
     if isinstance(together := learners.get(ALL_MODULES), dict):
         _add_sums(modules, together)
+    if algorithm is not None and algorithm.config.lr_scheduler is not None:
+        _show_next_rates(modules, algorithm)
+
+
+def _show_next_rates(modules: Mapping[str, dict[str, Any]], algorithm: Any) -> None:
+    """Replace learning rates by the ones after the step of torch's schedulers, which RLlib reports."""
+    for module_id, rates in algorithm.view.learner_group.foreach_learner(_rates_of)[0].get().items():
+        for name, rate in rates.items():
+            if math.isfinite(modules.get(module_id, {}).get(name, math.nan)):
+                modules[module_id][name] = rate
+
+
+def _rates_of(learner: Any) -> dict[str, dict[str, float]]:
+    """Return the learning rates of a learner by module id and the name in results."""
+    return {
+        module_id: {
+            f"{name}_learning_rate": float(optimizer.param_groups[0]["lr"])
+            for name, optimizer in learner.get_optimizers_for_module(module_id)
+        }
+        for module_id in learner.module.keys()  # a MultiRLModule is no dict
+    }
 
 
 def _add_counts(numbers: dict[str, Any], algorithm: Any, module_id: str) -> None:

@@ -99,9 +99,11 @@ MODULES = {
     # Algorithms and their configs.
     "agents.callbacks": "DefaultCallbacks MultiCallbacks RLlibCallback make_multi_callbacks",
     "agents.dqn": "DQN algorithm:DQN=DQNTrainer DQNConfig",
+    "agents.dqn.dqn": "DQN algorithm:DQN=DQNTrainer DQNConfig",
     "agents.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
     "agents.ppo.ppo": "PPO algorithm:PPO=PPOTrainer PPOConfig",
     "agents.sac": "SAC algorithm:SAC=SACTrainer SACConfig",
+    "agents.sac.sac": "SAC algorithm:SAC=SACTrainer SACConfig",
     "algorithms": (
         "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig APPO APPOConfig IMPALA IMPALAConfig "
         "unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL "
