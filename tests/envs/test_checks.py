@@ -261,3 +261,23 @@ def test_the_check_draws_nothing_from_the_action_space_of_the_env() -> None:
     env, same = BrokenEnv(action_space=spaces.Discrete(1000, seed=3)), spaces.Discrete(1000, seed=3)
     check_env(env, "BrokenEnv")
     assert [env.action_space.sample() for _ in range(5)] == [same.sample() for _ in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "dtype", "warns"), [(1e8, np.float64, True), (1e8, np.float32, True), (1e5, np.float64, False)]
+)
+def test_observations_that_float32_cannot_tell_apart_warn(
+    offset: float, dtype: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Timestamps(gym.Env[Any, Any]):
+        observation_space = spaces.Box(-np.inf, np.inf, (2,), dtype)
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return np.array([offset, -1.0], dtype), {}
+
+        def step(self, action: Any) -> Any:
+            return np.array([offset, 0.0], dtype), 0.0, False, False, {}
+
+    check_env(Timestamps(), f"Timestamps{offset}{np.dtype(dtype)}")
+    assert ("only in steps of 8" in caplog.text) is warns

@@ -298,3 +298,26 @@ def test_the_normalized_return_ends_with_the_episode_also_where_a_sub_env_failed
         algo.train()
         state = algo.get_pipeline("default_policy").state["NormalizeRewards"]
     assert state["mean/return"] == pytest.approx(2.0)  # of 1, 2 and 3
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("process", marks=pytest.mark.slow)])
+def test_normalized_rewards_follow_the_discount_of_the_algorithm(engine: Any, tmp_path: Path) -> None:
+    config = PPOConfig().environment("CartPole-v1").engine(engine)
+    config.env_runners(num_envs_per_env_runner=2, transforms=[NormalizeRewards(), NormalizeRewards(gamma=0.5)])
+    config.env_runners(num_env_runners=0 if engine == "local" else 1)
+    config.training(train_batch_size_per_learner=100, minibatch_size=None, num_epochs=1)
+
+    def discounts(env_runner: Any) -> list[float]:
+        return list(env_runner.actors["default_policy"].transforms.pipeline.discounts.values())
+
+    with config.build() as algo:
+        algo.train()
+        algo.reconfigure(gamma=0.3)
+        assert list(algo.get_pipeline().discounts.values()) == [0.3, 0.5]  # type: ignore[union-attr]
+        assert algo.env_runner_group.foreach_env_runner(discounts) == [[0.3, 0.5]]  # before the next sample
+        before = algo.get_pipeline().state["NormalizeRewards"]["count"]  # type: ignore[union-attr]
+        algo.train()
+        assert algo.get_pipeline().state["NormalizeRewards"]["count"] >= before + 100  # type: ignore[union-attr]
+        algo.save(tmp_path / "saved")
+    with type(algo).from_checkpoint(tmp_path / "saved") as again:
+        assert list(again.get_pipeline().discounts.values()) == [0.3, 0.5]  # type: ignore[union-attr]

@@ -358,7 +358,7 @@ class Algorithm(metaclass=_WithHints):
         if any(overrides_method(each, "get_weights") for each in explorations.values()):
             self.weight_providers["exploration"] = self._exploration_weights
         if self.get_transform_states():
-            self.weight_providers["transforms"] = self.get_transform_states
+            self.weight_providers["transforms"] = self._transform_parts
         self._receivers: list[Callable[[Sequence[Rollout]], None]] = []  # what learns from all rollouts
         if "transforms" in self.weight_providers:
             self._receivers.append(self.merge_statistics)
@@ -503,6 +503,14 @@ class Algorithm(metaclass=_WithHints):
         """Return the statistics of transforms by module id, for the modules that have any."""
         pipelines = {module_id: record.policy.pipeline for module_id, record in self.records.items()}
         return {name: each.state for name, each in pipelines.items() if each is not None and each.state}
+
+    def _transform_parts(self) -> dict[str, dict[str, Any]]:
+        """Return the statistics of transforms with the discount of their module, by module id, for the runners."""
+        return {
+            module_id: {"state": record.policy.pipeline.state, "gamma": record.config.gamma}
+            for module_id, record in self.records.items()
+            if record.policy.pipeline is not None and record.policy.pipeline.state
+        }
 
     def set_transform_states(self, states: Mapping[str, Mapping[str, State]]) -> None:
         """Use other statistics of transforms, by module id, from now on; runners get them with the next weights.
@@ -945,6 +953,17 @@ class Algorithm(metaclass=_WithHints):
         self._use_config(config)
         losses = {name: self.loss_of(name) for name in self.learner_group.learning_ids}
         self.learner_group.set_losses(losses)
+        self._use_gamma()
+
+    def _use_gamma(self) -> None:
+        """Let transforms use the discount of now; runners get it before the next sample."""
+        before = {name: record.policy.pipeline for name, record in self.records.items()}
+        after = {name: each and each.with_gamma(self.records[name].config.gamma) for name, each in before.items()}
+        if changed := [name for name, pipeline in after.items() if pipeline is not before[name]]:
+            for name in changed:
+                self.records[name].policy.pipeline = after[name]
+            self._num_exploration_versions += 1  # though the learners took no step
+            self.sync_weights()
 
     # State and checkpoints.
 

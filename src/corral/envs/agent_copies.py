@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from corral.envs.multi_agent_env import ALL, MultiAgentEnv
+from corral.envs.sharing import refuse_same_object
 from corral.envs.vector import EnvContext, env_name, make_one, resolve_env
 
 
@@ -33,6 +34,7 @@ def make_multi_agent(env: str | Callable[..., Any]) -> type[MultiAgentEnv]:
             given = config if isinstance(config, EnvContext) else EnvContext(config or {})
             context = given.at(given.vector_index)
             self.envs = [make_one(made, name, context) for _ in range(context.pop("num_agents", 1))]
+            refuse_same_object(self.envs, name)
             self.possible_agents = self.agents = list(range(len(self.envs)))
             self.observation_spaces = dict(enumerate(env.observation_space for env in self.envs))
             self.action_spaces = dict(enumerate(env.action_space for env in self.envs))

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 
+COARSE_FROM = 2.0**24
+"""Number from which float32 cannot hold every whole number."""
+
 
 def check_env(env: gym.Env[Any, Any], name: str) -> None:
     """Check an env's spaces, its reset and its first step.
@@ -111,6 +114,20 @@ def warn_if_cast(name: str, space: spaces.Space[Any], obs: Any) -> None:
     """Warn, once in this process, if an observation has a dtype that its space cannot hold without loss."""
     if problem := mismatch(space_tree(space), obs, "observation", cast="safe", values=False):
         _warn_once(f"env {name!r}: {problem}. Until then each observation is cast to this dtype.")
+    map_tree(partial(_warn_if_coarse, name), space_tree(space), obs)
+
+
+def _warn_if_coarse(name: str, space: Any, leaf: Any) -> None:
+    """Warn of floats so large that float32, which modules and transforms get, cannot tell neighbours apart."""
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
+        numbers = np.abs(np.asarray(leaf, np.float64))
+        largest = float(numbers.max(initial=0.0, where=np.isfinite(numbers)))
+        if largest >= COARSE_FROM:
+            _warn_once(
+                f"env {name!r}: an observation has numbers around {largest:.2g}. Observations are float32, which tells "
+                f"them apart only in steps of {float(np.spacing(np.float32(largest))):g}, before NormalizeObservations "
+                "sees them: subtract an offset, or scale them, in the env or a wrapper."
+            )
 
 
 def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Space[Any]) -> None:

@@ -32,6 +32,7 @@ from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.pettingzoo_env import from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.seats import SeatsSpace
+from corral.envs.sharing import describe_making, note_owner, refuse_owned, refuse_same_object
 from corral.envs.step_checks import check_step_columns
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
@@ -88,7 +89,12 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
         factory = env
         return factory
     if not isinstance(env, str):
-        raise ConfigError(f"environment: env must be an id, a class or a factory, got {type(env).__name__} {env!r}.")
+        remedy = ""
+        if isinstance(env, (gym.Env, VectorEnv)):
+            remedy = f" Each sub-env needs its own: write .environment(lambda env_config: {describe_making(env)})."
+        raise ConfigError(
+            f"environment: env must be an id, a class or a factory, got {type(env).__name__} {env!r}.{remedy}"
+        )
     module_name, _, attribute = env.partition(":")
     if attribute:
         if not module_name or module_name.startswith("."):
@@ -206,6 +212,7 @@ def make_vector_env(
 
         make = _maker(resolved, name, n, context, wrappers, outermost)
         first = make(0)
+        refuse_owned(first, name)  # before anything closes it
         opened.callback(lambda: first.close())
         if isinstance(first, VectorEnv):
             _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers, outermost)
@@ -225,6 +232,7 @@ def make_vector_env(
                 )
             opened.pop_all()
             ready: VectorEnv[Any, Any, Any] = first
+            note_owner(ready)
             return ready
         _refuse_same_step_of_agents(first, name, mode)
         if check:
@@ -239,10 +247,12 @@ def make_vector_env(
             for index in range(1, n):
                 envs.append(make(index))
                 opened.callback(envs[-1].close)
+            refuse_same_object(envs, name)
             vector_env = SyncVectorEnv(
                 [partial(_itself, made) for made in envs], autoreset_mode=mode, make=make, restarts=restarts
             )
         opened.pop_all()
+        note_owner(vector_env)
         return vector_env
 
 

@@ -493,9 +493,16 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     if not over.any():
         carry = replace(carry, returns=carry.returns + rewards.sum(0), lengths=carry.lengths + valid.sum(0))
         return NO_EPISODES, carry
-    returns = np.cumsum(rewards, axis=0) + carry.returns
     lengths = np.cumsum(valid, axis=0) + carry.lengths
     envs, rows = np.nonzero(over.T)  # by env, then by time
+    # The rewards of each episode are added up alone: differences of sums over several would lose what is small next to
+    # the rewards of the others. Per env there is one part for each end, and one for the rows after the last end.
+    by_env, is_first = (np.zeros((rollout.num_envs, rollout.num_rows + 1), dtype) for dtype in (np.float64, np.bool_))
+    by_env[:, :-1], is_first[:, 0] = rewards.T, True
+    is_first[envs, rows + 1] = True
+    returns, counts = np.add.reduceat(by_env.reshape(-1), np.flatnonzero(is_first)), is_first.sum(1)
+    lasts = np.cumsum(counts) - 1
+    returns[lasts + 1 - counts] += carry.returns
     end_times = rollout.row_times_s[rows]
     # The next episode begins in the next row if that row is only a reset, else in the same row.
     next_rows = np.minimum(rows + 1, rollout.num_rows - 1)
@@ -513,22 +520,21 @@ def episode_statistics(rollout: Rollout, carry: EpisodeCarry) -> tuple[EpisodeSt
     order = np.argsort(rows, kind="stable")  # back to the order of time
     order = order[valid[rows, envs][order]]  # without the episodes of sub-envs that failed
     statistics = EpisodeStatistics(
-        since_last_end(returns[rows, envs], 0.0, returns[rows, envs]),
+        np.delete(returns, lasts)[order],
         since_last_end(lengths[rows, envs], 0, lengths[rows, envs]),
         since_last_end(end_times, carry.start_times_s[envs], begin_times),
         envs[order],
     )
     left = replace(
         carry,
-        returns=returns[-1].copy(),
+        returns=returns[lasts],
         lengths=lengths[-1].copy(),
         start_times_s=carry.start_times_s.copy(),
-        counts=carry.counts + np.bincount(envs, minlength=rollout.num_envs),
+        counts=carry.counts + counts - 1,
     )
     # With repeated indices the last assignment counts, which is the latest end of each sub-env.
-    at_end_returns, at_end_lengths = np.zeros(rollout.num_envs), np.zeros(rollout.num_envs, np.int64)
-    at_end_returns[envs], at_end_lengths[envs] = returns[rows, envs], lengths[rows, envs]
-    left.returns -= at_end_returns
+    at_end_lengths = np.zeros(rollout.num_envs, np.int64)
+    at_end_lengths[envs] = lengths[rows, envs]
     left.lengths -= at_end_lengths
     left.start_times_s[envs] = begin_times
     return statistics, left

@@ -597,10 +597,10 @@ class EnvRunner(Viewable):
             actor.exploration.set_weights(arrays)
 
     def _set_transform_states(self, states: Mapping[str, Any]) -> None:
-        for module_id, state in states.items():
+        for module_id, part in states.items():
             actor = self.actors.get(module_id)  # there is none if the module was removed
             if actor is not None and actor.transforms is not None:
-                actor.transforms.set_state(state)
+                actor.transforms.set_state(part["state"], part["gamma"])
 
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return metrics and seconds of the timers since the last call, and the number of callback errors so far.

@@ -132,6 +132,15 @@ class Pipeline:
         )
         return dataclasses.replace(self, transforms=transforms, state=dict(state))
 
+    def with_gamma(self, gamma: float) -> Self:
+        """Return the same pipeline with the algorithm's discount for transforms that have none of their own."""
+        if all(each.discount in (None, gamma) for each in self.transforms):
+            return self
+        transforms = [
+            each.with_gamma(gamma) if isinstance(each, NormalizeRewards) else each for each in self.transforms
+        ]
+        return dataclasses.replace(self, transforms=tuple(transforms))
+
     def check_state(self, state: Mapping[str, State]) -> None:
         """Check that statistics are of these transforms and this space.
 

@@ -32,6 +32,7 @@ class NormalizeRewards(Transform):
     clip: PositiveFloat | None = 10.0
     gamma: Probability | None = None
     epsilon: PositiveFloat = 1e-8
+    _algorithm_gamma: float | None = dataclasses.field(default=None, repr=False, compare=False)
     _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -49,11 +50,11 @@ class NormalizeRewards(Transform):
     @property
     def discount(self) -> float | None:
         """Discount per step of the returns."""
-        return self.gamma
+        return self._algorithm_gamma if self.gamma is None else self.gamma
 
     def with_gamma(self, gamma: float) -> Self:
-        """Return the transform with a discount, if it has none of its own."""
-        return self if self.gamma is not None else dataclasses.replace(self, gamma=gamma)
+        """Return the transform with the algorithm's discount, which counts if it has none of its own."""
+        return self if self.discount == gamma else dataclasses.replace(self, _algorithm_gamma=gamma)
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
         """Return the statistics of no rewards."""

@@ -40,9 +40,9 @@ class RowTransforms:
         self._rewards = np.zeros(num_rows)
         self._returns = {name: np.zeros(num_rows) for name in pipeline.discounts}
 
-    def set_state(self, state: Mapping[str, State]) -> None:
-        """Use other statistics from now on."""
-        self.pipeline = self.pipeline.with_state(state)
+    def set_state(self, state: Mapping[str, State], gamma: float) -> None:
+        """Use other statistics, and the discount that the algorithm has now, from now on."""
+        self.pipeline = self.pipeline.with_state(state).with_gamma(gamma)
 
     # Rows.
 
