@@ -68,6 +68,10 @@ class Dispatcher:
         """Return whether a subscriber of an event takes an argument, by name or through `**kwargs`."""
         return any(names is None or argument in names for _, names in self._subscribers[event])
 
+    def names(self, event: str, argument: str) -> list[bool]:
+        """Return for each subscriber of an event whether its signature names an argument, in the order of `bind`."""
+        return [argument in inspect.signature(function).parameters for function, _ in self._subscribers[event]]
+
     def needs_sub_envs(self) -> bool:
         """Return whether a subscriber needs the sub-envs as objects in its process; see `needs_sub_env`."""
         return any(needs_sub_env(event, function) for event in EVENTS for function, _ in self._subscribers[event])

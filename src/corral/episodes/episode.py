@@ -9,7 +9,7 @@ import copy
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -36,7 +36,10 @@ class SingleAgentEpisode(Noted):
 
     A runner's episodes hold no data. They read the columns of the rollout and grow as the columns are written; what is
     written through them is in the columns. An episode that spans several `sample()` calls appears as chunks with the
-    same `id_`: `len`, the getters and slices refer to the chunk, `t` and `get_return()` to the whole episode.
+    same `id_`: `len`, the getters and slices refer to the chunk, `t` and `get_return()` to the whole episode. In
+    `on_episode_end` all of them refer to the whole episode, and what is written to steps of earlier chunks is dropped;
+    a listener that names `prev_episode_chunks` receives the last chunk. Large columns of earlier chunks, such as
+    images, are kept only for listeners that take `prev_episode_chunks`, by name or with `**kwargs`.
 
     An episode built by hand owns its data, and so does one made by `slice`, `cut`, `concat_episode` or `from_state`.
 
@@ -62,10 +65,15 @@ class SingleAgentEpisode(Noted):
         multi_agent_episode_id: Id of this episode of several, which is the same for all of its agents.
     """
 
+    JOINS_CHUNKS: ClassVar[bool] = True
+    """Whether an episode at its end answers for all of its chunks."""
+
     __slots__ = (
         "_columns",
+        "_earlier",
         "_first",
         "_lane",
+        "_last",
         "_last_time_s",
         "_start",
         "_start_time_s",
@@ -164,6 +172,9 @@ class SingleAgentEpisode(Noted):
         self.notes: Notes = ({}, {})
         self.observation_space = self.action_space = None
         self.agent_id = self.module_id = self.multi_agent_episode_id = None
+        # The chunks before and the last one, of an episode that answers for all of them.
+        self._earlier: tuple[Self, ...] = ()
+        self._last: Self | None = None
         self._first = 0  # row of the oldest step, lookback included
         self._start: int | None = None  # row of index 0
         self._stop: int | None = None  # row past the last; None follows the columns as they grow
@@ -249,6 +260,28 @@ class SingleAgentEpisode(Noted):
             chunk.continue_from(self.t, return_before)
         return chunk
 
+    def without_large_columns(self, kept: StepColumns) -> Self:
+        """Return this complete chunk over the columns of `small_columns`, so that it does not keep its rollout."""
+        chunk = copy.copy(self)
+        chunk._columns = kept
+        return chunk
+
+    def joined(self, earlier: Sequence[Self]) -> Self:
+        """Return the episode, whose last chunk this is, as one that answers for the chunks before it too."""
+        whole = copy.copy(self)
+        whole._earlier, whole._last = tuple(earlier), self
+        whole.continue_from(earlier[0].t_started, earlier[0].return_before)
+        return whole
+
+    @property
+    def _last_chunk(self) -> Self:
+        return self if self._last is None else self._last
+
+    @property
+    def _num_earlier(self) -> int:
+        """Number of steps in the chunks before."""
+        return sum(map(len, self._earlier)) if self._earlier else 0
+
     # Steps added by hand.
 
     def add_env_reset(self, observation: Tree, infos: Mapping[str, Any] | None = None) -> None:
@@ -333,8 +366,8 @@ class SingleAgentEpisode(Noted):
         return self._start or 0, self._lane
 
     def __len__(self) -> int:
-        """Return the number of env steps in this chunk, without the lookback."""
-        return 0 if self._start is None else self._end - self._start
+        """Return the number of env steps in this chunk, or at its end in the episode, without the lookback."""
+        return 0 if self._start is None else self._end - self._start + self._num_earlier
 
     @property
     def _end(self) -> int:
@@ -348,6 +381,8 @@ class SingleAgentEpisode(Noted):
         """Return what `get_return` returns, also of a class whose `get_return` counts something else."""
         if not len(self):
             return self.return_before
+        if self._earlier:
+            return self.return_before + float(self._all("rewards").sum())
         return self.return_before + float(self._columns.rewards[self._start : self._end, self._lane].sum())
 
     def get_duration_s(self) -> float:
@@ -463,6 +498,10 @@ class SingleAgentEpisode(Noted):
             if fill is None:
                 raise IndexError(f"index out of range: there are {num_infos} infos, lookback included.")
             return fill
+        for chunk in self._earlier:
+            if position < len(chunk):
+                return chunk._info_at(chunk.len_lookback + position, chunk._num_entries("obs"), fill)
+            position, num_infos = position - len(chunk), num_infos - len(chunk)
         if position == num_infos - 1 and len(self):  # the info of the last step, even if a reset took its place
             return self._columns.next_info_at(self._first + position - 1, self._lane)
         return self._columns.info_at(self._first + position, self._lane)
@@ -474,10 +513,13 @@ class SingleAgentEpisode(Noted):
 
     def _num_entries(self, name: str) -> int:
         """Return how many entries a column has for this chunk, lookback included."""
-        return 0 if self._start is None else self._end - self._first + (name == "obs")
+        return 0 if self._start is None else self._end - self._first + (name == "obs") + self._num_earlier
 
     def _all(self, name: str) -> Tree:
         """Return a column of this chunk, lookback included: a view, or a copy with a final observation kept apart."""
+        if self._earlier:
+            parts = [chunk._entries_before_next(name) for chunk in self._earlier]
+            return map_tree(lambda *leaf: np.concatenate(leaf), *parts, self._last_chunk._all(name))
         if self._start is None:
             if name == "obs":
                 raise IndexError(f"episode {self.id_} has not been reset yet: it holds no observation.")
@@ -489,6 +531,20 @@ class SingleAgentEpisode(Noted):
         if name == "obs" and (final := self._final_obs()) is not None:
             data = map_tree(lambda column, leaf: np.concatenate([column[:-1], leaf[None]]), data, final)
         return data
+
+    def _entries_before_next(self, name: str) -> Tree:
+        """Return a column of an earlier chunk, without the lookback and the observation with which the next one begins.
+
+        Raises:
+            EpisodeError: The column was not kept.
+        """
+        if name not in self._columns:
+            raise EpisodeError(
+                f"episode {self.id_}: {name!r} of its earlier chunks was not kept, because it is large or was added "
+                "later. The argument prev_episode_chunks of on_episode_end, or **kwargs, keeps all of these chunks."
+            )
+        start = self.len_lookback
+        return map_tree(lambda column: column[start : start + len(self)], self._all(name))
 
     def _final_obs(self) -> Tree:
         """Return the observation that the last step led to, if it was kept apart from `obs`."""
@@ -557,6 +613,9 @@ class SingleAgentEpisode(Noted):
                 raise EpisodeError(f"{key!r} is not known before the rollout is complete: set it in on_sample_end.")
             if len(new_data) != len(self):
                 raise IndexError(f"{key!r} has {len(new_data)} entries for {len(self)} steps.")
+            if self._earlier:
+                last = self._last_chunk
+                return last.set_extra_model_outputs(key=key, new_data=new_data[len(self) - len(last) :])
             self._columns.add_column(key, np.asarray(new_data))
         self._overwrite(key, new_data, at_indices, neg_index_as_lookback)
 
@@ -565,6 +624,10 @@ class SingleAgentEpisode(Noted):
         num_entries = self._num_entries(name)
         where = positions(at_indices, num_entries, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
         overwrite(data, where, new_data)
+        if self._earlier:  # `data` was a copy; what was in other rollouts is learned from already
+            last = self._last_chunk
+            kept_entries = last._num_entries(name)
+            return last._overwrite(name, map_tree(lambda leaf: leaf[-kept_entries:], data), None, False)
         final = self._final_obs() if name == "obs" else None
         if final is not None:  # `data` was a copy, with the final observation at its end
             kept = self._columns[name]
@@ -655,6 +718,7 @@ class SingleAgentEpisode(Noted):
         Raises:
             EpisodeError: The chunks have different ids, do not follow one another, or this episode is over.
         """
+        other = other._last_chunk
         self._check_follows(other)
         mine, theirs, skip = self._all_columns(), other._all_columns(), other.len_lookback
         # The first observation of the chunk is the last one here. The chunk's info of it may say more, and is kept.
@@ -722,6 +786,26 @@ class SingleAgentEpisode(Noted):
     def _repr_html_(self) -> str:
         """Return a table of the steps and, where there are any, frames, for a notebook."""
         return episode_html(self)
+
+
+KEPT_BYTES_PER_ROW = 65_536
+"""Size of a row of a column, over all lanes, up to which earlier chunks keep the column until the episode ends."""
+
+
+def small_columns(columns: StepColumns) -> StepColumns:
+    """Return the columns of complete steps without the large ones; the arrays are shared."""
+    most, rows = KEPT_BYTES_PER_ROW, max(1, columns.num_rows)
+    kept = StepColumns(
+        {
+            name: column
+            for name, column in columns.columns.items()
+            if (name == "obs" or name not in _NO_OUTPUTS or name in _STEP_COLUMNS)
+            and sum(leaf.nbytes for leaf in leaves(column)) <= most * rows
+        },
+        num_rows=columns.num_rows,
+    )
+    kept.info_rows = columns.info_rows
+    return kept
 
 
 def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | None) -> dict[str, Tree]:

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from corral.callbacks.dispatch import BoundCall, callback_error
 from corral.core.plain import is_plain
 from corral.core.tree import copy_nested
+from corral.episodes.episode import small_columns
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 
 if TYPE_CHECKING:
+    from corral.episodes.step_columns import StepColumns
     from corral.runners.runner import EnvRunner
 
 EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
@@ -41,8 +43,16 @@ class EpisodeEvents:
         self._counts = [0] * runner.num_envs  # episodes of the sub-env before the current one
         self._waiting: set[int] = set()  # sub-envs whose next row is only a reset
         self._every_row = callbacks.subscribed("on_episode_step")
-        # Chunks keep their rollouts in memory, so they are kept only if a subscriber asks for them.
-        self._keeps_chunks = callbacks.wanted("on_episode_end", "prev_episode_chunks")
+        # Chunks keep their rollouts in memory, so they are kept only if a subscriber asks for them. Otherwise the small
+        # columns are kept if a subscriber receives episodes at their end, which answer for all of their chunks.
+        keeps_all = callbacks.wanted("on_episode_end", "prev_episode_chunks")
+        joins = callbacks.wanted("on_episode_end", "episode") and getattr(self._episode_class, "JOINS_CHUNKS", False)
+        self.keeps_small = joins and not keeps_all
+        self._keeps_chunks = keeps_all or joins
+        self._receives_whole = [
+            joins and not is_named for is_named in callbacks.names("on_episode_end", "prev_episode_chunks")
+        ]
+        self._small: StepColumns | None = None  # of the latest complete rollout
         self._chunks: list[list[Any]] = [[] for _ in range(runner.num_envs)]
         # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
         self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
@@ -132,7 +142,14 @@ class EpisodeEvents:
             if chunk.is_reset:
                 rollout.notes[0, i] = chunk.notes
                 if self._keeps_chunks and len(episode):
-                    self._chunks[i].append(episode)
+                    self._chunks[i].append(self._kept(episode))
+
+    def keep_small_columns(self, rollout: Rollout) -> None:
+        """Note the small columns of a complete rollout, for chunks that end with it."""
+        self._small = small_columns(rollout)
+
+    def _kept(self, chunk: Any) -> Any:
+        return chunk if self._small is None else chunk.without_large_columns(self._small)
 
     def get_state(self) -> dict[str, Any]:
         """Return the unfinished episodes at the end of a rollout, with what user code noted on them if it is plain."""
@@ -143,7 +160,7 @@ class EpisodeEvents:
 
     def _episode_state(self, env_index: int, episode: Any) -> dict[str, Any]:
         custom, temporary = (_plain_part(notes) for notes in episode.notes)
-        chunks = [*self._chunks[env_index], *([episode] if self._keeps_chunks and len(episode) else [])]
+        chunks = [*self._chunks[env_index], *([self._kept(episode)] if self._keeps_chunks and len(episode) else [])]
         return {
             "id": episode.id_,
             "t": episode.t,
@@ -224,6 +241,13 @@ class EpisodeEvents:
     def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
         """Fire the events of a step that ended its episode."""
         self._fire("on_episode_step", env_index)
+        if self._keeps_chunks and (chunks := self._chunks[env_index]) and any(self._receives_whole):
+            whole = self._episodes[env_index].joined(chunks)
+            for receives, (_, chosen) in zip(
+                self._receives_whole, self._calls["on_episode_end"][env_index], strict=True
+            ):
+                if receives and "episode" in chosen:
+                    chosen["episode"] = whole
         self._fire("on_episode_end", env_index)
         self._counts[env_index] += 1
         self._create(env_index, rollout)

@@ -380,6 +380,8 @@ class EnvRunner(Viewable):
             self._count(*num_counted)
             if self._hears_samples:
                 self._show(rollout)
+            if self.events is not None and self.events.keeps_small:
+                self.events.keep_small_columns(rollout)
             if self._measures:
                 self._measure(rollout)
         except BaseException:

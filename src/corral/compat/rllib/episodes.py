@@ -58,8 +58,9 @@ class OldEpisode(Noted):
 
 
 class SingleAgentEpisode(NativeEpisode, OldEpisode):
-    """An episode of one agent, with RLlib's semantics: `get_return()` counts this chunk only."""
+    """An episode of one agent, with RLlib's semantics: it answers for this chunk only, `get_return()` too."""
 
+    JOINS_CHUNKS = False
     __slots__ = ()
 
     def get_return(self) -> float:
