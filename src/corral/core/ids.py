@@ -3,6 +3,9 @@
 AgentID = str | int
 """Id of an agent in an env."""
 
+COMMON = "__common__"
+"""Key in infos: the info of no agent in particular."""
+
 DEFAULT_MODULE_ID = "default_policy"
 """Id of the module of a single agent."""
 

@@ -24,6 +24,11 @@ def space_tree(space: spaces.Space[Any]) -> Tree:
     return space
 
 
+def blank_array(space: spaces.Space[Any], *shape: int) -> NDArray[Any]:
+    """Return entries of a plain space where nothing was observed, `[*shape, ...]`: zeros, or first discrete numbers."""
+    return np.full((*shape, *(space.shape or ())), getattr(space, "start", 0), space.dtype)
+
+
 def unsupported(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str | None:
     """Return which of the spaces of an agent modules do not support, and what to use instead, or `None`."""
     for path, leaf in named_leaves(space_tree(observation_space), "observation_space"):

@@ -7,16 +7,12 @@ from typing import Any
 
 import gymnasium as gym
 
+from corral.core.ids import COMMON, AgentID
 from corral.envs.step_checks import FLAG_TYPES, is_number
 from corral.errors import EnvError
 
-AgentID = str | int
-
 ALL = "__all__"
 """Key in both dicts of flags: whether the episode has ended for all agents."""
-
-COMMON = "__common__"
-"""Key in infos: the info of no agent in particular."""
 
 
 class MultiAgentEnv(gym.Env[Any, Any]):
@@ -56,7 +52,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
 
         Returns:
             Observations of the agents that act first, and infos, both by agent id. The key `"__common__"` of the infos
-            is for the info of no agent in particular.
+            is for the info of no agent in particular; `episode.get_infos()` has it under the same key.
         """
         super().reset(seed=seed, options=options)
         return {}, {}

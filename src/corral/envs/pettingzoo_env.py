@@ -7,7 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from corral.envs.multi_agent_env import ALL, AgentID, MultiAgentEnv
+from corral.core.ids import AgentID
+from corral.envs.multi_agent_env import ALL, MultiAgentEnv
 from corral.errors import EnvError
 
 

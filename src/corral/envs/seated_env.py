@@ -9,13 +9,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.spaces import space_tree, split_actions
+from corral.core.ids import COMMON, AgentID
+from corral.core.spaces import blank_array, space_tree, split_actions
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import bad_values, mismatch, warn_if_cast
-from corral.envs.multi_agent_env import ALL, COMMON, AgentID
+from corral.envs.multi_agent_env import ALL
 from corral.envs.seats import SeatBlock, Seats, SeatsSpace
 from corral.envs.step_checks import FLAG_TYPES, is_number
 from corral.errors import EnvError
@@ -300,7 +300,7 @@ class _BlockRows:
     def __init__(self, block: SeatBlock, name: str) -> None:
         self._space, self._tree, self._name = block.observation_space, space_tree(block.observation_space), name
         num_seats = len(block.agents)
-        self._blank = map_tree(lambda leaf: _blank_rows(leaf, num_seats), self._tree)
+        self._blank = map_tree(lambda leaf: blank_array(leaf, num_seats), self._tree)
         self.columns: Tree = None
         self._is_cast = False
 
@@ -346,12 +346,6 @@ class _BlockRows:
         if column.dtype.kind == "f":
             return bool(np.count_nonzero(np.isfinite(rows)) == rows.size)  # faster than all()
         return bad_values(space, rows, "") is None
-
-
-def _blank_rows(space: spaces.Space[Any], num_seats: int) -> NDArray[Any]:
-    """Return rows of the space for agents without an observation: zeros, or the first number of a discrete space."""
-    start = getattr(space, "start", 0)
-    return np.full((num_seats, *(space.shape or ())), start, space.dtype)
 
 
 def _five_dicts(returned: Any) -> Any:

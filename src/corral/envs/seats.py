@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from corral.core.ids import AgentID
 from corral.core.spaces import join_action_spaces, unsupported
-from corral.envs.multi_agent_env import AgentID, agent_space, possible_agents
+from corral.envs.multi_agent_env import agent_space, possible_agents
 from corral.errors import EnvError
 
 

@@ -12,12 +12,13 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from gymnasium import spaces
 
-from corral.core.ids import AgentID
+from corral.core.ids import COMMON, AgentID
 from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.agent_data import (
     AgentQuery,
@@ -171,6 +172,7 @@ class MultiAgentEpisode(Noted):
         self.observation_space, self.action_space = {}, {}
         self.agent_to_module_mapping_fn, self._module_ids = _default_module, {}
         self._times: dict[AgentID, list[int]] = {}  # env step of each observation, the lookback included
+        self._common: dict[int, dict[str, Any]] = {}  # infos of no agent in particular, by env step
         self._pending: dict[AgentID, PendingStep] = {}
         self._early_rewards: dict[AgentID, float] = {}  # of agents that did not act yet; they count in the first step
         self._gone_returns: dict[AgentID, float] = {}  # of agents that ended before this chunk and its lookback
@@ -271,6 +273,7 @@ class MultiAgentEpisode(Noted):
     def _own_data(self) -> None:
         """Copy what a view reads, so that the episode can grow."""
         if self._rollout is not None:
+            self._common = copy.deepcopy(self._common_infos())
             self._times = {agent_id: list(self._obs_times(agent_id)) for agent_id in self.agent_episodes}
             self._pending = {a: step for a in self.agent_episodes if (step := self._hanging(a)) is not None}
             self._gone_returns, self._env_t = self._returns_of_gone(), self.env_t
@@ -287,6 +290,7 @@ class MultiAgentEpisode(Noted):
             self.agent_episodes[agent_id] = _part(episode, 0, start, len(episode))
         for times in self._times.values():
             times[:] = [t - lookback for t in times]
+        self._common = {t - lookback: info for t, info in self._common.items()}
         self._env_t -= lookback
 
     # Steps added by hand.
@@ -302,7 +306,12 @@ class MultiAgentEpisode(Noted):
         self.is_reset, self._env_t = True, self.env_t_started
         for agent_id, observation in observations.items():
             self._join(agent_id, observation, (infos or {}).get(agent_id))
+        self._note_common(infos)
         self._start_time_s = self._last_time_s = time.perf_counter()
+
+    def _note_common(self, infos: AgentDict | None) -> None:
+        if common := (infos or {}).get(COMMON):
+            self._common[self._env_t] = dict(common)
 
     def _join(self, agent_id: AgentID, observation: Tree, info: Any) -> None:
         """Add an agent, whose first observation this is."""
@@ -355,6 +364,7 @@ class MultiAgentEpisode(Noted):
             early_reward = self._early_rewards.pop(agent_id, 0.0)
             self._pending[agent_id] = PendingStep(action, dict(outputs.get(agent_id) or {}), early_reward)
         self._env_t += 1
+        self._note_common(infos)
         all_terminated, all_truncated = bool(terminateds.get(_ALL)), bool(truncateds.get(_ALL))
         for agent_id in dict.fromkeys([*self.agent_episodes, *observations, *rewards]):
             terminated, truncated = bool(terminateds.get(agent_id)), bool(truncateds.get(agent_id))
@@ -608,9 +618,13 @@ class MultiAgentEpisode(Noted):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return lists of info dicts by agent, one for each observation; see `get_observations`."""
+        """Return lists of info dicts by agent, one for each observation; see `get_observations`.
+
+        The infos of no agent in particular are under `"__common__"`, which may be among `agent_ids`. They have env
+        steps, also with `env_steps=False`; where the env gave none, there is no entry.
+        """
         query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
-        found = self._get(lambda episode, _: read_infos(episode), query, 1)
+        found = self._get(lambda episode, _: read_infos(episode), query, 1, self._common_infos())
         if return_list:
             return found
         return {agent: part.tolist() if isinstance(part, np.ndarray) else part for agent, part in found.items()}
@@ -710,8 +724,22 @@ class MultiAgentEpisode(Noted):
         times: list[int] = (rows + (self.env_t_started - self._start)).tolist()
         return times
 
+    def _common_infos(self) -> dict[int, dict[str, Any]]:
+        """Return the infos of no agent in particular by env step, in order."""
+        if self._rollout is None:
+            return self._common
+        rows, first = self._rollout.info_rows, self.env_t_started - self._start
+        found = {
+            row: rows[row].at(self.env_index).get("common") for row in sorted(rows) if self._start <= row <= self._end
+        }
+        return {row + first: dict(info) for row, info in found.items() if info}
+
     def _get(
-        self, read: Callable[[SingleAgentEpisode, PendingStep | None], Tree], query: AgentQuery, num_more: int = 0
+        self,
+        read: Callable[[SingleAgentEpisode, PendingStep | None], Tree],
+        query: AgentQuery,
+        num_more: int = 0,
+        common: Mapping[int, Any] = MappingProxyType({}),
     ) -> Any:
         """Return what a getter returns.
 
@@ -719,18 +747,24 @@ class MultiAgentEpisode(Noted):
             read: Returns the data of an agent, a tree of `[E, ...]`, from its episode and its pending step.
             query: Arguments of the getter.
             num_more: Entries of the env more than env steps: 1 for observations.
+            common: What belongs to no agent, by env step.
         """
+        chosen = self._chosen(query.agent_ids)
         read_of = {
             agent_id: read(self.agent_episodes[agent_id], self._hanging(agent_id))
-            for agent_id in self._chosen(query.agent_ids)
+            for agent_id in chosen
+            if agent_id != COMMON
         }
         data = {agent_id: part for agent_id, part in read_of.items() if leaves(part)}
+        known = {agent: self._obs_times(agent)[: len(leaves(part)[0])] for agent, part in data.items()}
+        lookbacks = {agent: self.agent_episodes[agent].len_lookback for agent in data}
+        if common and (query.agent_ids is None or COMMON in chosen):
+            data[COMMON], known[COMMON] = np.array([*common.values(), None], object)[:-1], list(common)
+            lookbacks[COMMON] = sum(t < self.env_t_started for t in common)
         if not query.env_steps:
-            return query.pick_agent_steps(data, {agent: self.agent_episodes[agent].len_lookback for agent in data})
+            return query.pick_agent_steps(data, lookbacks)
         first = self.env_t_started - self.len_lookback
-        times = {
-            agent: np.asarray(self._obs_times(agent)[: len(leaves(part)[0])]) - first for agent, part in data.items()
-        }
+        times = {agent: np.asarray(ts) - first for agent, ts in known.items()}
         return query.pick_env_steps(data, times, self.len_lookback + len(self) + num_more, self.len_lookback)
 
     def _chosen(self, agent_ids: Collection[AgentID] | AgentID | None) -> list[AgentID]:
@@ -738,7 +772,7 @@ class MultiAgentEpisode(Noted):
             return list(self.agent_episodes)
         chosen = [agent_ids] if isinstance(agent_ids, str | int) else list(agent_ids)
         for agent_id in chosen:
-            if agent_id not in self.agent_episodes:
+            if agent_id not in self.agent_episodes and agent_id != COMMON:
                 known = [str(known) for known in self.agent_episodes]
                 raise KeyError(f"episode {self.id_} has no agent {agent_id!r}. {nearest(str(agent_id), known)}")
         return chosen
@@ -782,6 +816,8 @@ class MultiAgentEpisode(Noted):
 
     def _set(self, setter: str, new_data: AgentDict, **how: Any) -> None:
         for agent_id in self._chosen(list(new_data)):
+            if agent_id == COMMON:
+                raise KeyError(f"{setter}: {COMMON!r} is no agent, and has infos only.")
             getattr(self.agent_episodes[agent_id], setter)(new_data=new_data[agent_id], **how)
 
     # Parts of episodes, and episodes of parts.
@@ -855,12 +891,14 @@ class MultiAgentEpisode(Noted):
         part.agent_to_module_mapping_fn, part._module_ids = self.agent_to_module_mapping_fn, dict(self._module_ids)
         part.is_reset, part.len_lookback = True, min(lookback, self.len_lookback + start)
         part.env_t_started, part._env_t = self.env_t_started + start, self.env_t_started + stop
+        oldest = part.env_t_started - part.len_lookback
+        part._common = {t: copy.deepcopy(info) for t, info in self._common_infos().items() if oldest <= t <= part.env_t}
         if stop == len(self):
             part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
         for agent_id, episode in self.agent_episodes.items():
             times = list(self._obs_times(agent_id))
             last = bisect_right(times, part.env_t) - 1
-            first = bisect_left(times, part.env_t_started - part.len_lookback)
+            first = bisect_left(times, oldest)
             if with_waiting and not episode.is_done:
                 first = min(first, last)
             if first > last:
@@ -901,6 +939,8 @@ class MultiAgentEpisode(Noted):
         self._own_data()
         for agent_id in other.agent_episodes:
             self._concat_agent(agent_id, other)
+        own_common = {t: info for t, info in other._common_infos().items() if t >= other.env_t_started}
+        self._common |= copy.deepcopy(own_common)
         self._module_ids = other._module_ids | self._module_ids
         self._early_rewards = dict(other._early_rewards)
         self._env_t, self._last_time_s = other.env_t, other._last_time_s
@@ -949,6 +989,7 @@ class MultiAgentEpisode(Noted):
             "module_ids": [list(pair) for pair in self._module_ids.items()],
             "early_rewards": [list(pair) for pair in self._early_rewards.items()],
             "gone_returns": [list(pair) for pair in self._gone_returns.items()],
+            "common_infos": [[t, copy.deepcopy(info)] for t, info in self._common_infos().items()],
             "custom_data": copy.deepcopy(self.notes[0]),
             "temporary_data": copy.deepcopy(self.notes[1]),
         }
@@ -969,6 +1010,7 @@ class MultiAgentEpisode(Noted):
                 episode._pending[part.agent_id] = PendingStep(**copy.deepcopy(agent["pending"]))
         for name in ("module_ids", "early_rewards", "gone_returns"):
             setattr(episode, f"_{name}", {agent_id: value for agent_id, value in state[name]})
+        episode._common = {t: dict(info) for t, info in state.get("common_infos", ())}
         episode.notes = copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"])
         return episode
 

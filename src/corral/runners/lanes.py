@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.ids import AgentID
-from corral.core.spaces import space_tree
+from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
@@ -75,8 +75,12 @@ class Lanes:
         self._is_whole = len(places) == block_size  # then the lanes are the seats of the block, in their order
         self._space, self._action_space, self._distribution = observation_space, action_space, distribution
         self.space_tree = space_tree(observation_space)
-        self.obs: Tree = map_tree(lambda leaf: np.zeros((len(self), *leaf.shape), leaf.dtype), self.space_tree)
+        self.obs: Tree = self._blank_obs(len(self))
         self.forget()
+
+    def _blank_obs(self, *shape: int) -> Tree:
+        """Return observations in the space, a tree of `[*shape, ...]`, for lanes that nobody writes."""
+        return map_tree(lambda space: blank_array(space, *shape), self.space_tree)
 
     def __len__(self) -> int:
         """Return the number of lanes L."""
@@ -201,9 +205,9 @@ class Lanes:
 
     def _allocate(self, num_rows: int) -> LaneRollout:
         shape, distribution = (num_rows, len(self)), self._distribution
-        # Zeros, because rows that no lane fills are computed with, though they count nowhere.
+        # Blank, because rows that no lane fills are computed with, though they count nowhere.
         columns: dict[str, Tree] = {
-            "obs": map_tree(lambda leaf: np.zeros((num_rows + 1, *leaf.shape), leaf.dtype), self.obs),
+            "obs": self._blank_obs(num_rows + 1, len(self)),
             "actions": np.zeros((*shape, *distribution.action_shape), distribution.action_dtype),
             "rewards": np.zeros(shape),
             **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
@@ -298,9 +302,7 @@ class Lanes:
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         self._history.resize(len(self))
-        self.obs = map_tree(
-            lambda leaf: np.append(leaf, np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype), 0), self.obs
-        )
+        self.obs = map_tree(lambda leaf, blank: np.append(leaf, blank, 0), self.obs, self._blank_obs(num_envs))
         fresh = EpisodeCarry.fresh(num_envs, 0.0)
         totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
         self._carry = replace(self._carry, **totals)

@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from corral.core.columns import describe
-from corral.core.spaces import SUPPORTED_LEAVES, module_observation_space, space_tree
+from corral.core.spaces import SUPPORTED_LEAVES, blank_array, module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.moments import merge_moments
@@ -229,8 +229,8 @@ class Pipeline:
         }
 
     def example_rows(self, num_envs: int) -> Tree:
-        """Return observations of the env that are zeros, a tree of `[N, ...]`."""
-        return map_tree(lambda leaf: np.zeros((num_envs, *leaf.shape), leaf.dtype), space_tree(self.spaces[0]))
+        """Return blank observations of the env, a tree of `[N, ...]`."""
+        return map_tree(lambda leaf: blank_array(leaf, num_envs), space_tree(self.spaces[0]))
 
     def to_store(
         self,

@@ -69,8 +69,8 @@ class RowTransforms:
     def allocate(self, num_rows: int) -> Tree:
         """Return a column for observations after the last temporal transform, a tree of `[num_rows, N, ...]`."""
         num_lanes = len(self._rewards)
-        zeros = self.peek(self.pipeline.example_rows(num_lanes), np.ones(num_lanes, np.bool_))
-        return map_tree(lambda leaf: np.zeros((num_rows, *leaf.shape), leaf.dtype), zeros)
+        blank = self.peek(self.pipeline.example_rows(num_lanes), np.ones(num_lanes, np.bool_))
+        return map_tree(lambda leaf: np.repeat(leaf[None], num_rows, 0), blank)
 
     def note_step(
         self, actions: NDArray[Any] | None, rewards: NDArray[Any] | None, lanes: NDArray[np.int64] | slice

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from corral.core.action_masks import MASK_KEY, OBS_KEY, has_mask_key, without_mask
-from corral.core.spaces import space_tree
+from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
 from corral.transforms.transform import TemporalTransform, set_checked
@@ -66,9 +66,9 @@ class FrameStack(TemporalTransform):
         return spaces.MultiBinary((k, *(space.shape or ())))
 
     def initial_memory(self, space: spaces.Space[Any], num_envs: int) -> Tree:
-        """Return stacks of zeros, a tree of `[N, k, ...]`."""
+        """Return blank stacks, a tree of `[N, k, ...]`."""
         shape, space = (num_envs, self.num_frames), without_mask(space)
-        return map_tree(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), space_tree(space))
+        return map_tree(lambda leaf: blank_array(leaf, *shape), space_tree(space))
 
     def step(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from corral.compat.rllib.lookback_buffers import InfiniteLookbackBuffer
-from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.ids import COMMON, DEFAULT_MODULE_ID
 from corral.episodes.episode import SingleAgentEpisode as NativeEpisode
 from corral.episodes.multi_agent_episode import MultiAgentEpisode as NativeMultiAgentEpisode
 from corral.episodes.notes import Noted
@@ -208,8 +208,14 @@ class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
 
     last_raw_obs_for = last_observation_for
 
+    def get_infos(self, indices: Any = None, agent_ids: Any = None, **query: Any) -> Any:
+        """Return infos by agent; infos of no agent only where `agent_ids` has `"__common__"`."""
+        return super().get_infos(indices, list(self.agent_episodes) if agent_ids is None else agent_ids, **query)
+
     def last_info_for(self, agent_id: Any) -> Any:
-        """Return the latest info of an agent."""
+        """Return the latest info of an agent, or under `"__common__"` of no agent in particular."""
+        if agent_id == COMMON:
+            return next(reversed(self._common_infos().values()), {})
         return self.agent_episodes[agent_id].get_infos(-1)
 
     def last_action_for(self, agent_id: Any) -> Any:
