@@ -286,8 +286,6 @@ BAD = {
     "an unknown agent terminates": ((see("a"), {}, {"z": False, "__all__": False}), "terminateds have agent 'z'"),
     "an unknown agent is truncated": ((see("a"), {}, {"__all__": False}, {"z": True}), "truncateds have agent 'z'"),
     "no __all__": ((see("a", "b"), {}, {"a": False}), "terminateds must tell under the key '__all__'"),
-    "nobody acts": (({}, {"a": 1.0}), "no agent can act"),
-    "only one that ends": ((see("a"), {}, {"a": True, "__all__": False}), "no agent can act"),
     "a shape": (({"a": np.zeros(3, np.float32)},), r"observation of agent 'a' must have shape \(2,\), got \(3,\)"),
     "a shape of one": (
         ({**see("a"), "b": np.zeros(3)},),

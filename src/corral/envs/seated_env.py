@@ -51,7 +51,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
     Raises:
         EnvError: An agent has no space, or its id is not allowed. `reset` and `step` raise it for everything that does
             not fit: unknown agents, agents that have ended, observations outside their spaces, rewards that are no
-            finite numbers, a missing `"__all__"`, and no agent that can act.
+            finite numbers, and a missing `"__all__"`.
     """
 
     def __init__(self, env: gym.Env[Any, Any], name: str = "") -> None:
@@ -105,7 +105,7 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._write_ends(terminateds, truncateds)
         terminated, truncated = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
         if not (terminated or truncated):
-            if self._has_ends and bool((self.ended >= self.joined).all()):
+            if self._has_ends and self.joined.any() and bool((self.ended >= self.joined).all()):
                 terminated = bool(self._flags["terminated"].any())
                 truncated = not terminated
             elif ALL not in terminateds and ALL not in truncateds:
@@ -229,20 +229,11 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
         return {"agents": agents, "common": infos.get(COMMON)}
 
     def _choose_acting(self, obs: dict[Any, Any]) -> None:
-        """Note which agents have to act in the next step of an episode that continues.
-
-        Raises:
-            EnvError: No agent has to act.
-        """
+        """Note which agents have to act in the next step of an episode that continues; there may be none."""
         self._acting = self._observed
         if self._has_ends:
             acting = tuple(agent for agent in obs if not self.ended[self._seat_of[agent]])
             self._acting = self._find_seats(acting, "observations")
-        if not self._acting.parts:
-            raise EnvError(
-                "no agent can act, because no agent that continues received an observation, and the episode has not "
-                f"ended: return the observations of the agents that act next, or set {ALL!r}"
-            )
 
     @property
     def acting(self) -> NDArray[np.bool_]:

@@ -383,7 +383,7 @@ class MultiAgentEpisode(Noted):
                     observation = self.agent_episodes[agent_id].get_observations(-1)
                 if observation is not None:
                     self._complete(agent_id, observation, info, terminated, truncated)
-        over = all(episode.is_done for episode in self.agent_episodes.values())
+        over = bool(self.agent_episodes) and all(episode.is_done for episode in self.agent_episodes.values())
         self.is_terminated, self.is_truncated = all_terminated or (over and not all_truncated), all_truncated
         self._last_time_s = time.perf_counter()
 
