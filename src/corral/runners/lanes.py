@@ -75,12 +75,9 @@ class Lanes:
         self._is_whole = len(places) == block_size  # then the lanes are the seats of the block, in their order
         self._space, self._action_space, self._distribution = observation_space, action_space, distribution
         self.space_tree = space_tree(observation_space)
-        self.obs: Tree = self._blank_obs(len(self))
+        self._blank: Tree = map_tree(blank_array, self.space_tree)  # of one agent that was not observed
+        self.obs: Tree = map_tree(lambda leaf: np.repeat(leaf[None], len(self), 0), self._blank)
         self.forget()
-
-    def _blank_obs(self, *shape: int) -> Tree:
-        """Return observations in the space, a tree of `[*shape, ...]`, for lanes that nobody writes."""
-        return map_tree(lambda space: blank_array(space, *shape), self.space_tree)
 
     def __len__(self) -> int:
         """Return the number of lanes L."""
@@ -207,7 +204,9 @@ class Lanes:
         shape, distribution = (num_rows, len(self)), self._distribution
         # Blank, because rows that no lane fills are computed with, though they count nowhere.
         columns: dict[str, Tree] = {
-            "obs": self._blank_obs(num_rows + 1, len(self)),
+            "obs": map_tree(
+                lambda leaf: np.broadcast_to(leaf, (num_rows + 1, *shape[1:], *leaf.shape)).copy(), self._blank
+            ),
             "actions": np.zeros((*shape, *distribution.action_shape), distribution.action_dtype),
             "rewards": np.zeros(shape),
             **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
@@ -302,7 +301,9 @@ class Lanes:
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         self._history.resize(len(self))
-        self.obs = map_tree(lambda leaf, blank: np.append(leaf, blank, 0), self.obs, self._blank_obs(num_envs))
+        self.obs = map_tree(
+            lambda leaf, blank: np.append(leaf, np.repeat(blank[None], num_envs, 0), 0), self.obs, self._blank
+        )
         fresh = EpisodeCarry.fresh(num_envs, 0.0)
         totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
         self._carry = replace(self._carry, **totals)
