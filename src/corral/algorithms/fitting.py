@@ -18,6 +18,7 @@ from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.finding import CHECKPOINTS
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.core.ids import ALL_MODULES
+from corral.core.paths import resolve_path
 from corral.errors import CheckpointError, ConfigError, StopCriterionError
 from corral.learners.losses import learner_metrics
 from corral.loggers import Logger, Run
@@ -53,7 +54,8 @@ def fit(
     if resume is not None:
         if run_dir is not None:
             raise ConfigError(f"fit: run_dir={run_dir!r} and resume={resume!r}: a run continues in its own directory.")
-        check_run_to_resume(Path(resume))
+        resume = resolve_path(resume, "the run directory")
+        check_run_to_resume(resume)
         stop = stop_of_run(resume) if stop is None else stop
     criteria = StopCriteria({} if stop is None else stop, late_keys=late_keys)
     _check_names(criteria, algorithm, late_keys)
@@ -100,7 +102,11 @@ def _loggers(config: AlgorithmConfig, given: Sequence[Any] | None, resume: str |
     """Return the loggers of a run: those given, those in the config, those that it had, or the default ones."""
     if given is not None:
         return make_loggers(given, "fit: loggers")
-    named = names_of(None if resume is None else Path(resume)) if config.loggers is None else config.loggers
+    named = (
+        names_of(None if resume is None else resolve_path(resume, "the run directory"))
+        if config.loggers is None
+        else config.loggers
+    )
     return make_loggers(named, "reporting: loggers")
 
 
@@ -166,9 +172,10 @@ def stop_of_run(run_dir: str | Path) -> dict[str, Any]:
         RunDirectoryError: The directory holds no run.
         ConfigError: The run has none, or one that no file holds.
     """
-    settings = read_config(Path(run_dir))
+    run_dir = resolve_path(run_dir, "the run directory")
+    settings = read_config(run_dir)
     if not settings.get("stop"):
-        raise ConfigError(f"{Path(run_dir) / CONFIG_FILE} has no 'stop': give stop criteria.")
+        raise ConfigError(f"{run_dir / CONFIG_FILE} has no 'stop': give stop criteria.")
     return dict(criteria_from_file(settings["stop"]))
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.core.paths import resolve_location
 from corral.errors import CheckpointError, ConfigError, nearest_name
 from corral.modules.module import Module
 from corral.policies.description import described_statistics
@@ -101,7 +102,8 @@ def read_weights(
     Raises:
         CheckpointError: There is no such checkpoint, module or file, or the file holds something else.
     """
-    if (path := Path(location)).suffix in (".safetensors", ".pt", ".pth"):
+    path = resolve_location(location)
+    if isinstance(path, Path) and path.suffix in (".safetensors", ".pt", ".pth"):
         try:
             return str(path), load_file(path) if path.suffix == ".safetensors" else _load_state_dict(path), {}
         except Exception as error:

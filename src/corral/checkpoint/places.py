@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from corral.core.paths import resolve_location
 from corral.errors import CheckpointError
 
 LOCK = ".lock"
@@ -207,11 +208,9 @@ Place = LocalPlace | UrlPlace
 
 
 def place_of(path: Location) -> Place:
-    """Return where a path or a URL leads; `file://` is a local path."""
-    text = str(path)
-    if text.startswith(("file://", "local://")):
-        return LocalPlace(Path(text.partition("://")[2]))
-    return UrlPlace(text) if isinstance(path, str) and "://" in path else LocalPlace(Path(path))
+    """Return where a path or a URL leads; see `resolve_location`."""
+    found = resolve_location(path)
+    return UrlPlace(found) if isinstance(found, str) else LocalPlace(found)
 
 
 _NO_FILE = "A checkpoint holds only regular files, and neither links nor devices: take it from where it was saved."

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from corral import __version__
 from corral.cli.report import add_report_commands
-from corral.errors import nearest
+from corral.core.paths import resolve_path
+from corral.errors import ConfigError, nearest
 
 EPILOG = """\
 examples:
@@ -70,7 +71,10 @@ def _path(text: str) -> Path:
     """Return a path; an empty one, as of a variable of the shell that is not set, would be the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text)
+    try:
+        return resolve_path(text, "it")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_train(commands: Any) -> None:
@@ -80,7 +84,7 @@ def _add_train(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    train.add_argument("--config", type=Path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
+    train.add_argument("--config", type=_path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
     train.add_argument(
         "--tuned",
         metavar="ENV",
@@ -172,7 +176,7 @@ def _add_play(commands: Any) -> None:
     play = commands.add_parser("play", help="show or record episodes of the policy of a run or a checkpoint")
     _add_policy_options(play)
     play.add_argument("--episodes", type=int, default=3, help="number of episodes; 3 if left out")
-    play.add_argument("--record", type=Path, metavar="DIR", help="record each episode there rather than show it")
+    play.add_argument("--record", type=_path, metavar="DIR", help="record each episode there rather than show it")
     play.add_argument("--format", choices=("mp4", "gif"), default="mp4", help="of the recordings; mp4 if left out")
     play.set_defaults(run="corral.cli.policies:play")
 

@@ -20,6 +20,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from corral.core.interrupts import interrupts_deferred, name_of_interrupt
+from corral.core.paths import resolve_path
 from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE, SEEDS_FILE
 from corral.core.settings import path_of
 from corral.errors import ConfigError, RunDirectoryError
@@ -98,9 +99,13 @@ class Run:
         """
         if self._restore is None:
             check_run_dir(self._run_dir)
-            self.path = _new_run_dir(self._config) if self._run_dir is None else Path(self._run_dir)
+            self.path = (
+                _new_run_dir(self._config)
+                if self._run_dir is None
+                else resolve_path(self._run_dir, "the run directory")
+            )
         else:
-            self.path = Path(str(self._run_dir))
+            self.path = resolve_path(str(self._run_dir), "the run directory")
             check_run_to_resume(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -301,7 +306,7 @@ def check_run_dir(run_dir: str | Path | None) -> None:
         FileExistsError: The directory already holds a run, or the runs of several seeds.
         RunDirectoryError: The directory cannot be made, or no file can be written there.
     """
-    path = Path("runs" if run_dir is None else run_dir)
+    path = Path("runs") if run_dir is None else resolve_path(run_dir, "the run directory")
     try:
         holds_set = (path / SEEDS_FILE).is_file()
         holds_run = any((path / name).is_file() for name in (CONFIG_FILE, RESULTS_FILE, PROGRESS_FILE))

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from corral.core.paths import resolve_path
 from corral.core.tree import map_tree
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.seats import Seats
@@ -92,7 +93,9 @@ def play_episodes(
             refuse_several_agents(made.observation_space, name)
             check_spaces_fit(policy, made.observation_space, made.action_space, name)
             acting = partial(_act_alone, policy, explore)
-        files = itertools.repeat(None) if record is None else _new_files(Path(record), file_format)
+        files = (
+            itertools.repeat(None) if record is None else _new_files(resolve_path(record, "the recording"), file_format)
+        )
         for number, file in zip(range(episodes), files, strict=False):
             episode = _Episode(made, name, acting, None if seed is None else seed + number)
             frames = episode.frames(max_episode_steps)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import MASK_KEY, NO_LEGAL_ACTION, first_without_choice, has_mask_key
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.paths import resolve_path
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, num_rows
 from corral.envs.checks import mismatch
@@ -281,7 +282,7 @@ class Policy:
         """
         from corral.policies.export import export_policy
 
-        return export_policy(self, Path(file))
+        return export_policy(self, resolve_path(file, "the exported policy"))
 
 
 def _checked_state(here: NDArray[Any], given: Any) -> NDArray[Any]:

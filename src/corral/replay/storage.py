@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from corral.core.paths import resolve_path
 from corral.errors import ConfigError
 
 
@@ -31,7 +32,7 @@ class Storage:
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Check the directory."""
-        self.directory = None if directory is None else Path(directory)
+        self.directory = None if directory is None else resolve_path(directory, "the replay buffer")
         self._left_behind: list[Path] = []  # files that could not be unlinked while they are mapped
         if self.directory is not None and not self.directory.is_dir():
             raise ConfigError(

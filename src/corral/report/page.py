@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from corral import __version__
+from corral.core.paths import resolve_path
 from corral.report.figures import group_color
 from corral.report.groups import Group, group_runs, repeated_seeds
 from corral.report.media import collect_media
@@ -43,9 +44,10 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
         ReportError: The file cannot be written.
         ConfigError: The packages of the extra `report` are not installed.
     """
+    target = resolve_path(path, "the report")
     plotly_js = _plotly_js()
     found = read_runs([runs] if isinstance(runs, (str, Path)) else runs)
-    return write_file(Path(path), _page(group_runs(found), plotly_js).encode("utf-8", errors="replace"))
+    return write_file(target, _page(group_runs(found), plotly_js).encode("utf-8", errors="replace"))
 
 
 def _plotly_js() -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.core.paths import resolve_path
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
 from corral.report.curves import X_AXES, X_TITLES, curve_of, mean_curve
@@ -52,7 +53,7 @@ def write_plot(
         ConfigError: No run has the number, another setting has no such value, or the packages of the extra `report` are
             not installed.
     """
-    path = Path(path)
+    path = resolve_path(path, "the figure")
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"{path}: the name of a picture ends with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
     if x not in X_AXES:

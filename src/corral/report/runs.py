@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from corral.core.paths import resolve_path
 from corral.core.run_files import RESULTS_FILE, SET_ASIDE
 from corral.errors import RunDirectoryError
 from corral.loggers.run import CONFIG_FILE
@@ -78,7 +79,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
     """
     if not paths:
         raise RunDirectoryError("no run was given: name at least one directory of a run.")
-    found = {run_dir.resolve(): run_dir for path in paths for run_dir in find_run_dirs(Path(path))}
+    found = {run_dir.resolve(): run_dir for path in paths for run_dir in find_run_dirs(resolve_path(path, "a run"))}
     names = _short_names([*found])
     return [read_run(run_dir, name) for run_dir, name in zip(found.values(), names, strict=True)]
 

@@ -24,6 +24,7 @@ from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.policy_views import Policy, state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
+from corral.core.paths import resolve_path
 from corral.errors import ConfigError
 
 
@@ -266,7 +267,7 @@ class Algorithm:
         """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="rllib_")) / "checkpoint"
-        return str(checkpoints.save(self, Path(path)))
+        return str(checkpoints.save(self, _directory(path)))
 
     save_checkpoint = save_to_path
 
@@ -528,7 +529,7 @@ def _refuse_parts(method: str, prefix: str, parts: Mapping[str, bool]) -> None:
 def _directory(path: Any) -> Path:
     """Return the directory of a checkpoint from a path, a `Checkpoint`, or what `save` returned."""
     path = getattr(path, "checkpoint", path)
-    return Path(getattr(path, "path", path))
+    return resolve_path(getattr(path, "path", path), "a checkpoint of an RLlib script")
 
 
 def make_viewed(name: str, config: Any) -> Any:

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from corral.compat.rllib.encoding import encode
+from corral.core.paths import resolve_path
 from corral.core.settings import path_of
 from corral.core.space_descriptions import describe_space
 from corral.errors import CheckpointError
@@ -62,7 +63,7 @@ def weights_file(path: Any) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    file = Path(path) / WEIGHTS_FILE
+    file = resolve_path(path, "the module") / WEIGHTS_FILE
     if not file.is_file():
         raise CheckpointError(
             f"{path} holds no module: give the directory learner_group/learner/rl_module/<module id> of a checkpoint, "

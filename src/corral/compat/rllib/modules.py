@@ -7,7 +7,6 @@ import importlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +21,7 @@ from corral.compat.rllib.module_files import (
     write_module,
 )
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.paths import resolve_path
 from corral.errors import ConfigError
 
 
@@ -158,7 +158,8 @@ class RLModule:
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write the module, and return its directory; `None` is a new directory for temporary files."""
-        directory = Path(tempfile.mkdtemp(prefix="rl_module_") if path is None else path).absolute()
+        path = tempfile.mkdtemp(prefix="rl_module_") if path is None else path
+        directory = resolve_path(path, "the module").absolute()
         weights = {f"{OWN}{name}": value for name, value in self.get_state().items()}
         model_config = {"rl_module_class": type(self), "rl_model_config": self.model_config}
         spaces = self.observation_space, self.action_space
@@ -180,7 +181,7 @@ class RLModule:
         Raises:
             CheckpointError: There is none.
         """
-        return _adapted().load_module(Path(path))
+        return _adapted().load_module(resolve_path(path, "the module"))
 
 
 class TorchRLModule(nn.Module, RLModule):
@@ -382,7 +383,9 @@ class MultiRLModuleSpec:
         found: RLModuleSpec = given if isinstance(given, RLModuleSpec) else given.get(module_id) or RLModuleSpec()
         chosen = self.modules_to_load is None or module_id in self.modules_to_load
         if self.load_state_path is not None and chosen and found.load_state_path is None:
-            found = dataclasses.replace(found, load_state_path=Path(self.load_state_path) / module_id)
+            found = dataclasses.replace(
+                found, load_state_path=resolve_path(self.load_state_path, "the module") / module_id
+            )
         return found
 
     @property
