@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from forging import forge
+from forging import data, forge
 
 from corral import PPO, Algorithm, Callback, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
@@ -299,3 +300,16 @@ def test_the_env_of_a_checkpoint_may_be_the_id_of_a_package(tmp_path: Path) -> N
         assert other.config.env == "gymnasium.envs:CartPole-v1"
     with PPO.from_checkpoint(path, env="gymnasium.envs.classic_control:CartPoleEnv") as other:
         assert other.config.env == "gymnasium.envs.classic_control:CartPoleEnv"
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_with_settings_that_are_refused_now(tmp_path: Path) -> None:
+    with PPOConfig().environment("CartPole-v1").training(target_kl=0.1).build() as algo:
+        saved = Path(algo.save(tmp_path / "saved"))
+    settings = json.loads((data(saved) / "config.json").read_bytes())
+    settings["training"]["num_epochs"] = 1  # so that target_kl has no effect
+    settings["rl_module"]["model_config"] = {"head_activation": "relu"}
+    forge(saved, "config.json", json.dumps(settings).encode())
+    with PPO.from_checkpoint(saved) as restored:
+        assert (restored.config.target_kl, restored.config.model_config) == (None, {})
+    with pytest.raises(ConfigError, match=r"target_kl=0.2 has no effect without num_epochs above 1"):
+        PPO.from_checkpoint(saved, target_kl=0.2)

@@ -434,7 +434,6 @@ def test_algorithms_train_save_and_restore_such_networks(kind: Any, tmp_path: Pa
         (ActorCritic, {"head_activation": "reluu"}, "head_activation.*Did you mean 'relu'"),
         (ActorCritic, {"log_std_clip": 2.0}, "log_std_clip=2.0 is for Box actions"),
         (ActorCritic, {"log_std_clip": 2.0, "log_std_bounds": [-1, 1]}, "both limit the deviation"),
-        (RecurrentQModule, {"rnn_bias_initializer": "ones"}, "rnn_bias_initializer has no effect without use_lstm"),
     ],
 )
 def test_networks_that_cannot_be_are_refused(cls: type[Module], settings: dict[str, Any], problem: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
-from corral.core.settings import NonNegativeFloat, PositiveInt
+from corral.core.settings import Need, NonNegativeFloat, PositiveInt
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
@@ -73,6 +74,12 @@ class DQNConfig(OffPolicyConfig):
     v_max: float = 10.0
     td_error_loss_fn: Literal["huber", "mse"] = "huber"
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "sigma0": Need("noisy=True", attrgetter("noisy")),
+        **dict.fromkeys(("v_min", "v_max"), Need("num_atoms above 1", lambda config: config.num_atoms > 1)),
+        "td_error_loss_fn": Need("num_atoms=1", lambda config: config.num_atoms == 1),
+    }
+
     def training(self, **settings: Unpack[DQNTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
@@ -95,13 +102,16 @@ class DQNConfig(OffPolicyConfig):
     @property
     def default_exploration(self) -> dict[str, Any]:
         """Epsilon-greedy; with noisy layers, which explore themselves, epsilon is 0."""
-        return {"type": "EpsilonGreedy", "epsilon_schedule": 0.0} if self.noisy else dict(self.DEFAULT_EXPLORATION)
+        return {**self.DEFAULT_EXPLORATION, **({"initial_epsilon": 0.0, "final_epsilon": 0.0} if self.noisy else {})}
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         if self.num_atoms > 1 and self.v_min >= self.v_max:
             raise ConfigError(f"v_min={self.v_min} must be below v_max={self.v_max}: the atoms are between them.")
+        starts = [name for name in self.model_config if name.startswith("head_") and "_initializer" in name]
+        if self.noisy and starts and self.origin is None:
+            raise ConfigError(f"model_config: {starts[0]} has no effect on noisy layers: leave it out, or noisy=True.")
 
 
 class DQN(OffPolicyAlgorithm):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import numpy as np
@@ -22,7 +23,7 @@ from corral.config.config import AlgorithmConfig
 from corral.core.returns import FloatColumn, gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.sequences import find_sequence_starts
-from corral.core.settings import AtLeastOne, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
+from corral.core.settings import AtLeastOne, Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
 from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
@@ -85,6 +86,12 @@ class PPOConfig(AlgorithmConfig):
     normalize_advantages: bool = True
     target_kl: PositiveFloat | None = None
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        **dict.fromkeys(("kl_band", "kl_factors"), Need("kl_target", lambda config: config.kl_target is not None)),
+        **dict.fromkeys(("vf_clip_param", "vf_loss_clip"), Need("vf_loss_coeff above 0", attrgetter("vf_loss_coeff"))),
+        "target_kl": Need("num_epochs above 1", lambda config: config.num_epochs > 1),
+    }
+
     def training(self, **settings: Unpack[PPOTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
@@ -108,8 +115,6 @@ class PPOConfig(AlgorithmConfig):
                 f"kl_target={self.kl_target} adapts a coefficient that starts at kl_coeff={self.kl_coeff}: give "
                 "kl_coeff one positive number, such as 0.2, or leave kl_target out."
             )
-        if self.kl_target is None and (self.kl_band, self.kl_factors) != (PPOConfig.kl_band, PPOConfig.kl_factors):
-            raise ConfigError("kl_band and kl_factors adapt the KL coefficient to kl_target, which is None: give it.")
 
 
 class PPO(Algorithm):

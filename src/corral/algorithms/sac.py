@@ -25,7 +25,7 @@ from corral.algorithms.off_policy import (
     off_policy_metrics,
     refuse_unscaled_actions,
 )
-from corral.core.settings import NonNegativeSchedule, PositiveFloat
+from corral.core.settings import Need, NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
 from corral.modules.distributions import categorical_logp
 from corral.modules.memory import at_rows
@@ -78,6 +78,10 @@ class SACConfig(OffPolicyConfig):
     actor_lr: NonNegativeSchedule | None = None
     critic_lr: NonNegativeSchedule | None = None
     alpha_lr: NonNegativeSchedule | None = None
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "target_entropy": Need("alpha_lr above 0", lambda config: config.alpha_lr != 0)
+    }
 
     def training(self, **settings: Unpack[SACTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
@@ -24,7 +25,7 @@ from corral.algorithms.off_policy import (
     off_policy_metrics,
     refuse_unscaled_actions,
 )
-from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveInt
+from corral.core.settings import Need, NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from corral.learners.losses import Batch, Loss
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import Module
@@ -66,6 +67,10 @@ class TD3Config(OffPolicyConfig):
     actor_lr: NonNegativeSchedule | None = None
     critic_lr: NonNegativeSchedule | None = None
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "target_noise_clip": Need("target_noise above 0", attrgetter("target_noise"))
+    }
+
     def training(self, **settings: Unpack[TD3TrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
@@ -91,7 +96,7 @@ class TD3Config(OffPolicyConfig):
         return {
             "type": "GaussianNoise",
             "stddev": 0.1,
-            "scale_schedule": 1.0,
+            "final_scale": 1.0,
             "random_timesteps": self.num_steps_sampled_before_learning_starts,
         }
 
@@ -124,7 +129,7 @@ class DDPGConfig(TD3Config):
         return {
             "type": "OrnsteinUhlenbeckNoise",
             "ou_base_scale": 0.5,
-            "scale_schedule": 1.0,
+            "final_scale": 1.0,
             "random_timesteps": self.num_steps_sampled_before_learning_starts,
         }
 

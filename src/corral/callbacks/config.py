@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from corral.core.config import SettingGroup
-from corral.core.settings import Importable
+from corral.core.settings import Importable, Need
 
 
 @dataclass(kw_only=True)
@@ -23,3 +24,7 @@ class CallbacksSettings(SettingGroup):
     callbacks_class: list[Importable] = field(default_factory=list)
     callback_functions: dict[str, list[Importable]] = field(default_factory=dict)
     on_error: Literal["raise", "log"] = "raise"
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "on_error": Need("callbacks", lambda config: config.callbacks_class or config.callback_functions)
+    }

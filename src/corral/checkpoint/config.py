@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from corral.core.config import SettingGroup
-from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.settings import Need, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -31,3 +32,7 @@ class CheckpointingSettings(SettingGroup):
     num_checkpoints_kept: NonNegativeInt = 2
     best_checkpoint_metric: str | None = "auto"
     best_checkpoint_mode: Literal["max", "min"] = "max"
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "best_checkpoint_mode": Need("best_checkpoint_metric", lambda config: config.best_checkpoint_metric is not None)
+    }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
+from corral.config.without_effect import without_unused_settings
 from corral.core.settings import path_of
 from corral.errors import ConfigError, nearest
 from corral.transforms.settings import settings_of
@@ -134,6 +135,7 @@ def config_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> AlgorithmConf
     check_imports(settings, checkpoint.path)
     try:
         config = _with_settings(config_from_dict(settings), given)
+        config = without_unused_settings(config, given)  # versions before this one accepted them
         config.validate()
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {error}") from error

@@ -9,6 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
+from corral.config.without_effect import (
+    memory_class,
+    network_settings,
+    refuse_settings_without_effect,
+    warn_of_settings_without_effect,
+    without_unused_settings,
+)
 from corral.core.settings import LARGEST_SEED, check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
@@ -22,10 +29,6 @@ from corral.loggers.named import check_loggers
 from corral.modules.config import MultiAgentSettings
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import ActorCritic, Module
-from corral.modules.q_module import QModule
-from corral.modules.recurrent_q_module import RecurrentQModule
-from corral.modules.recurrent_sac_module import RecurrentSACModule
-from corral.modules.sac_module import SACModule
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -72,6 +75,7 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_optimizer(config)
     _validate_device(config.device)
     _validate_modules(config)
+    refuse_settings_without_effect(config)
 
 
 def _validate_sampling(config: AlgorithmConfig) -> None:
@@ -251,10 +255,7 @@ def _validate_actions(config: AlgorithmConfig) -> None:
 
 def warn_of_mistakes(config: AlgorithmConfig) -> None:
     """Warn of settings that are allowed and most likely a mistake."""
-    if config.evaluation_parallel_to_training and config.evaluation_interval is None:
-        log.warning(
-            "evaluation_parallel_to_training=True has no effect without evaluation_interval: no round is played."
-        )
+    warn_of_settings_without_effect(config)
     names = () if config.env_reset_fn is None else inspect.signature(config.env_reset_fn).parameters
     for name in names:
         near = nearest_name(name, RESET_FN_ARGUMENTS)
@@ -383,7 +384,8 @@ def _validate_module_alone(config: AlgorithmConfig, module_id: str) -> None:
         learns = _has_network(own) and config.trains(module_id)
         alone: dict[str, Any] = {"policies": {module_id: {}}, "policies_to_train": [module_id] if learns else []}
         alone |= {"policy_mapping_fn": None, "algorithm_config_overrides_per_module": {}, "shared_layers": {}}
-        own.copy(**alone).validate()
+        keep = given.keys() | config.algorithm_config_overrides_per_module.get(module_id, {}).keys()
+        without_unused_settings(own, keep).copy(**alone).validate()
 
 
 def _has_network(config: AlgorithmConfig) -> bool:
@@ -518,8 +520,6 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
-    if config.load_from is None and list(config.load_parts) != ["*"]:
-        raise ConfigError(f"rl_module: load_parts={config.load_parts} has no effect without load_from: give both.")
     learns = _has_network(config) and any(map(config.trains, config.module_ids))
     own = Module if issubclass(base, ActorCritic) or not learns else base  # required base of a user's class
     if not _has_network(config):
@@ -538,18 +538,7 @@ def _validate_module(config: AlgorithmConfig) -> None:
             raise ConfigError(f"rl_module: {module_class.__name__} must define {method}({arguments}).")
     if learns:
         _validate_memory(config, module_class, base)
-    if module_class is base:
-        # The settings of the module with memory include the others, and messages name all of them.
-        names = (_memory_class(base) or base).CONFIG if base in (QModule, SACModule) else base.CONFIG
-        if names is not None:
-            names.parse(config.model_config)
-
-
-def _memory_class(base: type[Module]) -> type[Module] | None:
-    """Return the class with memory of the modules of DQN or SAC; `None` for modules of other algorithms."""
-    if issubclass(base, QModule):
-        return RecurrentQModule
-    return RecurrentSACModule if issubclass(base, SACModule) else None
+    network_settings(config)
 
 
 def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: type[Module]) -> None:
@@ -571,7 +560,7 @@ def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: 
             f"rl_module: {what} gives the module memory, and {config.algo_name} cannot train modules with memory: use "
             "PPO, DQN or SAC, or a module without memory, for example on observations that hold the latest frames."
         )
-    with_memory = _memory_class(base)
+    with_memory = memory_class(base)
     if with_memory is not None and not issubclass(module_class, with_memory):
         raise ConfigError(
             f"rl_module: {what} gives the module memory: for {config.algo_name} it must be a subclass of "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from corral.errors import ConfigError
 
 
 class SettingGroup:
     """Base of the groups of settings. A config is an instance of all groups, so a room takes it as its own group."""
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {}
+    """What settings need to have an effect, by name. A setting of `training` or `rl_module` without it is refused."""
     ON_POLICY: ClassVar[bool] = True
     """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
 
@@ -83,6 +86,17 @@ class ExplorationSettings(SettingGroup):
         return dict(self.DEFAULT_EXPLORATION)
 
 
+def runs_env_runners(config: Any) -> bool:
+    """Return whether the engine runs env runners of a config, for training or evaluation."""
+    evaluates_in_process = config.evaluation_parallel_to_training and config.evaluation_interval is not None
+    return bool(config.num_env_runners or config.evaluation_num_env_runners or evaluates_in_process)
+
+
+def runs_workers(config: Any) -> bool:
+    """Return whether the engine runs env runners or learners of a config."""
+    return bool(config.num_learners) or runs_env_runners(config)
+
+
 @dataclass(kw_only=True)
 class FaultToleranceSettings(SettingGroup):
     """Settings for failures of runners and envs.
@@ -120,6 +134,17 @@ class FaultToleranceSettings(SettingGroup):
     env_step_timeout_s: PositiveFloat | None = None
     worker_timeout_s: PositiveFloat | Literal["auto"] | None = "auto"
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        **dict.fromkeys(
+            (
+                *("restart_failed_env_runners", "ignore_env_runner_failures", "max_num_env_runner_restarts"),
+                *("num_consecutive_env_runner_failures_tolerance", "delay_between_env_runner_restarts_s"),
+            ),
+            Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners),
+        ),
+        "worker_timeout_s": Need("env runners or learners of the engine (num_env_runners, num_learners)", runs_workers),
+    }
+
 
 @dataclass(kw_only=True)
 class DebuggingSettings(SettingGroup):
@@ -149,6 +174,14 @@ class EngineSettings(SettingGroup):
 
     engine_name: Literal["auto", "local", "process", "ray"] = "auto"
     start_timeout_s: PositiveFloat = 120.0
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "engine_name": Need("env runners or learners that it runs (num_env_runners, num_learners)", runs_workers),
+        "start_timeout_s": Need(
+            "env runners or learners of the engine, or vectorization='async'",
+            lambda config: runs_workers(config) or config.vectorization == "async",
+        ),
+    }
 
 
 class ExplorationConfig(DebuggingSettings, ExplorationSettings):

@@ -14,7 +14,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -137,6 +137,39 @@ def _missing_name(module_name: str, owner: Any, name: str) -> str:
 def imported(value: Any) -> Any:
     """Return what a string names as an import path, and anything else as it is."""
     return import_path(value) if isinstance(value, str) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What a setting needs to have an effect.
+
+    A class of settings names the needs of its settings in `NEEDS`, a dict by name; subclasses inherit them.
+
+    Attributes:
+        text: The need, as it follows "has no effect without".
+        is_met: Function that is given all settings, and returns whether they meet the need.
+    """
+
+    text: str
+    is_met: Callable[[Any], bool]
+
+
+def needs_of(owner: type) -> dict[str, Need]:
+    """Return the needs of the settings of a class, with the needs of its bases, by name."""
+    found: dict[str, Need] = {}
+    for base in reversed(owner.__mro__):
+        found |= vars(base).get("NEEDS", {})
+    return found
+
+
+def find_unused(settings: Any) -> dict[str, str]:
+    """Return the settings that differ from their defaults and have no effect, by name, with what they need."""
+    defaults = {field.name: field for field in dataclasses.fields(settings)}
+    return {
+        name: need.text
+        for name, need in needs_of(type(settings)).items()
+        if not same_value(getattr(settings, name), default_of(defaults[name])) and not need.is_met(settings)
+    }
 
 
 @dataclasses.dataclass(frozen=True)

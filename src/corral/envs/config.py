@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from corral.core.config import EngineSettings, FaultToleranceSettings, SettingGroup
-from corral.core.settings import Importable
+from corral.core.settings import Importable, Need
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,10 @@ class EnvironmentSettings(SettingGroup):
     action_masks: bool | Literal["infos", "method"] = True
     normalize_actions: bool = True
     clip_actions: bool = False
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "clip_actions": Need("normalize_actions=False", lambda config: not config.normalize_actions)
+    }
 
     @property
     def all_wrappers(self) -> list[Any]:

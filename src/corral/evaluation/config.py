@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator
 
 from corral.core.config import SettingGroup
-from corral.core.settings import Importable, NonNegativeInt, PositiveFloat, PositiveInt, same_value
+from corral.core.settings import Importable, Need, NonNegativeInt, PositiveFloat, PositiveInt, same_value
 from corral.runners.config import RunnerConfig
 
 
@@ -93,6 +94,16 @@ class EvaluationSettings(SettingGroup):
     evaluation_tasks: list[Any] | Literal["training"] | None = None
     evaluation_num_videos: NonNegativeInt = 0
     in_evaluation: bool = False
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "evaluation_parallel_to_training": Need(
+            "evaluation_interval: no round is played",
+            lambda config: config.evaluation_interval is not None,
+        ),
+        "evaluation_force_reset_envs_before_iteration": Need(
+            "evaluation_duration_unit='timesteps'", lambda config: config.evaluation_duration_unit == "timesteps"
+        ),
+    }
 
 
 class EvaluationConfig(RunnerConfig, EvaluationSettings):

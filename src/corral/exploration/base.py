@@ -138,12 +138,20 @@ class Exploration:
             cannot be chosen by a policy that was loaded without the exploration.
         with_memory: Whether modules with memory are supported.
         action_spaces: Types of supported action spaces.
+        schedules: Settings that are schedules, by name, with the settings that each of them replaces: the first value,
+            the last one, and durations.
+        for_actions: Settings that only some action spaces need, by name, with the types of these spaces.
+        by_actor: Whether each actor, which is a sub-env of a runner, has a constant of its own instead of schedules, if
+            there are several.
         paper: Source of the method.
     """
 
     on_policy: ClassVar[bool] = True
     acts_by_module: ClassVar[bool] = True
     with_memory: ClassVar[bool] = True
+    schedules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    for_actions: ClassVar[Mapping[str, tuple[type[spaces.Space[Any]], ...]]] = {}
+    by_actor: ClassVar[bool] = False
     action_spaces: ClassVar[tuple[type[spaces.Space[Any]], ...]] = (
         spaces.Discrete,
         spaces.MultiDiscrete,

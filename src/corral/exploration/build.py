@@ -90,8 +90,20 @@ def settings_of(cls: type[Exploration]) -> dict[str, Any]:
 
 
 def resolved(exploration_config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an `exploration_config` with a type; if it has no type, its settings override the algorithm's default."""
-    return dict(exploration_config) if "type" in exploration_config else {**default, **exploration_config}
+    """Return an `exploration_config` with a type; settings of the default's type that it leaves out are the default's.
+
+    A schedule that it gives takes the place of the default's parts of this schedule, and the other way round.
+    """
+    cls = exploration_class(default["type"])
+    if exploration_class(exploration_config.get("type", cls)) is not cls:
+        return dict(exploration_config)
+    hidden: set[str] = set()
+    for schedule, parts in cls.schedules.items():
+        if exploration_config.get(schedule) is not None:
+            hidden.update(parts)
+        elif any(part in exploration_config for part in parts):
+            hidden.add(schedule)
+    return {**{name: value for name, value in default.items() if name not in hidden}, **exploration_config}
 
 
 def check_exploration(config: ExplorationConfig, action_space: spaces.Space[Any] | None = None) -> None:
@@ -104,6 +116,7 @@ def check_exploration(config: ExplorationConfig, action_space: spaces.Space[Any]
     cls = exploration_class(kind)
     accepted = settings_of(cls)
     check_names(f"exploration_config of {cls.__name__}", settings, accepted, list_known=True)
+    _check_schedules(cls, settings)
     missing = [
         name for name, default in accepted.items() if default is inspect.Parameter.empty and name not in settings
     ]
@@ -115,6 +128,32 @@ def check_exploration(config: ExplorationConfig, action_space: spaces.Space[Any]
             f"exploration_config: {config.algo_name} learns from actions of its own policy only, and {cls.__name__} "
             f"chooses other actions: use {', '.join(fitting)}."
         )
+    _check_spaces(config, cls, settings, action_space)
+
+
+def _check_schedules(cls: type[Exploration], settings: Mapping[str, Any]) -> None:
+    """Refuse a schedule together with its parts."""
+    for schedule, parts in cls.schedules.items():
+        if settings.get(schedule) is not None and (given := [part for part in parts if part in settings]):
+            raise ConfigError(
+                f"exploration_config of {cls.__name__}: {schedule}={settings[schedule]!r:.80} replaces "
+                f"{', '.join(given)}: give the schedule, or its parts."
+            )
+
+
+def _check_spaces(
+    config: ExplorationConfig,
+    cls: type[Exploration],
+    settings: Mapping[str, Any],
+    action_space: spaces.Space[Any] | None,
+) -> None:
+    """Refuse a type, or a setting of it, that has no use for the action space."""
+    for name, needed in cls.for_actions.items() if action_space is not None else ():
+        if name in settings and not isinstance(action_space, needed):
+            raise ConfigError(
+                f"exploration_config of {cls.__name__}: {name}={settings[name]!r} has no effect on actions in "
+                f"{action_space}: leave it out."
+            )
     if action_space is not None and not isinstance(action_space, cls.action_spaces):
         fitting = [
             name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -29,6 +30,9 @@ class EpsilonGreedy(Exploration):
 
     on_policy = False
     action_spaces = DISCRETE
+    schedules: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "epsilon_schedule": ("initial_epsilon", "final_epsilon", "warmup_timesteps", "epsilon_timesteps")
+    }
     paper = "Watkins 1989; annealed as in Mnih et al. 2015, doi:10.1038/nature14236"
 
     def __init__(
@@ -84,6 +88,7 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
     `EpsilonGreedy`.
     """
 
+    by_actor = True
     paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1"
 
     def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:

@@ -36,8 +36,9 @@ class ActionNoise(Exploration, ABC):
 
     on_policy = False
     action_spaces = (spaces.Box,)
-    per_worker: ClassVar[bool] = False
-    """Whether each actor has its own constant scale; see `per_actor`."""
+    schedules: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "scale_schedule": ("initial_scale", "final_scale", "scale_timesteps")
+    }
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class ActionNoise(Exploration, ABC):
             scale_schedule = points[not random_timesteps :]
         validate_schedule(f"exploration_config of {type(self).__name__}: scale", scale_schedule)
         self.schedule = scale_schedule
-        self._spread = per_actor(self) if self.per_worker else None
+        self._spread = per_actor(self) if self.by_actor else None
 
     @abstractmethod
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
@@ -115,7 +116,7 @@ class PerWorkerGaussianNoise(GaussianNoise):
     If there is only one actor, the scale follows the settings of `GaussianNoise`.
     """
 
-    per_worker = True
+    by_actor = True
     paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1, for the spread"
 
 
@@ -195,7 +196,7 @@ class PerWorkerOrnsteinUhlenbeckNoise(OrnsteinUhlenbeckNoise):
     If there is only one actor, the scale follows the settings of `OrnsteinUhlenbeckNoise`.
     """
 
-    per_worker = True
+    by_actor = True
     paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1, for the spread"
 
 

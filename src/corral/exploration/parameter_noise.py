@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from corral.core.tree import map_tree
 from corral.exploration.base import Delegating, RowDistribution
 from corral.exploration.build import make_sub_exploration
+from corral.exploration.epsilon import DISCRETE
 from corral.exploration.noise import between
 from corral.exploration.sampling import not_negative
 from corral.modules.distributions import DiagGaussian
@@ -46,6 +47,10 @@ class ParameterNoise(Delegating):
 
     on_policy = False
     with_memory = False
+    for_actions: ClassVar[Mapping[str, tuple[type[spaces.Space[Any]], ...]]] = {
+        "target_epsilon": DISCRETE,
+        "target_distance": (spaces.Box,),
+    }
     paper = "Plappert et al. 2018, arXiv:1706.01905"
 
     def __init__(

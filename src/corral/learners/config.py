@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from corral.callbacks.config import CallbacksSettings
@@ -10,6 +12,7 @@ from corral.core.config import DebuggingSettings, EngineSettings, FaultTolerance
 from corral.core.schedules import Schedule
 from corral.core.settings import (
     Importable,
+    Need,
     NonNegativeFloat,
     NonNegativeInt,
     NonNegativeSchedule,
@@ -60,6 +63,11 @@ class TrainingSettings(SettingGroup):
     optimizer_config: dict[str, Any] = field(default_factory=dict)
     lr_scheduler: Importable = None
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "grad_clip_by": Need("grad_clip", lambda config: config.grad_clip is not None),
+        "shuffle_batch_per_epoch": Need("minibatch_size", lambda config: config.minibatch_size is not None),
+    }
+
 
 @dataclass(kw_only=True)
 class LearnersSettings(SettingGroup):
@@ -88,6 +96,11 @@ class LearnersSettings(SettingGroup):
     num_threads: PositiveInt | Literal["auto"] = "auto"
     learner_class: Importable = None
     compile: bool = False
+
+    NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
+        ("num_cpus_per_learner", "num_gpus_per_learner"),
+        Need("learners of the engine (num_learners)", attrgetter("num_learners")),
+    )
 
 
 class LearnerConfig(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, Self
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator
 
 from corral.core.config import SettingGroup
 from corral.core.familiar_names import ALIASES
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
-from corral.core.settings import Importable, check_names, imported
+from corral.core.settings import Importable, Need, check_names, imported
 from corral.errors import ConfigError
 
 
@@ -40,6 +41,8 @@ class RLModuleSettings(SettingGroup):
     load_from: Annotated[str | None, BeforeValidator(_path_text)] = None
     load_parts: list[str] = field(default_factory=lambda: ["*"])
     freeze_parts: list[str] = field(default_factory=list)
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {"load_parts": Need("load_from", attrgetter("load_from"))}
 
 
 _POLICY_SETTINGS = (*(each.name for each in fields(RLModuleSettings)), "observation_space", "action_space")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -14,7 +15,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY, has_mask, without_mask
-from corral.core.settings import OneOf, PositiveFloat, PositiveInt, parse_settings, setting_types
+from corral.core.settings import Need, OneOf, PositiveFloat, PositiveInt, parse_settings, setting_types
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.core.views import Viewable
@@ -48,6 +49,20 @@ LogStdRange = Annotated[tuple[float, float], AfterValidator(_increasing)]
 
 DEFAULT_MAX_SEQ_LEN = 20
 DEFAULT_CELL_SIZE = 64
+
+
+def _has_head_hiddens(config: NetworkConfig) -> bool:
+    return bool(config.head_hiddens)
+
+
+def _needs_of_arguments(*parts: str) -> dict[str, Need]:
+    """Return the needs of the keyword arguments of the initializers of parts of a network."""
+    names = [f"{part}_{kind}_initializer" for part in parts for kind in ("kernel", "bias")]
+    return {f"{name}_kwargs": Need(f"a function as {name}", partial(_is_function, name)) for name in names}
+
+
+def _is_function(name: str, config: NetworkConfig) -> bool:
+    return callable(getattr(config, name))
 
 
 @dataclass
@@ -120,6 +135,22 @@ class NetworkConfig:
     head_bias_initializer: Initializer = None
     head_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
     action_masks: bool = True
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        **dict.fromkeys(("head_activation", "head_use_layernorm"), Need("head_hiddens", _has_head_hiddens)),
+        **dict.fromkeys(
+            ("fcnet_activation", "use_layernorm"),
+            Need(
+                "hidden layers (fcnet_hiddens, head_hiddens)",
+                lambda config: config.fcnet_hiddens != () or _has_head_hiddens(config),
+            ),
+        ),
+        **dict.fromkeys(
+            ("fcnet_kernel_initializer", "fcnet_bias_initializer"),
+            Need("hidden layers (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ()),
+        ),
+        **_needs_of_arguments("fcnet", "conv", "head"),
+    }
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -340,6 +371,16 @@ class MemoryConfig(NetworkConfig):
     rnn_bias_initializer: Initializer = None
     rnn_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
 
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "lstm_cell_size": Need("use_lstm=True", attrgetter("use_lstm")),
+        "gru_cell_size": Need("use_gru=True", attrgetter("use_gru")),
+        **dict.fromkeys(
+            ("rnn_kernel_initializer", "rnn_bias_initializer"),
+            Need("use_lstm=True or use_gru=True", lambda config: config.use_lstm or config.use_gru),
+        ),
+        **_needs_of_arguments("rnn"),
+    }
+
     @property
     def cell_size(self) -> int:
         """Width of the recurrent layer."""
@@ -347,16 +388,10 @@ class MemoryConfig(NetworkConfig):
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the config with these settings; see `NetworkConfig.parse`. Settings of absent layers are refused."""
+        """Return the config with these settings; see `NetworkConfig.parse`. Two recurrent layers are refused."""
         config = super().parse(settings)
         if config.use_lstm and config.use_gru:
             raise ConfigError("model_config: use_lstm and use_gru are both True: choose one of them.")
-        for kind in ("lstm", "gru"):
-            size = getattr(config, f"{kind}_cell_size")
-            if size is not None and not getattr(config, f"use_{kind}"):
-                raise ConfigError(f"model_config: {kind}_cell_size={size} has no effect without use_{kind}=True.")
-        if not (config.use_lstm or config.use_gru) and (rnn := [name for name in settings if name.startswith("rnn_")]):
-            raise ConfigError(f"model_config: {rnn[0]} has no effect without use_lstm=True or use_gru=True.")
         return config
 
 

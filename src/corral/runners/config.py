@@ -6,13 +6,14 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
 from corral.callbacks.config import CallbacksSettings
-from corral.core.config import ExplorationConfig, SettingGroup
-from corral.core.settings import Importable, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.config import ExplorationConfig, SettingGroup, runs_env_runners
+from corral.core.settings import Importable, Need, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from corral.engines.base import Resources
 from corral.envs.config import HostConfig
 from corral.errors import ConfigError
@@ -86,6 +87,17 @@ class EnvRunnersSettings(SettingGroup):
     num_cpus_per_env_runner: NonNegativeFloat = 1
     num_gpus_per_env_runner: NonNegativeFloat = 0
     custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        **dict.fromkeys(
+            ("sample_timeout_s", "straggler_factor"),
+            Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
+        ),
+        **dict.fromkeys(
+            ("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
+            Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners),
+        ),
+    }
 
 
 class RunnerConfig(

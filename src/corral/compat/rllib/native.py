@@ -339,8 +339,9 @@ def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
         raise ConfigError(f"lr={config.lr!r:.60}: SAC has actor_lr, critic_lr and alpha_lr: set these, and lr=None.")
     settings["lr"] = NativeConfig.lr
     settings |= {"td_error_loss_fn": "huber", "optimizer_config": {"eps": 1e-7}}
-    if not config.exploration_config:  # RLlib samples the policy before learning starts, too
-        settings["exploration_config"] = {"type": "StochasticSampling", "random_timesteps": 0}
+    kind = config.exploration_config.get("type", "StochasticSampling")
+    if kind == "StochasticSampling":  # RLlib samples the policy before learning starts, too
+        settings["exploration_config"] = {"type": kind, "random_timesteps": 0, **config.exploration_config}
     return settings
 
 

@@ -1,0 +1,118 @@
+"""Settings of parts that are off are refused, or warned of where a part may be off on purpose."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from corral import DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral.errors import ConfigError
+
+CONFIGS: dict[str, Any] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config, "DDPG": DDPGConfig}
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "message"),
+    [
+        ("DQN", {"v_min": -5}, r"v_min=-5.0 has no effect without num_atoms above 1"),
+        ("DQN", {"v_max": 5}, r"v_max=5.0 has no effect without num_atoms above 1"),
+        ("DQN", {"sigma0": 0.1}, r"sigma0=0.1 has no effect without noisy=True"),
+        (
+            "DQN",
+            {"num_atoms": 51, "td_error_loss_fn": "mse"},
+            r"td_error_loss_fn='mse' has no effect without num_atoms",
+        ),
+        ("DDPG", {"target_noise_clip": 0.1}, r"target_noise_clip=0.1 has no effect without target_noise above 0"),
+        ("SAC", {"grad_clip_by": "value"}, r"grad_clip_by='value' has no effect without grad_clip"),
+        (
+            "SAC",
+            {"shuffle_batch_per_epoch": False},
+            r"shuffle_batch_per_epoch=False has no effect without minibatch_size",
+        ),
+        ("SAC", {"alpha_lr": 0, "target_entropy": -1}, r"target_entropy=-1.0 has no effect without alpha_lr above 0"),
+        ("PPO", {"vf_loss_coeff": 0, "vf_clip_param": 0.1}, r"vf_clip_param=0.1 has no effect without vf_loss_coeff"),
+        ("PPO", {"num_epochs": 1, "target_kl": 0.1}, r"target_kl=0.1 has no effect without num_epochs above 1"),
+    ],
+)
+def test_a_setting_of_a_part_that_is_off_is_refused(algo: str, settings: dict[str, Any], message: str) -> None:
+    env = "Pendulum-v1" if algo in ("TD3", "DDPG") else "CartPole-v1"
+    with pytest.raises(ConfigError, match=message):
+        CONFIGS[algo]().environment(env).training(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("model_config", "message"),
+    [
+        ({"head_activation": "relu"}, "head_activation='relu' has no effect without head_hiddens"),
+        (
+            {"fcnet_hiddens": [], "fcnet_activation": "relu"},
+            "fcnet_activation='relu' has no effect without hidden layers",
+        ),
+        ({"fcnet_kernel_initializer_kwargs": {"a": 1}}, "without a function as fcnet_kernel_initializer"),
+        ({"gru_cell_size": 8}, "gru_cell_size=8 has no effect without use_gru=True"),
+    ],
+)
+def test_a_setting_of_layers_that_are_off_is_refused(model_config: dict[str, Any], message: str) -> None:
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config=model_config)
+    with pytest.raises(ConfigError, match=f"model_config: .*{message}"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_config": {"initial_log_std": -1.0}}, "initial_log_std has no effect without Box actions"),
+        ({"model_config": {"conv_activation": "tanh"}}, "conv_activation has no effect without an image"),
+        ({"normalize_actions": False}, "normalize_actions=False has no effect without Box actions"),
+        ({"action_masks": False}, "action_masks=False has no effect without a mask"),
+        ({"sample_timeout_s": 5}, "sample_timeout_s=5.0 has no effect without env runners of the engine"),
+        ({"max_num_env_runner_restarts": 5}, "max_num_env_runner_restarts=5 has no effect without env runners"),
+        ({"on_error": "log"}, "on_error='log' has no effect without callbacks"),
+    ],
+)
+def test_a_setting_that_waits_for_an_env_or_for_runners_is_warned_of(
+    settings: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "corral"):
+        PPOConfig().environment("CartPole-v1").copy(**settings).build().stop()
+    assert [record for record in caplog.messages if message in record]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["num_gpus_per_learner", "num_gpus_per_env_runner"])
+def test_gpus_that_are_not_there_are_warned_of(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    PPOConfig().environment("CartPole-v1").copy(**{name: 1}).build().stop()
+    assert f"{name}=1 has no effect: torch finds no GPU" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TD3Config(lr=0.1, actor_lr=0.1, critic_lr=0.1), "lr=0.1 has no effect: actor_lr, critic_lr are given"),
+        (
+            TD3Config(exploration_config={"scale_timesteps": 5}),
+            "scale_timesteps has no effect: initial_scale and final",
+        ),
+        (
+            TD3Config(exploration_config={"type": "PerWorkerGaussianNoise", "final_scale": 0.5}),
+            "final_scale has no effect",
+        ),
+    ],
+)
+def test_a_rate_or_a_schedule_without_effect_is_warned_of(
+    config: TD3Config, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config.environment("Pendulum-v1").env_runners(num_envs_per_env_runner=2).build().stop()
+    assert message in caplog.text
+
+
+def test_a_part_of_one_module_is_enough() -> None:
+    config = DQNConfig().environment("CartPole-v1").training(v_max=100.0).multi_agent(policies={"a", "b"})
+    config.multi_agent(algorithm_config_overrides_per_module={"a": {"num_atoms": 11}})
+    config.validate()
+    config.multi_agent(algorithm_config_overrides_per_module={"a": {"num_atoms": 11}, "b": {"sigma0": 0.1}})
+    with pytest.raises(ConfigError, match=r"module 'b': .*sigma0=0.1 has no effect without noisy=True"):
+        config.validate()
