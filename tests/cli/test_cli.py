@@ -291,6 +291,19 @@ def test_an_env_that_raises(tmp_path: Path) -> None:
     assert 'raise ZeroDivisionError("the simulator divided by zero")' in text
 
 
+def test_an_env_that_raises_at_the_start_in_a_runner_shows_its_line_and_the_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["environment.env_config.fault=raise_step", "environment.env_config.at_step=1"]
+    settings += ["environment.env_config.vector_index=0", "env_runners.num_env_runners=1"]
+    given = [part for setting in settings for part in ("--set", setting)]
+    assert main(["train", "--algo", "PPO", "--env", "corral.testing:FaultyEnv", *SHORT, *given]) == 3
+    error = capsys.readouterr().err
+    assert "In env runner 1 (process " in error and 'testing/envs.py", line ' in error
+    assert error.splitlines()[-1].startswith("corral: env 'corral.testing:FaultyEnv' raised in its first step()")
+
+
 @pytest.mark.parametrize("vectorization", ["auto", "sync"])
 def test_an_env_that_cannot_be_made_leaves_no_run(
     vectorization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

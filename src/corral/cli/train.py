@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,8 +73,8 @@ def train(
                 stop=stop, run_dir=run_dir, resume=resume, loggers=loggers, progress="last" if quiet else "auto"
             )
     except CorralError as error:
-        if algorithm is None and error.__cause__ is not None:  # there is no run.log to hold the traceback
-            traceback.print_exception(error.__cause__)
+        if algorithm is None:  # there is no run.log to hold the traceback
+            _print_origin(error)
         print_error(error)
         status = status_of(error)
     except KeyboardInterrupt as error:
@@ -83,6 +84,15 @@ def train(
     if algorithm is not None and algorithm.run_dir is not None and not quiet:
         _say_what_next(shlex.quote(str(algorithm.run_dir)), finished=status == 0)
     return status
+
+
+def _print_origin(error: CorralError) -> None:
+    """Print where an error came from: the traceback of its cause, or for a worker's error the traceback there."""
+    if (notes := getattr(error, "__notes__", ())) and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print("\n".join(notes), file=sys.stderr)
+    elif error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
 
 
 def _say_what_next(run_dir: str, *, finished: bool) -> None:

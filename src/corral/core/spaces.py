@@ -31,6 +31,17 @@ def blank_array(space: spaces.Space[Any], *shape: int) -> NDArray[Any]:
 
 def unsupported(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str | None:
     """Return which of the spaces of an agent modules do not support, and what to use instead, or `None`."""
+    if (empty := _empty_part(observation_space, "observation_space")) is not None:
+        return (
+            f"empty observation space {empty[1]} at {empty[0]}: leave this part out; an agent without sensors observes "
+            "one number that never changes, with gymnasium.spaces.Box(0, 1, (1,))"
+        )
+    actions = [leaf for _, leaf in named_leaves(space_tree(action_space))]
+    if all(leaf.shape is not None and 0 in leaf.shape for leaf in actions) or _empty_group(action_space):
+        return (
+            f"empty action space {action_space}: an agent that chooses nothing needs one action that the env ignores, "
+            "gymnasium.spaces.Discrete(1)"
+        )
     for path, leaf in named_leaves(space_tree(observation_space), "observation_space"):
         if not isinstance(leaf, SUPPORTED_LEAVES):
             return (
@@ -45,6 +56,22 @@ def unsupported(observation_space: spaces.Space[Any], action_space: spaces.Space
                 "floating-point Box, or a Dict or Tuple of these spaces"
             )
     return None
+
+
+def _empty_part(space: spaces.Space[Any], path: str) -> tuple[str, spaces.Space[Any]] | None:
+    """Return path and space of the first part without any number, or `None`."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)) and len(space.spaces):
+        named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return next((found for key, part in named if (found := _empty_part(part, f"{path}/{key}"))), None)
+    return (path, space) if isinstance(space, (spaces.Dict, spaces.Tuple)) or 0 in (space.shape or ()) else None
+
+
+def _empty_group(space: spaces.Space[Any]) -> bool:
+    """Return whether a space is or holds a Dict or Tuple of nothing."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return False
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+    return not space.spaces or any(map(_empty_group, parts))
 
 
 def module_observation_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
