@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral.compat.rllib.algorithm import DQNConfig, PPOConfig, SACConfig
@@ -12,6 +13,7 @@ from corral.compat.rllib.callbacks import RLlibCallback
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.native import to_native
 from corral.errors import ConfigError
+from corral.exploration import Exploration
 
 
 def small() -> PPOConfig:
@@ -106,6 +108,36 @@ def test_evaluation_plays_with_the_settings_that_it_reads() -> None:
     assert found == {"explore": True, "num_envs_per_env_runner": 3, "policy_mapping_fn": to_one}
     found = to_native(DQNConfig().evaluation(evaluation_config={"explore": True, "epsilon": 0.1})).evaluation_config
     assert found == {"explore": True, "exploration_config": {"type": "EpsilonGreedy", "epsilon_schedule": 0.1}}
+
+
+class Noted(Exploration):
+    """Draws from the policy, and keeps what RLlib's explorations read of its distribution."""
+
+    seen: list[tuple[Any, ...]]
+
+    def __init__(self, action_space: Any, *, scale: float, worker_index: int, **kwargs: Any) -> None:
+        super().__init__(action_space, worker_index=worker_index, **kwargs)
+        self.scale = scale
+
+    def get_exploration_action(self, *, action_distribution: Any, timestep: int, explore: bool = True) -> Any:
+        actions = action_distribution.sample() if explore else action_distribution.deterministic_sample()
+        logp, entropy = action_distribution.sampled_action_logp(), action_distribution.entropy()
+        assert np.array_equal(logp, action_distribution.logp(actions)) and (0 < entropy).all()
+        assert not action_distribution.kl(action_distribution).any() and action_distribution.model is self.model
+        self.seen.append((self.config.in_evaluation, self.worker_index, self.scale, explore))
+        return actions, logp
+
+
+def test_an_exploration_of_evaluation_gets_what_explorations_of_rllib_get() -> None:
+    Noted.seen = []
+    config = small().evaluation(
+        evaluation_interval=1,
+        evaluation_duration=1,
+        evaluation_config={"explore": True, "exploration_config": {"type": Noted, "scale": 2.0}},
+    )
+    with config.build() as algo:
+        algo.train()
+    assert Noted.seen and set(Noted.seen) == {(True, 0, 2.0, True)}
 
 
 def test_a_setting_that_only_training_can_have_is_refused_where_rllib_would_read_it() -> None:

@@ -48,7 +48,7 @@ class DriverPolicy(Policy):
         self._module_id = module_id
         self._version = -1
         self._timestep = 0
-        self._row = RowDistribution(module.distribution, self._rng)
+        self._row = RowDistribution(module.distribution, self._rng, module)
         self.exploration: Exploration | None = None
         if isinstance(module, HeuristicModule):
             return

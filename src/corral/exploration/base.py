@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from corral.core.seeding import check_rng, get_rng, set_rng
 from corral.core.tree import Tree
+from corral.errors import ConfigError
 from corral.modules.distributions import ActionDistribution, FloatArray, uniform_logits
 
 if TYPE_CHECKING:
@@ -40,14 +41,17 @@ class RowDistribution:
             actions are a large negative number.
         distribution: Distribution that has the inputs as its parameters.
         rng: Generator for all random numbers of the exploration.
+        model: Module that computed the inputs, or `None` where it is not known.
     """
 
-    __slots__ = ("_noise", "_row", "acts", "distribution", "inputs", "legal", "obs", "rng")
+    __slots__ = ("_noise", "_row", "_sampled", "acts", "distribution", "inputs", "legal", "model", "obs", "rng")
 
-    def __init__(self, distribution: ActionDistribution, rng: np.random.Generator) -> None:
+    def __init__(self, distribution: ActionDistribution, rng: np.random.Generator, model: Module | None = None) -> None:
         """Keep the distribution of the action space; the runner sets inputs and observations for each row."""
         self.distribution = distribution
         self.rng = rng
+        self.model = model
+        self._sampled: Any = None
         self.inputs: FloatArray = np.zeros((0, distribution.num_inputs), np.float32)
         self.obs: Tree = None
         self.acts: NDArray[np.bool_] | None = None
@@ -82,11 +86,13 @@ class RowDistribution:
             self._noise = self.distribution.noise(self.rng, (NOISE_ROWS, len(inputs)))
             self._row = 0
         self._row += 1
-        return self.distribution.sample(inputs, self._noise[self._row - 1])
+        self._sampled = self.distribution.sample(inputs, self._noise[self._row - 1])
+        return self._sampled  # type: ignore[no-any-return]
 
     def mode(self) -> NDArray[Any]:
         """Return the most likely actions `[N, ...]`; with Q-values as inputs, the best actions."""
-        return self.distribution.mode(self.inputs)
+        self._sampled = self.distribution.mode(self.inputs)
+        return self._sampled  # type: ignore[no-any-return]
 
     deterministic_sample = mode
 
@@ -101,11 +107,32 @@ class RowDistribution:
         """Return the log-likelihood of actions `[N, ...]`, float32 `[N]`."""
         return self._logp(self.inputs, actions)
 
+    def sampled_action_logp(self) -> NDArray[np.float32]:
+        """Return the log-likelihood `[N]`, float32, of the actions that `sample` or `mode` returned last.
+
+        Raises:
+            ConfigError: Neither was called yet.
+        """
+        if self._sampled is None:
+            raise ConfigError("sampled_action_logp: call sample() or mode() of the action distribution first.")
+        return self.logp(self._sampled)
+
+    def entropy(self) -> NDArray[np.float32]:
+        """Return the entropy of the policy's distribution, float32 `[N]`, in nats."""
+        with torch.inference_mode():
+            found: NDArray[np.float32] = self.distribution.entropy(_to_tensor(self.inputs)).numpy()
+        return found
+
+    def kl(self, other: RowDistribution) -> NDArray[np.float32]:
+        """Return the divergence from this distribution to the one of another row, float32 `[N]`, in nats."""
+        with torch.inference_mode():
+            divergence = self.distribution.kl(_to_tensor(self.inputs), _to_tensor(other.inputs))
+        found: NDArray[np.float32] = divergence.numpy()
+        return found
+
     def _logp(self, inputs: FloatArray, actions: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            logp: NDArray[np.float32] = self.distribution.logp(
-                torch.from_numpy(np.ascontiguousarray(inputs)), torch.from_numpy(np.ascontiguousarray(actions))
-            ).numpy()
+            logp: NDArray[np.float32] = self.distribution.logp(_to_tensor(inputs), _to_tensor(actions)).numpy()
         return logp
 
     def random_logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
@@ -113,6 +140,10 @@ class RowDistribution:
         if self.legal is None:
             return self.distribution.random_logp(actions)
         return self._logp(uniform_logits(self.legal), actions)
+
+
+def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
 class Exploration:

@@ -74,7 +74,7 @@ class Actor:
         self.distribution = self.module.distribution
         self.action_space = module_action_space(action_space)
         self._env_action_space, self._worker_index, self._rng = action_space, worker_index, rng
-        self.row_distribution = RowDistribution(self.distribution, rng)
+        self.row_distribution = RowDistribution(self.distribution, rng, self.module)
         self.memory = RowStates(self.module, num_rows) if self.module.has_memory() else None
         self.transforms: RowTransforms | None = None
         if spec.pipeline is not None:

@@ -363,7 +363,9 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
     given = {key: vars(evaluated)[key] for key in sorted(IN_EVALUATION) if key in vars(evaluated)}
     read = config.copy(copy_frozen=False).update_from_dict(given)
     settings = to_settings(read, name)
-    found = {key: value for key, value in settings.items() if not same_value(value, training[key])}
+    found = {
+        key: value for key, value in settings.items() if key not in training or not same_value(value, training[key])
+    }
     if read.policy_mapping_fn is not config.policy_mapping_fn:
         found["policy_mapping_fn"] = evaluated.policy_mapping_fn
     has_own = (evaluated.callbacks_class, evaluated.callback_functions) != (

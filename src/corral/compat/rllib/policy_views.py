@@ -137,7 +137,7 @@ class Policy:
             outputs = forward({"obs": obs})
         if "actions" in outputs and not getattr(self.model, "IS_DEFAULT", False):
             return np.asarray(outputs["actions"]), [], {}
-        row = RowDistribution(self._native.distribution, np.random.default_rng(np.random.randint(2**31)))
+        row = RowDistribution(self._native.distribution, np.random.default_rng(np.random.randint(2**31)), self._native)
         row.obs, row.inputs = map_tree(np.asarray, obs_batch), np.asarray(outputs["action_dist_inputs"], np.float32)
         row.legal = legal_actions(row.obs) if self._native.has_action_mask else None
         return self._choose(row, explore, timestep), [], {"action_dist_inputs": row.inputs}
