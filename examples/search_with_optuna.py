@@ -17,7 +17,10 @@ def make_objective(num_iterations):
         )
         with config.build() as algo:
             for iteration in range(num_iterations):
-                mean_return = algo.train()["env_runners"]["episode_return_mean"]
+                result = algo.train()
+                mean_return = result["env_runners"]["episode_return_mean"]
+                if "env_runners/episode_return_mean" in result["early_means"]:
+                    continue  # of too many short episodes
                 trial.report(mean_return, iteration)
                 if trial.should_prune():
                     raise optuna.TrialPruned

@@ -65,7 +65,8 @@ def train_fn(settings):
                 task = int(Path(directory, "task").read_text())
         while algo.training_iteration < num_iterations:
             result = algo.train()
-            passed = result["env_runners"]["episode_return_mean"] > THRESHOLD
+            reported = corral.tune.reportable(result)  # in which early means are NaN
+            passed = reported["env_runners"]["episode_return_mean"] > THRESHOLD
             if passed and task < LAST_TASK:
                 task += 1
                 set_task(algo, task)
@@ -73,7 +74,7 @@ def train_fn(settings):
                 algo.save(Path(directory, "algorithm"))
                 Path(directory, "task").write_text(str(task))
                 tune.report(
-                    {**corral.tune.reportable(result), "task": task},
+                    {**reported, "task": task},
                     checkpoint=tune.Checkpoint.from_directory(directory),
                 )
 

@@ -114,3 +114,9 @@ def test_one_of_both_numbers_is_needed() -> None:
             with pytest.raises(SampleError, match="exactly one"):
                 algo.sample(**arguments)
         assert algo.sample(num_episodes=0) == algo.sample(0) == []
+
+
+def test_a_rollout_has_its_columns_for_the_module_under_both_names() -> None:
+    with config(by_group).build() as algo:
+        (rollout,) = algo.sample(num_episodes=2)
+        assert rollout.for_module() is rollout.transformed() is rollout

@@ -16,6 +16,7 @@ from corral.compat.rllib.examples import (
     run_rllib_example_script_experiment,
     should_stop,
 )
+from corral.compat.rllib.results import add_rllib_keys
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +145,20 @@ def test_an_option_of_a_script_takes_the_place_of_one_that_later_versions_have()
     parser = add_rllib_example_script_args()
     parser.add_argument("--num-envs-per-env-runner", type=int, default=3)
     assert parser.parse_args([]).num_envs_per_env_runner == 3
+
+
+def test_early_means_meet_no_criterion_under_any_name() -> None:
+    runners = {"episode_return_mean": 9.0, "num_episodes_lifetime": 3}
+    result = add_rllib_keys({"env_runners": runners, "early_means": ["env_runners/episode_return_mean"]})
+    names = ["env_runners/episode_return_mean", "env_runners/episode_reward_mean", "episode_reward_mean"]
+    names += ["sampler_results/episode_return_mean", "env_runners/agent_episode_returns_mean/default_agent"]
+    assert {*names} <= {*result["early_means"]}
+    for name in names:
+        assert not should_stop({name: 5.0}, result)
+    assert should_stop({"env_runners/num_episodes_lifetime": 3}, result)
+    assert should_stop({names[0]: 5.0}, {**result, "early_means": []})
+    of_agents = {"env_runners": {"module_episode_return_mean": {"main": 9.0}, "agent_episode_return_mean": {"a": 1.0}}}
+    early = ["env_runners/module_episode_return_mean/main"]
+    found = add_rllib_keys({**of_agents, "early_means": early})["early_means"]
+    assert {"policy_reward_mean/main", "env_runners/module_episode_returns_mean/main"} <= {*found}
+    assert not any("agent_episode" in name for name in found)

@@ -143,7 +143,7 @@ def test_result_keys_are_those_of_the_page(result: dict[str, Any]) -> None:
     keys = {key for key in flat_result(result) if not key.startswith(LEARNER)}
     listed = first_column(METRICS, "Result keys")
     assert len(listed) == len(set(listed))
-    assert set(listed) == {*keys, "config", f"{LEARNER}*"}
+    assert set(listed) == {*keys, "config", "early_means", f"{LEARNER}*"}
 
 
 def test_evaluation_keys_are_those_of_the_page() -> None:

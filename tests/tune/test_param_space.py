@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -151,3 +152,16 @@ def test_what_tune_is_told() -> None:
     assert told["mine"] == {"series": [2]} and told["mine_too"]["texts"] == ["a", "b"]
     assert told["scalar"] == 0.5 and type(told["scalar"]) is float
     assert told["env_runners"] == result["env_runners"]
+
+
+def test_tune_is_told_no_early_means() -> None:
+    result = {
+        "num_env_steps_sampled_lifetime": 8,
+        "env_runners": {"episode_return_mean": 5.0, "num_episodes": 1},
+        "mine": 2.0,
+        "early_means": ["env_runners/episode_return_mean", "mine"],
+    }
+    told = corral.tune.reportable(result)
+    assert math.isnan(told["env_runners"]["episode_return_mean"]) and math.isnan(told["mine"])
+    assert told["env_runners"]["num_episodes"] == 1 and "early_means" not in told
+    assert result["mine"] == 2.0

@@ -344,6 +344,10 @@ class Rollout(StepColumns):
             seen.columns["rewards"] = seen.rewards + self.intrinsic_rewards
         return seen
 
+    def for_module(self) -> Rollout:
+        """Return `transformed()`, which had this name before."""
+        return self.transformed()
+
     def for_replay(self) -> Rollout:
         """Return the rollout with observations as a replay buffer stores them: after the last temporal transform."""
         return self._with_obs(self.stored, self.final_stored) if "stored" in self.columns else self
