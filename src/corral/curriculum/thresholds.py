@@ -127,11 +127,13 @@ class ThresholdCurriculum(Callback):
 
     def _are_all_over(self, algorithm: Any) -> bool:
         """Return whether all episodes are over that began before the task in force."""
-        return all(
-            now > before
-            for index, counts in algorithm.env_runner_group.num_episodes_over.items()
-            for before, now in zip(self.over_before.get(index, [0] * len(counts)), counts, strict=True)
-        )
+        for index, counts in algorithm.env_runner_group.num_episodes_over.items():
+            before = self.over_before.get(index, [])
+            if len(before) != len(counts):  # of a checkpoint with other runners, whose counts do not continue
+                before = [0] * len(counts)
+            if any(now <= then for then, now in zip(before, counts, strict=True)):
+                return False
+        return True
 
     def _counts_values(self, entry: Entry, num_episodes: float, are_all_over: bool) -> bool:
         """Return whether what callbacks log is about the task in force.
