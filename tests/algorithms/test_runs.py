@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,7 @@ def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pyt
     config = small_ppo(checkpoint_every_iterations=2, num_checkpoints_kept=2)
     fit(config, tmp_path, 8, loggers=[Looking()])
     assert seen == [
+        {"iteration-000001"},  # in case that the run is killed before the first one is due
         {"iteration-000002"},
         {"iteration-000002"},
         {"iteration-000002", "iteration-000004"},
@@ -101,6 +103,21 @@ def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pyt
         {"iteration-000004", "iteration-000006"},
     ]
     assert names(tmp_path) == {"iteration-000006", "iteration-000008", "best"}
+
+
+def test_a_run_without_a_checkpoint_begins_again_only_at_its_begin(tmp_path: Path) -> None:
+    fit(small_ppo(), tmp_path, 3)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        resume(small_ppo(), tmp_path, 4)
+    fit(small_ppo(), tmp_path / "one", 1)
+    shutil.rmtree(tmp_path / "one" / "checkpoints")
+    with small_ppo().build() as algo:
+        algo.train()
+        with pytest.raises(CheckpointError, match="this algorithm has trained 1 iterations: build a new one"):
+            algo.fit(stop={"training_iteration": 2}, resume=tmp_path / "one", progress=False)
+    assert resume(small_ppo(), tmp_path / "one", 2)["training_iteration"] == 2
+    assert iterations(tmp_path / "one") == [1, 2]
 
 
 class Clock:

@@ -262,3 +262,95 @@ def test_settings_that_no_file_can_name_are_named(tmp_path: Path, capsys: pytest
     assert "settings that no file can name (environment.env: <function" in message and "fit(resume=...)" in message
     assert main([*resume, "--env", "corral.testing:CountingEnv"]) == 0
     assert rows(tmp_path / "run") == [1, 2]
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from corral.testing import CountingEnv
+
+class Killed(CountingEnv):
+    "Ends its process in the given step, as a crash of the machine would, unless it has done so before."
+
+    def __init__(self, config):
+        super().__init__({})
+        self.at_step, self.mark, self.num_steps = config["at_step"], config["mark"], 0
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps == self.at_step and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+"""
+
+
+class Killed:
+    """Commands that train on an env which ends their process once, in a working directory of their own."""
+
+    def __init__(self, directory: Path, at_step: int) -> None:
+        self.directory = directory
+        (directory / "killed.py").write_text(KILLED, encoding="utf-8")
+        settings = SETTINGS | {"environment.env_config": f"{{at_step: {at_step}, mark: {directory / 'mark'}}}"}
+        given = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        self.command = ["--algo", "PPO", "--env", "killed:Killed", *given, "--stop", "training_iteration=3", "--quiet"]
+
+    def train(self, *more: str) -> subprocess.CompletedProcess[str]:
+        arguments = [*COMMAND, "train", *more]
+        return subprocess.run(
+            arguments, cwd=self.directory, capture_output=True, text=True, timeout=5 * DEADLINE_S, check=False
+        )
+
+
+# With two sub-envs, an iteration of 64 env steps has 32 steps of each, and the first step of an env is in its check.
+@pytest.mark.parametrize("at_step", [10, 40])
+def test_a_run_that_is_killed_at_once_continues(at_step: int, tmp_path: Path) -> None:
+    killed = Killed(tmp_path, at_step)
+    assert killed.train(*killed.command, "--seed", "3", "--run-dir", "run").returncode == -signal.SIGKILL
+    found = killed.train("--resume", "run", "--quiet")
+    assert found.returncode == 0, found.stderr
+    assert killed.train(*killed.command, "--seed", "3", "--run-dir", "whole").returncode == 0
+    last, whole = (read_checkpoint(find_checkpoint(tmp_path / name)) for name in ("run", "whole"))
+    assert {name: part.tobytes() for name, part in flat(last.weights)} == {
+        name: part.tobytes() for name, part in flat(whole.weights)
+    }
+    assert rows(tmp_path / "run") == [1, 2, 3]
+
+
+def flat(value: Any, place: str = "") -> Any:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(part, f"{place}/{key}")
+    else:
+        yield place, value
+
+
+def test_one_command_begins_and_continues_a_run(tmp_path: Path) -> None:
+    killed = Killed(tmp_path, 50)
+    command = [*killed.command, "--resume-or-start", "run"]
+    assert killed.train(*command).returncode == -signal.SIGKILL
+    assert killed.train(*command).returncode == 0 and rows(tmp_path / "run") == [1, 2, 3]
+    assert killed.train(*command).returncode == 0 and rows(tmp_path / "run") == [1, 2, 3]  # it has finished
+    assert killed.train("--resume-or-start", "run", "--stop", "training_iteration=4", "--quiet").returncode == 0
+    assert rows(tmp_path / "run") == [1, 2, 3, 4]
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert [
+        line.rpartition(" continues from ")[2].split(",")[0] for line in log.splitlines() if " continues from" in line
+    ] == [*("iteration 1", "iteration 3", "iteration 3")]
+
+
+def test_one_command_continues_the_runs_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from corral.cli.seed_set import SeedSet
+
+    settings = {"algo": "PPO", "environment": {"env": "corral.testing:CountingEnv"}, "stop": {"training_iteration": 1}}
+    for name in ("settings.yaml", "experiment.yaml"):
+        (tmp_path / name).write_text(yaml.safe_dump(settings), encoding="utf-8")
+    SeedSet(tmp_path, [0, 1], {0: 0, 1: 0}).write()
+    command = ["train", "--config", str(tmp_path / "settings.yaml"), "--seeds", "0,1", "--resume-or-start"]
+    assert main([*command, str(tmp_path), "--quiet"]) == 0  # all have finished
+
+
+@pytest.mark.parametrize("option", ["--resume", "--run-dir"])
+def test_two_directories_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments(), "--resume-or-start", "a", option, "b", *FOREVER]) == 2
+    assert f"{option} does not go with --resume-or-start" in capsys.readouterr().err

@@ -15,15 +15,18 @@ from corral.algorithms.loop_run import log_last_result
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
+from corral.checkpoint.directory import METADATA
 from corral.checkpoint.finding import CHECKPOINTS
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.core.ids import ALL_MODULES
 from corral.core.paths import resolve_path
+from corral.core.run_files import PROGRESS_FILE
 from corral.errors import CheckpointError, ConfigError, StopCriterionError
 from corral.learners.losses import learner_metrics
 from corral.loggers import Logger, Run
 from corral.loggers.named import make_loggers, names_of
 from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
+from corral.loggers.run_summary import last_numbers
 from corral.metrics.named_number import NamedNumber, check_is_measured
 from corral.metrics.result import flat_result, without_early_means
 from corral.metrics.result_html import Result
@@ -79,7 +82,10 @@ def fit(
         if shown is not None:
             shown.start(run.path, algorithm.latest_numbers)
         stack.enter_context(algorithm.exceptions_shown())
-        checkpoints = stack.enter_context(RunCheckpoints(algorithm, run.path, late_keys=late_keys, warn=run.warn_once))
+        is_new = resume is None or algorithm.training_iteration == 0
+        checkpoints = stack.enter_context(
+            RunCheckpoints(algorithm, run.path, is_new=is_new, late_keys=late_keys, warn=run.warn_once)
+        )
         stack.callback(log_last_result, algorithm, run, algorithm.training_iteration)
         result = Result(algorithm.latest_numbers)
         met = criteria.met(without_early_means(result), whole=False) if result else None
@@ -205,8 +211,24 @@ def check_resumable(run_dir: Path) -> dict[str, str]:
     """
     check_run_to_resume(run_dir)
     with locked(run_dir):
+        if has_just_begun(run_dir):
+            return {}
         checkpoint = read_checkpoint(find_checkpoint(run_dir / CHECKPOINTS), with_state=False)
     return dict(checkpoint.metadata.get("unnamed") or {})
+
+
+def has_just_begun(run_dir: Path) -> bool:
+    """Return whether a run ended before its first checkpoint, in its first two iterations: it begins again.
+
+    A run that has more results and no checkpoint lost its checkpoints, or was to have none.
+    """
+    if any((path / METADATA).exists() for path in (run_dir / CHECKPOINTS).glob("*")):
+        return False
+    is_kept = (read_config(run_dir).get("checkpointing") or {}).get("num_checkpoints_kept")
+    progress = run_dir / PROGRESS_FILE
+    num_rows = progress.read_bytes().count(b"\n") - 1 if progress.is_file() else 0
+    iteration = last_numbers(run_dir).training_iteration
+    return bool(is_kept) and num_rows <= 1 and not iteration > 1  # NaN if no file has it
 
 
 def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tuple[int, int]:
@@ -215,11 +237,13 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
     The settings that differ from the run's are added to `changes` as text.
 
     Raises:
-        CheckpointError: The run has no checkpoint, or the algorithm, its module or its spaces are not the run's.
+        CheckpointError: The run has lost its checkpoints, or the algorithm, its module or its spaces are not the run's.
     """
+    if has_just_begun(run_dir):
+        return _begin_again(algorithm, run_dir, changes)
     path = find_checkpoint(run_dir / CHECKPOINTS)
     checkpoint = read_checkpoint(path, with_state=False)
-    fixed = [change for change in _changes(checkpoint, algorithm) if change.startswith(("algo:", "rl_module."))]
+    fixed = [change for change in _changes(checkpoint.config, algorithm) if change.startswith(("algo:", "rl_module."))]
     fixed += _changes_of_spaces(checkpoint, algorithm)
     if fixed:
         raise CheckpointError(
@@ -227,7 +251,7 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
             "settings of the run, or begin another run."
         )
     algorithm.restore_from_path(path)
-    changes += _changes(checkpoint, algorithm)
+    changes += _changes(checkpoint.config, algorithm)
     for name in newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
         log.warning(
             "%s was not written to its end: the run continues from iteration %d.", name, algorithm.training_iteration
@@ -235,9 +259,25 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
     return algorithm.training_iteration, algorithm.num_env_steps_sampled_lifetime
 
 
-def _changes(checkpoint: Checkpoint, algorithm: Algorithm) -> Iterator[str]:
-    """Yield the settings of an algorithm that differ from the settings in a checkpoint, as text."""
-    before, now = checkpoint.config, plain(algorithm.config.to_dict())
+def _begin_again(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tuple[int, int]:
+    """Let a run that has no checkpoint yet continue from iteration 0, with an algorithm that has not trained.
+
+    Raises:
+        CheckpointError: The algorithm has trained.
+    """
+    if algorithm.training_iteration:
+        raise CheckpointError(
+            f"{run_dir} holds no whole checkpoint, so that its run begins again, and this algorithm has trained "
+            f"{algorithm.training_iteration} iterations: build a new one."
+        )
+    log.warning("%s has no checkpoint yet: the run begins again.", run_dir)
+    changes += _changes(read_config(run_dir), algorithm)
+    return 0, 0
+
+
+def _changes(before: Mapping[str, Any], algorithm: Algorithm) -> Iterator[str]:
+    """Yield the settings of an algorithm that differ from other ones, by group, as text."""
+    now = plain(algorithm.config.to_dict())
     if _last_name(before["algo"]) != _last_name(now["algo"]):  # a class may move to another module
         yield f"algo: {now['algo']!r}, was {before['algo']!r}"
     for group, names in algorithm.config.group_fields().items():

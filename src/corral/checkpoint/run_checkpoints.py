@@ -33,7 +33,8 @@ _OF_ITERATION = re.compile(r"iteration-(\d+)")
 class RunCheckpoints:
     """Writes the checkpoints of a run; a checkpoint that cannot be written gives one warning, and the run continues.
 
-    It is a context manager: however the block ends, the last state and the best one are written.
+    It is a context manager: however the block ends, the last state and the best one are written. A new run has
+    one of its first iteration until the next one is written.
 
     Before there is a best value, the best checkpoint is the latest one: when training has only early means, or when no
     round of evaluation was played yet. A new best state that may not be written yet stays in memory until it may.
@@ -44,7 +45,13 @@ class RunCheckpoints:
     """
 
     def __init__(
-        self, algorithm: Algorithm, run_dir: Path, *, late_keys: bool, warn: Callable[[object, str], None]
+        self,
+        algorithm: Algorithm,
+        run_dir: Path,
+        *,
+        late_keys: bool,
+        warn: Callable[[object, str], None],
+        is_new: bool = False,
     ) -> None:
         """Continue with the best checkpoint that the run has.
 
@@ -53,6 +60,7 @@ class RunCheckpoints:
             run_dir: Directory of the run.
             late_keys: Whether callbacks may log keys that are missing from the first results.
             warn: Shows a message once for each subject, given as the first argument.
+            is_new: Whether the run begins; then a checkpoint follows its first iteration.
         """
         config = algorithm.config
         self._algorithm, self._config, self._warn = algorithm, config, warn
@@ -70,6 +78,7 @@ class RunCheckpoints:
         self._before: dict[str, Any] | None = None  # arguments of write_checkpoint, before the iteration of a round
         self._start_interval()
         self._latest_best: tuple[int, int] | None = None  # position of the latest state that is the best one so far
+        self._is_first, self._early = is_new, -1  # the iteration of the first checkpoint if it is not due
         self._written: tuple[int, int] | None = None
         if (_checkpoint_of(self._directory, algorithm.training_iteration) / METADATA).exists():
             self._written = self._position()  # the one that the run continues from
@@ -111,6 +120,10 @@ class RunCheckpoints:
             self._keep_before()
         if self._is_due():
             self.write()
+        elif self._is_first:  # it goes with the next one, and changes nothing of when that is due
+            self._write_both()
+            self._early = self._algorithm.training_iteration
+        self._is_first = False
 
     def _counts(self, result: Mapping[str, Any]) -> bool:
         """Return whether the number of a result is of this iteration. A truncated round favours short episodes."""
@@ -166,12 +179,15 @@ class RunCheckpoints:
 
     def write(self) -> None:
         """Write the present state and the best one, where they are not written yet, and remove old checkpoints."""
+        self._write_both()
+        self._start_interval()
+
+    def _write_both(self) -> None:
         start_s = time.monotonic()
         self._write_present()
         self._set_latest_as_best()
         self._write_best()
         self._write_from_s = _end_of_pause(start_s, WRITE_PAUSE)
-        self._start_interval()
 
     def _write_present(self) -> None:
         position = self._position()
@@ -198,7 +214,9 @@ class RunCheckpoints:
         matches = [(path, _OF_ITERATION.fullmatch(path.name)) for path in self._directory.iterdir()]
         found = {int(match[1]): path for path, match in matches if match}
         earlier = sorted(iteration for iteration in found if iteration <= self._algorithm.training_iteration)
-        for iteration in earlier[: -self._config.num_checkpoints_kept]:
+        old = {*earlier[: -self._config.num_checkpoints_kept], self._early} & found.keys()
+        self._early = -1
+        for iteration in old:
             (found[iteration] / METADATA).unlink(missing_ok=True)  # first, so that no reader finds half a checkpoint
             shutil.rmtree(found[iteration], ignore_errors=True)
 

@@ -133,6 +133,13 @@ def _add_train(commands: Any) -> None:
         "no option overrides them",
     )
     train.add_argument(
+        "--resume-or-start",
+        type=_path,
+        metavar="RUN",
+        help="continue the run, or the runs of --seeds, in this directory, or begin it there if there is none: one "
+        "command for a service or a scheduler that starts a job again",
+    )
+    train.add_argument(
         "--checkpoint-every",
         metavar="SECONDS",
         help="seconds between two checkpoints; short for --set checkpointing.checkpoint_every_s",

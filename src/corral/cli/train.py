@@ -19,11 +19,12 @@ from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, CorralError
 from corral.loggers import Logger
 from corral.loggers.named import make_loggers
-from corral.loggers.run import check_run_dir
+from corral.loggers.run import CONFIG_FILE, check_run_dir
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `corral train`: one run, or with `--seeds` one for each seed; return the exit status."""
+    continued = _choose_directory(options)
     if options.seeds is not None or (options.resume is not None and is_set(options.resume)):
         from corral.cli.seeds import train_seeds
 
@@ -35,7 +36,36 @@ def run(options: argparse.Namespace) -> int:
     config, stop = load_experiment(options)
     config.validate()  # a mistake is reported before anything is written
     loggers = None if config.loggers is None else make_loggers(config.loggers)  # before the env and workers are made
-    return train(config, stop, run_dir=options.run_dir, resume=options.resume, loggers=loggers, quiet=options.quiet)
+    resume = continued or options.resume
+    return train(config, stop, run_dir=options.run_dir, resume=resume, loggers=loggers, quiet=options.quiet)
+
+
+def _choose_directory(options: argparse.Namespace) -> Path | None:
+    """Turn `--resume-or-start` into `--run-dir` or `--resume`, or return the run that the options continue.
+
+    A command that names an algorithm says all settings again, and has the same ones when its run continues.
+
+    Raises:
+        ConfigError: Another option names a directory too.
+    """
+    home: Path | None = options.resume_or_start
+    if home is None:
+        return None
+    for name in ("run_dir", "resume"):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} does not go with --resume-or-start, which names a directory."
+            )
+    is_named = any(getattr(options, name) is not None for name in ("config", "tuned", "algo"))
+    if is_set(home):
+        options.resume, options.config, options.tuned, options.algo = home, None, None, None
+    elif not (home / CONFIG_FILE).is_file():
+        options.run_dir = home
+    elif is_named:
+        return home
+    else:
+        options.resume = home
+    return None
 
 
 def train(
