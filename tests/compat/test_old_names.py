@@ -147,3 +147,53 @@ def test_weights_are_sent_from_the_group_of_the_algorithm_only() -> None:
             1,
             0,
         )
+
+
+LOOKED: dict[str, list[Any]] = {"post": [], "learned": []}
+
+
+class Looks(DefaultCallbacks):
+    def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
+        names = ("advantages", "value_targets", "vf_preds", "rewards", "dones")
+        LOOKED["post"].append({name: np.array(postprocessed_batch[name]) for name in names})
+
+    def on_learn_on_batch(self, *, train_batch: Any, **kwargs: Any) -> None:
+        LOOKED["learned"].append({name: np.array(train_batch[name]) for name in ("advantages", "value_targets")})
+
+
+class Rewrites(Looks):
+    def on_postprocess_trajectory(self, *, postprocessed_batch: Any, **kwargs: Any) -> None:
+        postprocessed_batch["advantages"] = np.arange(len(postprocessed_batch["rewards"]))
+        postprocessed_batch["value_targets"][:] = 7.0
+
+
+def look(callbacks: Any, config: PPOConfig) -> tuple[list[Any], list[Any]]:
+    LOOKED["post"], LOOKED["learned"] = [], []
+    with config.callbacks(callbacks).build() as algo:
+        algo.train()
+    return LOOKED["post"], LOOKED["learned"]
+
+
+def test_trajectories_show_their_advantages() -> None:
+    post, learned = look(Looks, small().training(lambda_=0.0, gamma=0.5))
+    ended = next(batch for batch in post if batch["dones"][-1])
+    assert ended["value_targets"][-1] == pytest.approx(1.0)  # the last reward, and nothing after it
+    expected = ended["rewards"][:-1] + 0.5 * ended["vf_preds"][1:]
+    assert ended["value_targets"][:-1] == pytest.approx(expected, abs=1e-5)
+    assert ended["advantages"] == pytest.approx(ended["value_targets"] - ended["vf_preds"], abs=1e-5)
+    assert np.sort(np.concatenate([batch["value_targets"] for batch in post])) == pytest.approx(
+        np.sort(np.concatenate([batch["value_targets"] for batch in learned])), abs=1e-5
+    )
+
+
+def several() -> PPOConfig:
+    config = small().environment(corral.make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+    return config.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda aid, *args, **kw: f"p{aid}")
+
+
+@pytest.mark.parametrize("config", [small, several])
+def test_losses_see_the_advantages_that_callbacks_write(config: Any) -> None:
+    _, learned = look(Rewrites, config())
+    assert learned and all((batch["value_targets"] == 7.0).all() for batch in learned)
+    advantages = np.concatenate([batch["advantages"] for batch in learned])
+    assert len(np.unique(advantages)) > 5 and abs(float(advantages.mean())) < 0.5  # normalised, as in RLlib

@@ -326,16 +326,16 @@ print(found["index_min"], found["index_max"])
 
 
 @pytest.mark.slow
-def test_advantages_that_nobody_reads_are_refused(run: Run) -> None:
+def test_advantages_that_nobody_computes_are_refused(run: Run) -> None:
     script = """
 from ray.rllib.algorithms.callbacks import DefaultCallbacks
-from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.dqn import DQNConfig
 
 class Mine(DefaultCallbacks):
     def on_postprocess_trajectory(self, *, postprocessed_batch, **kwargs):
         postprocessed_batch["advantages"] = postprocessed_batch["rewards"]
 
-PPOConfig().environment("CartPole-v1").rollouts(num_rollout_workers=0).callbacks(Mine).build().train()
+DQNConfig().environment("CartPole-v1").rollouts(num_rollout_workers=0).callbacks(Mine).build().train()
 """
     words = re.sub(r"\s+", " ", run(script, code=1).stderr)
     assert "'advantages' is computed after on_postprocess_trajectory: change the rewards" in words

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
+from corral.compat.rllib.column_views import ESTIMATES
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
 from corral.compat.rllib.learner_groups import LearnerGroup
@@ -532,11 +535,25 @@ def _directory(path: Any) -> Path:
     return resolve_path(getattr(path, "path", path), "a checkpoint of an RLlib script")
 
 
+class _TakesEstimates:
+    """An algorithm whose callbacks of trajectories may look at advantages, and change them."""
+
+    def advantages(self, rollout: Any, values: Any, next_values: Any, **settings: Any) -> Any:
+        """Return the estimates of the algorithm, or the ones that callbacks looked at."""
+        algorithm: Any = super()
+        found = algorithm.advantages(rollout, values, next_values, **settings)
+        for column, name in zip((*found, values), ESTIMATES.values(), strict=True):
+            if name in rollout:
+                np.copyto(column, rollout[name], where=np.isfinite(rollout[name]))
+        return found
+
+
 def make_viewed(name: str, config: Any) -> Any:
     """Return Corral's algorithm class for a config, whose instances know their view."""
     base: Any = config.algo_class
+    bases = (_TakesEstimates, base) if hasattr(base, "advantages") else (base,)
 
-    class Viewed(base):  # type: ignore[misc]
+    class Viewed(*bases):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
 
         READS_INFOS = base.READS_INFOS or config.origin.learner_connector is not None

@@ -288,6 +288,8 @@ def _adapt(event: str, names: Sequence[str] | None, arguments: Mapping[str, Any]
         if native in arguments:
             adapt = _FORMS.get(f"{event}.{name}") or _FORMS.get(name)
             found[name] = arguments[native] if adapt is None else adapt(arguments[native])
+    if "postprocessed_batch" in found:
+        found["postprocessed_batch"] = _view_postprocessed(arguments)
     if "policies" in found and "env_runner" in arguments:
         found["policies"] = _view_runner(arguments["env_runner"]).policy_map  # they know the exploration of the runner
     return found
@@ -319,6 +321,12 @@ def _view_columns(columns: Any) -> Any:
     from corral.compat.rllib.column_views import ColumnView
 
     return ColumnView(columns)
+
+
+def _view_postprocessed(arguments: Mapping[str, Any]) -> Any:
+    from corral.compat.rllib.column_views import view_postprocessed
+
+    return view_postprocessed(arguments)
 
 
 def _view_originals(originals: Any) -> Any:
@@ -375,7 +383,6 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "base_env": _view_base_env,
     "metrics_logger": metrics.as_rllib,
     "samples": _view_samples,
-    "postprocessed_batch": _view_columns,
     "train_batch": _view_columns,
     "original_batches": _view_originals,
     "agent_id": _view_agent,

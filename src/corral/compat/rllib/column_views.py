@@ -5,14 +5,17 @@ What is written into them is written into Corral's columns, so that it is learne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from corral.compat.rllib.batches import MultiAgentBatch, SampleBatch, concat_samples
 from corral.compat.rllib.constants import Columns
 from corral.compat.rllib.policy_views import view_policy
+from corral.core.returns import gae
 from corral.core.tree import map_tree
 from corral.errors import ColumnError
 
@@ -29,7 +32,12 @@ _NATIVE = {
     Columns.VALUE_TARGETS: "value_targets",
 }
 _RLLIB = {native: name for name, native in _NATIVE.items()}
-_COMPUTED_LATER = (Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.VF_PREDS)
+ESTIMATES = {
+    Columns.ADVANTAGES: "rllib_advantages",
+    Columns.VALUE_TARGETS: "rllib_value_targets",
+    Columns.VF_PREDS: "rllib_vf_preds",
+}
+"""Columns of a rollout that hold estimates of `on_postprocess_trajectory`, NaN where nobody looked at them."""
 
 
 class ColumnView(SampleBatch):
@@ -37,17 +45,22 @@ class ColumnView(SampleBatch):
 
     Args:
         native: The columns by Corral's names.
+        estimate: Returns advantages, value targets and values of a trajectory, by RLlib's names; `None` if they are
+            columns, or cannot be estimated.
     """
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, estimate: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """Take the columns."""
-        self._native = native
+        self._native, self._estimate = native, estimate
         super().__init__({_RLLIB.get(name, name): column for name, column in native.items()})
 
     def __missing__(self, name: str) -> Any:
         """Return what is put together on request: `new_obs`, `infos` and `dones`."""
         if name == SampleBatch.DONES:
             return np.logical_or(self[Columns.TERMINATEDS], self[Columns.TRUNCATEDS])
+        if name in ESTIMATES and self._estimate is not None:
+            self._add_estimates()
+            return self[name]
         return self._native[_NATIVE.get(name, name)]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -56,8 +69,10 @@ class ColumnView(SampleBatch):
         Raises:
             ColumnError: The column cannot be changed here.
         """
-        native = _NATIVE.get(name, name)
-        if name in _COMPUTED_LATER and native not in self._native:
+        if name in ESTIMATES and self._estimate is not None:
+            self._add_estimates()
+        native = ESTIMATES[name] if name in ESTIMATES and ESTIMATES[name] in self._native else _NATIVE.get(name, name)
+        if name in ESTIMATES and native not in self._native:
             raise ColumnError(
                 f"{name!r} is computed after on_postprocess_trajectory: change the rewards, or write a learner class "
                 "with compute_loss_for_module."
@@ -67,6 +82,48 @@ class ColumnView(SampleBatch):
             value = map_tree(lambda before, new: np.asarray(new, before.dtype), old, value)
         self._native[native] = value
         super().__setitem__(name, self._native[native])
+
+    def _add_estimates(self) -> None:
+        """Add the columns that the learner takes in place of its own estimates, so that writes into them count."""
+        assert self._estimate is not None
+        found, self._estimate = self._estimate(), None
+        for name, value in found.items():
+            self._native[ESTIMATES[name]] = np.asarray(value, np.float32)
+            super().__setitem__(name, self._native[ESTIMATES[name]])
+
+
+def estimates_of(episode: Any, module: Any, config: Any) -> dict[str, Any]:
+    """Return advantages, value targets and values `[len]` of an episode or chunk by GAE, with RLlib's names.
+
+    Args:
+        episode: The episode of one agent.
+        module: Corral's module, without memory.
+        config: RLlib's config of the module.
+    """
+    with torch.inference_mode():
+        values = module.value(map_tree(torch.as_tensor, episode.get_observations())).numpy().astype(np.float32)
+    rewards = np.asarray(episode.get_rewards(), np.float32)[:, None]
+    ended = np.zeros((2, *rewards.shape), np.bool_)
+    ended[0, -1], ended[1, -1] = episode.is_terminated, episode.is_truncated
+    advantages, targets = gae(
+        *(rewards, values[:-1, None], values[1:, None], ended[0], ended[1], np.ones(rewards.shape, np.bool_)),
+        gamma=config.gamma,
+        lambda_=config.lambda_,
+    )
+    return {Columns.ADVANTAGES: advantages[:, 0], Columns.VALUE_TARGETS: targets[:, 0], Columns.VF_PREDS: values[:-1]}
+
+
+def view_postprocessed(arguments: Mapping[str, Any]) -> ColumnView:
+    """Return the batch of `on_postprocess_trajectory` for the arguments of the event."""
+    runner, policy_id, agent_id = arguments["env_runner"], arguments["policy_id"], arguments["agent_id"]
+    actor, config = runner.actors[policy_id], runner.config.origin.get_config_for_module(policy_id)
+    can_estimate = config.ALGORITHM == "PPO" and not (
+        actor.is_heuristic or actor.module.has_memory() or actor.transforms is not None
+    )
+    if not can_estimate:
+        return ColumnView(arguments["postprocessed_batch"])
+    episode = getattr(arguments["episode"], "agent_episodes", {agent_id: arguments["episode"]})[agent_id]
+    return ColumnView(arguments["postprocessed_batch"], functools.partial(estimates_of, episode, actor.module, config))
 
 
 class Samples(list[Any]):
