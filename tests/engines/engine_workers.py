@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -124,6 +125,16 @@ def crash_with_deep_stacks(worker: Any, num_threads: int) -> None:
         threading.Thread(target=descend_into_a_function_with_a_long_name, args=[150], daemon=True).start()
     ready.wait()
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def log_things(worker: Any, text: str, times: int = 1) -> None:
+    """Log a warning with a traceback and an info of another library."""
+    for _ in range(times):
+        try:
+            raise ZeroDivisionError(text)
+        except ZeroDivisionError:
+            logging.getLogger("corral").warning("in a worker: %s", text, exc_info=True)
+    logging.getLogger("some.library").error("an error of a library")
 
 
 def double(worker: Any, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -31,6 +31,7 @@ from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
+from corral.engines.worker_logs import log_records
 from corral.errors import WorkerDiedError
 
 log = logging.getLogger("corral")
@@ -204,6 +205,8 @@ class ProcessHandle:
                 error.add_note(f"This is about what {self._name} returned.")
                 call.future.set_exception(error)
                 continue
+            for logged in answer[2:]:
+                log_records(unpack(logged), self._name)
             if succeeded:
                 call.future.set_result(value)
             else:

@@ -23,6 +23,7 @@ from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
 from corral.engines.ray_resources import describe_available, require
 from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
+from corral.engines.worker_logs import log_records
 from corral.engines.worker_setup import WORKER_SETUP
 from corral.errors import WorkerDiedError
 
@@ -121,7 +122,8 @@ class RayHandle:
             answer = done.result()
             if answer is None:
                 return  # `_give_up` sets the future
-            succeeded, frames = answer
+            succeeded, frames, records = answer
+            log_records(records, self._name)
             result = unpack_copy(frames)
             if not succeeded:
                 error, error.__cause__ = result

@@ -19,7 +19,10 @@ import ray.cloudpickle
 from corral.engines.local import call_method, make_worker
 from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, unpack
+from corral.engines.worker_logs import Record, WorkerLog
 from corral.errors import SerializationError
+
+Answer = tuple[bool, list[pickle.PickleBuffer], list[Record]]
 
 
 class Parcel:
@@ -63,7 +66,8 @@ def serialization_errors() -> Iterator[None]:
 class Host:
     """Holds a worker in the process of an actor, and answers calls.
 
-    An answer is a pair: whether the call succeeded, and the frames of the result or of the exception and its cause.
+    An answer has three parts: whether the call succeeded, the frames of the result or of the exception and its cause,
+    and what was logged.
     """
 
     def __init__(self, name: str) -> None:
@@ -71,9 +75,11 @@ class Host:
         self._name = name
         self._where = f"{name} (process {os.getpid()} on {ray.util.get_node_ip_address()})"
         self._worker: Any = None
+        self._logs = WorkerLog()
+        self._logs.install()
         guard_this_process()
 
-    def make(self, factory: Callable[[], Any]) -> tuple[bool, list[pickle.PickleBuffer]]:
+    def make(self, factory: Callable[[], Any]) -> Answer:
         """Make the worker, and return an answer."""
         return self._answer(self._make, factory)
 
@@ -84,13 +90,14 @@ class Host:
     def _make(self, factory: Callable[[], Any]) -> None:
         self._worker = make_worker(factory)
 
-    def _answer(self, function: Callable[..., Any], *args: Any) -> tuple[bool, list[pickle.PickleBuffer]]:
+    def _answer(self, function: Callable[..., Any], *args: Any) -> Answer:
         try:
             result = function(*args)
-            return True, _buffers(pack(result, f"what {self._name} returned", ray.cloudpickle.dumps))
+            return True, _buffers(pack(result, f"what {self._name} returned", ray.cloudpickle.dumps)), self._logs.take()
         except Exception as error:  # not BaseException: Ray ends an actor with SystemExit
             problem = portable_error(error, self._where)
-            return False, _buffers(pack(problem, f"an exception in {self._where}", ray.cloudpickle.dumps))
+            frames = _buffers(pack(problem, f"an exception in {self._where}", ray.cloudpickle.dumps))
+            return False, frames, self._logs.take()
 
 
 def actor_class() -> Any:
@@ -115,9 +122,9 @@ def actor_class() -> Any:
             from corral.engines.ray_worker import Host
 
             host = Host(self.name)
-            succeeded, frames = host.make(factory)
-            self.host = host if succeeded else None
-            return succeeded, frames
+            answer = host.make(factory)
+            self.host = host if answer[0] else None
+            return answer
 
         def call(self, call: Any, *args: Any) -> Any:
             # If there is no worker, the answer to `make` has said why.

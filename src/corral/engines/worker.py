@@ -13,6 +13,7 @@ from typing import Any
 from corral.engines.local import call_method, make_worker
 from corral.engines.process_group_guard import guard_this_process
 from corral.engines.serialization import Frames, pack, portable_error, receive, send, unpack
+from corral.engines.worker_logs import WorkerLog
 from corral.engines.worker_setup import set_up_worker
 
 # Variable with the descriptor of the file to which a crashing process writes. The parent puts this output into the
@@ -44,16 +45,18 @@ def _serve(channel: socket.socket) -> None:
     first = receive(channel)
     name, where = "", "a worker"
     worker: Any = None
+    logs = WorkerLog()
     try:
         name = unpack(first[0])
         where = f"{name} (process {os.getpid()})"
+        logs.install()
         set_up_worker()
         worker = make_worker(unpack(first[1]))
         answer = _success(None, name)
     except BaseException as error:
         answer = _failure(error, where)
     del first
-    send(channel, answer)
+    send(channel, answer + _packed_logs(logs))
     while True:
         request = receive(channel)
         try:
@@ -64,7 +67,11 @@ def _serve(channel: socket.socket) -> None:
             answer = _success(call_method(worker, call["method"], call["args"], call["kwargs"]), name)
         except BaseException as error:
             answer = _failure(error, where)
-        send(channel, answer)
+        send(channel, answer + _packed_logs(logs))
+
+
+def _packed_logs(logs: WorkerLog) -> list[Frames]:
+    return [pack(records, "what was logged")] if (records := logs.take()) else []
 
 
 def _success(result: Any, name: str) -> list[Frames]:

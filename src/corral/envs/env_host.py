@@ -409,7 +409,8 @@ class EnvHost:
         Raises:
             SubEnvError: The sub-env fails again and again, without a single step in between.
         """
-        self.restarts.count(failure, self.name, self.num_rows + row)
+        took_step = self.is_same_step and failure.method == "reset"  # the step that ended the episode
+        self.restarts.count(failure, self.name, self.num_rows + row, took_step=took_step)
 
     # Sub-envs and their tasks.
 

@@ -88,20 +88,21 @@ class Restarts:
         latest = {int(index): (int(row), int(streak)) for index, row, streak in state["latest"]}
         self.num_restarts, self._latest = int(state["num_restarts"]), latest
 
-    def count(self, failure: SubEnvError, name: str, row: int) -> None:
+    def count(self, failure: SubEnvError, name: str, row: int, *, took_step: bool = False) -> None:
         """Count and log a sub-env that was restarted.
 
         Args:
             failure: Failure of the old sub-env.
             name: Name of the env.
             row: Row in which the sub-env failed, over the runner's lifetime.
+            took_step: Whether it took a step in this row before it failed.
 
         Raises:
             SubEnvError: The sub-env fails again and again, without a single step in between.
         """
         index = failure.env_index
         last_row, streak = self._latest.get(index, (-2, 0))
-        streak = streak + 1 if row == last_row + 1 else 1
+        streak = streak + 1 if row == last_row + 1 and not took_step else 1
         self._latest[index] = row, streak
         if streak == MAX_FAILURES:
             problem = f"{failure.problem}; it was restarted, and failed {streak} times in a row"
