@@ -105,6 +105,22 @@ def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pyt
     assert names(tmp_path) == {"iteration-000006", "iteration-000008", "best"}
 
 
+def test_what_a_crash_cut_off_is_not_counted_among_the_checkpoints_that_stay(tmp_path: Path) -> None:
+    fit(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=2), tmp_path, 3)
+    for iteration in (7, 8, 9):  # later ones, which were not written to their end
+        (tmp_path / "checkpoints" / f"iteration-{iteration:06d}").mkdir()
+    resume(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=2), tmp_path, 5)
+    assert names(tmp_path) == {"iteration-000004", "iteration-000005", "best"}
+
+
+def test_a_resume_with_another_metric_chooses_the_best_checkpoint_again(tmp_path: Path) -> None:
+    fit(small_ppo(best_checkpoint_metric="num_env_steps_sampled_lifetime"), tmp_path, 2)
+    other = "env_runners/num_env_steps_sampled"  # smaller than the number of the other metric
+    resume(small_ppo(best_checkpoint_metric=other), tmp_path, 3)
+    best = read_checkpoint(find_checkpoint(tmp_path, prefer="best"), with_state=False)
+    assert (best.metadata["best"]["metric"], best.metadata["training_iteration"]) == (other, 3)
+
+
 def test_a_run_without_a_checkpoint_begins_again_only_at_its_begin(tmp_path: Path) -> None:
     fit(small_ppo(), tmp_path, 3)
     shutil.rmtree(tmp_path / "checkpoints")
