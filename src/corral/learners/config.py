@@ -82,7 +82,7 @@ class LearnersSettings(SettingGroup):
         device: Torch device of the learners: `"auto"` (CUDA if available), or a device name.
         num_threads: Number of threads of torch's ops and of NumPy's matrix products during `train()`; `"auto"` means
             one thread for small nets, recurrent ones up to 4 million parameters, and the default of both libraries for
-            others. Ray, and `corral train --seeds --parallel`, give each of several runs one thread.
+            others. Ray, and `corral train` with `--parallel`, give each of several runs one thread.
         learner_class: A subclass of `corral.learners.learner.Learner`, or a function of the same arguments that returns
             one; see docs/learners.md. `None` is `Learner`.
         compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
