@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 import yaml
 
+from corral.cli.experiment import overriding_arguments
 from corral.cli.main import main
+from corral.cli.parser import make_parser
 from corral.cli.seed_display import SeedDisplay, describe_summary
 from corral.cli.seed_processes import SeedRun, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
@@ -371,3 +373,21 @@ def test_a_signal_ends_all_runs_with_their_checkpoints(number: signal.Signals, t
         log = (home / f"seed-{seed}" / "run.log").read_text(encoding="utf-8")
         assert log.rstrip().endswith(("Run interrupted.", "Run ended by SIGTERM."))
     assert not (home / "seed-2").exists()
+
+
+def test_every_option_that_overrides_reaches_the_runs_of_a_set() -> None:
+    """The other options are for the set, or are refused with `--resume`; a new one must be in one of the lists."""
+    own = {"config", "tuned", "algo", "seed", "seeds", "parallel", "run_dir", "resume", "resume_or_start", "quiet"}
+    of_runs = {
+        "--env": "CartPole-v1",
+        "--stop": "training_iteration=7",
+        "--set": "training.lr=0.5",
+        "--checkpoint-every": "9",
+        "--logger": "csv",
+    }
+    given = [part for option in of_runs.items() for part in option]
+    options = make_parser().parse_args(["train", "--resume", "set", *given, "--tensorboard"])
+    names = {*vars(options)} - own - {"command", "run", "end_with_input"}
+    assert names == {"env", "stop", "settings", "checkpoint_every", "loggers", "tensorboard"}
+    expected = {f"{name}={value}" for name, value in of_runs.items()} | {"--logger=tensorboard"}
+    assert {*overriding_arguments(options)} == expected

@@ -99,3 +99,19 @@ def test_the_interval_covers_the_mean(draw: Callable[..., Any], mean: float, sha
         intervals = [bootstrap_interval(values) for values in draw(rng, (repeats, n))]
         found = np.mean([low <= mean <= high for low, high in intervals])
         assert abs(found - share) < 3 * math.sqrt(share * (1 - share) / repeats), n
+
+
+@pytest.mark.parametrize("values", [[3.0, 1.0, 4.0, 1.5, 9.0], [0.0, 1.0, 1.0, 1.0, 1.0]])
+def test_the_interval_of_five_values_equals_a_loop_over_the_same_draws(values: list[float]) -> None:
+    ordered = sorted(values)
+    mean = sum(ordered) / 5
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in ordered) / 4)
+    found = []
+    for row in np.random.default_rng(0).integers(5, size=(2000, 5)).tolist():
+        drawn = [(ordered[place] - mean) / deviation for place in row]
+        own_mean = sum(drawn) / 5
+        own_deviation = math.sqrt(sum((value - own_mean) ** 2 for value in drawn) / 4)
+        found.append(own_mean / max(own_deviation, 1 / math.sqrt(5)))
+    low, high = np.quantile(found, [0.025, 0.975])
+    expected = (mean - high * deviation, mean - low * deviation)
+    assert bootstrap_interval(values) == pytest.approx(expected, rel=1e-9)
