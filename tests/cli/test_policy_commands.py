@@ -56,6 +56,17 @@ def test_evaluate_prints_json_with_each_episode(run: Path, capsys: pytest.Captur
     assert found["checkpoint"] == str(run / "checkpoints" / "iteration-000000")
 
 
+def test_evaluate_explores_where_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with PPOConfig().environment("CartPole-v1").debugging(seed=0).build() as algorithm:
+        algorithm.save(tmp_path / "saved")
+    found = []
+    for more in ([], ["--explore"]):
+        assert main(["evaluate", str(tmp_path / "saved"), "--episodes", "5", "--seed", "3", "--json", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["episode_returns"])
+    greedy = evaluate_policy(load_policy(tmp_path / "saved"), "CartPole-v1", episodes=5, seed=3)
+    assert found[0] == list(greedy.episode_returns) != found[1]
+
+
 def test_evaluate_gives_what_python_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with PPOConfig().environment("CartPole-v1").debugging(seed=0).build() as algorithm:
         path = algorithm.save(tmp_path / "checkpoint")
