@@ -2,6 +2,7 @@
 
     coordination.create("counter", Counter)       # in the driver, or in another process
     coordination.get("counter").call("inc", 1)    # in an env or a callback
+    coordination.get("counter").call_async("inc", 1)  # without waiting; returns a future
 
 If Ray is initialised, an actor is a Ray actor with this name. Otherwise, the object is in the driver's process. The
 driver calls it directly, and other processes call it through a socket.
@@ -9,10 +10,11 @@ driver calls it directly, and other processes call it through a socket.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from corral.engines.actors import ENVIRONMENT_VARIABLE, actors, environment
+from corral.engines.actors import ENVIRONMENT_VARIABLE, actors, copy_value, environment, queue_of
 from corral.errors import CoordinationError
 
 __all__ = ["ENVIRONMENT_VARIABLE", "ActorHandle", "create", "environment", "get", "remove"]
@@ -46,6 +48,22 @@ class ActorHandle:
             Exception: Exception of the method; if the actor is in another process, with the remote traceback as a note.
         """
         return actors().call(self.name, method, args, kwargs)
+
+    def call_async(self, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a method without waiting, and return a future, whose `result()` waits and is what `call` returns.
+
+        Calls of one process to one actor run in the order in which they were made. Arguments are copied at once.
+
+        Args:
+            method: Name of the method.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
+
+        Raises:
+            SerializationError: An argument cannot be copied.
+        """
+        args, kwargs = copy_value((args, kwargs), f"actor {self.name!r}, method {method!r}: the arguments")
+        return queue_of(self.name).submit(self.call, method, *args, **kwargs)
 
 
 def create(name: str, cls: type, /, *args: Any, **kwargs: Any) -> ActorHandle:

@@ -95,3 +95,11 @@ def test_spaces_are_shown_as_they_print() -> None:
     shown = str(PPOConfig().multi_agent(policies={"a": {"observation_space": wide}}))
     assert "...>" in shown
     assert len(shown.splitlines()) <= 4
+
+
+def test_a_config_with_many_settings_of_a_dict_is_shown_whole() -> None:
+    model_config = {f"setting_{index}": list(range(index)) for index in range(30)}
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config={**model_config, "text": "x" * 300})
+    assert "..." not in str(config)
+    again = eval(str(config), {"PPOConfig": PPOConfig})
+    assert again.model_config == config.model_config

@@ -68,6 +68,9 @@ def test_values_take_the_type_of_the_setting(name: str, value: Any, converted: A
     assert getattr(parse_settings(Base, {name: value}, "place"), name) == converted
 
 
+SCHEDULE = ", such as [[0, 1e-3], [1_000_000, 0.0]], which is linear in between."
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -76,7 +79,7 @@ def test_values_take_the_type_of_the_setting(name: str, value: Any, converted: A
         ("depth", 0, "place: depth=0 must be at least 1 or None."),
         ("depth", "deep", "place: depth='deep' must be an integer or None."),
         ("kind", "c", "place: kind='c' must be 'a' or 'b'."),
-        ("rate", "fast", "place: rate='fast' must be a number or a list."),
+        ("rate", "fast", "place: rate='fast' must be a number or a schedule over env steps" + SCHEDULE),
         ("rate", -1, "place: rate=-1: values must be finite and at least 0, got [-1.0]."),
         ("rate", [[0, "x"]], "place: rate=[[0, 'x']]: 'x' must be a number."),
         ("rate", [[1, 2]], "place: rate=[[1, 2]]: the first step of a schedule must be 0, not 1."),

@@ -279,3 +279,13 @@ def test_an_actor_lives_without_a_handle(name: str, form: Form) -> None:
     coordination.create(name, Counter, 9)
     gc.collect()
     assert coordination.get(name).call("get") == 9
+
+
+def test_calls_that_nobody_waits_for_run_in_order(name: str) -> None:
+    counter = coordination.create(name, Counter)
+    arguments = [1]
+    futures = [counter.call_async("inc", number) for number in range(1, 6)]
+    assert [future.result(timeout=60) for future in futures] == [1, 3, 6, 10, 15]
+    with pytest.raises(Broken, match="as it should be"):
+        counter.call_async("broken").result(timeout=60)
+    assert arguments == [1] and counter.call("inc", 0) == 15

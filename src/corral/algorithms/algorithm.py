@@ -24,7 +24,7 @@ from corral.algorithms.algorithm_state import (
     set_algorithm_state,
 )
 from corral.algorithms.driver_policy import DriverPolicy
-from corral.algorithms.fitting import fit
+from corral.algorithms.fitting import fit, refuse_unknown
 from corral.algorithms.loop_run import LoopRun
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
 from corral.algorithms.module_record import ModuleRecord
@@ -896,12 +896,13 @@ class Algorithm(metaclass=_WithHints):
 
     def fit(
         self,
-        *,
+        *no_args: Any,
         stop: Mapping[str, Criterion] | Callable[[dict[str, Any]], bool] | None = None,
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
         loggers: Sequence[Any] | None = None,
         progress: Mode | Literal[False] = "auto",
+        **unknown: Any,
     ) -> Result:
         """Train until a stop criterion is met, and write a run directory with results and checkpoints.
 
@@ -918,6 +919,8 @@ class Algorithm(metaclass=_WithHints):
             loggers: What to write each result with, as in `.reporting(loggers=...)`; `None` is what the config says.
                 If that is `None` too, it is progress.csv and result.jsonl, and for a run that continues the other
                 built-in loggers that it had.
+            *no_args: Refused, with what to write instead.
+            **unknown: Refused, with what to write instead.
             progress: `"auto"` shows a panel on a terminal and in a notebook, and lines elsewhere; `"panel"` and
                 `"lines"` choose one of them; `"last"` prints the last line only; False shows nothing.
 
@@ -932,6 +935,7 @@ class Algorithm(metaclass=_WithHints):
             CheckpointError: The run to continue has no checkpoint, or it is of another algorithm, module or env.
             ConfigError: `best_checkpoint_metric` never appears in the result.
         """
+        refuse_unknown(no_args, unknown)
         return fit(
             self,
             stop=stop,

@@ -18,10 +18,11 @@ from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.directory import METADATA
 from corral.checkpoint.finding import CHECKPOINTS
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
+from corral.core.familiar_names import meaning_of_key
 from corral.core.ids import ALL_MODULES
 from corral.core.paths import resolve_path
 from corral.core.run_files import PROGRESS_FILE
-from corral.errors import CheckpointError, ConfigError, StopCriterionError
+from corral.errors import CheckpointError, ConfigError, StopCriterionError, nearest
 from corral.learners.losses import learner_metrics
 from corral.loggers import Logger, Run
 from corral.loggers.named import make_loggers, names_of
@@ -37,6 +38,25 @@ if TYPE_CHECKING:
     from corral.loggers.progress import Progress
 
 log = logging.getLogger("corral")
+
+
+def refuse_unknown(args: Sequence[Any], settings: Mapping[str, Any]) -> None:
+    """Refuse arguments that `fit` does not have.
+
+    Raises:
+        ConfigError: There is one; the message says what to write.
+    """
+    number = args[0] if args else settings.get("total_timesteps")
+    if isinstance(number, (int, float)):
+        raise ConfigError(f"fit: write by name what ends the run: fit(stop={{'num_env_steps': {number:_}}}).")
+    if args:
+        raise ConfigError(f"fit: {args[0]!r:.80} has no name: write fit(stop=...).")
+    known = ("stop", "run_dir", "resume", "loggers", "progress")
+    for name in settings:
+        hint = meaning_of_key(name, known) or nearest(name, known)
+        if name == "progress_bar":
+            hint = "Write progress='panel', or 'lines', 'last' or False."
+        raise ConfigError(f"fit: unknown argument {name!r}. {hint}")
 
 
 def fit(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
+from corral.checkpoint.finding import checkpoint_or_last_of_run
 from corral.checkpoint.imports import check_import
 from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
@@ -105,7 +106,7 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
     """Return an algorithm built from a checkpoint's config and restored from its state.
 
     Args:
-        path: The directory or the URL of the checkpoint.
+        path: The directory or the URL of the checkpoint, or of a run, of which it is the last one.
         cls: The class that `from_checkpoint` was called on. The algorithm is an instance of it.
         settings: Settings by name that replace the settings of the checkpoint.
 
@@ -115,7 +116,7 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         ConfigError: The config holds values that no file can name and that are not given, names a class that cannot be
             imported, or a setting is unknown or contradicts restoring.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(checkpoint_or_last_of_run(path))
     if settings.get("load_from") is not None:
         raise ConfigError("from_checkpoint: load_from has no effect, since all weights come from the checkpoint.")
     config = _without_loading(config_of(checkpoint, settings))

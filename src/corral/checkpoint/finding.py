@@ -34,6 +34,13 @@ def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") ->
         raise CheckpointError(f"{place.location} cannot be searched: {error}.") from error
 
 
+def checkpoint_or_last_of_run(path: Location) -> Location:
+    """Return a path, or where the last checkpoint is if the path is the directory of a run; see `find_checkpoint`."""
+    place = place_of(path)
+    is_run = place.exists(CHECKPOINTS) and not place.exists(METADATA)
+    return find_checkpoint(path) if is_run else path
+
+
 def _found(place: Place, prefer: Literal["last", "best"]) -> Location:
     if place.exists(METADATA):
         return place.location
@@ -47,6 +54,11 @@ def _found(place: Place, prefer: Literal["last", "best"]) -> Location:
         run = next((name for name in place.names() if name.startswith("seed-")), "seed-0")
         raise CheckpointError(
             f"{place.location} holds the runs of several seeds: name one of them, such as {place.child(run).location}."
+        )
+    if not found and (runs := [name for name in place.names() if place.child(name).exists(CHECKPOINTS)]):
+        raise CheckpointError(
+            f"{place.location} holds the runs {', '.join(runs[:10])}{', ...' if len(runs) > 10 else ''}: name one of "
+            f"them, such as {place.child(runs[-1]).location}."
         )
     if not found:
         raise CheckpointError(f"{place.location} holds no whole checkpoint: {'; '.join(problems) or why_none(place)}.")

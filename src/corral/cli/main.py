@@ -13,8 +13,8 @@ from corral.cli.exit_status import OWN_ERRORS, interrupted_status, print_error, 
 from corral.cli.parser import make_parser
 from corral.core.interrupts import ending_signals_raised
 
-PRINTS_ONLY = ("checkpoint", "config", "list", "events", "completion")
-"""Commands that print and do nothing else."""
+PRINTS_AT_END = ("checkpoint", "config", "evaluate", "events", "completion", "list", "plot", "report")
+"""Commands that are over when they have printed: what nobody reads is no error of theirs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error)
         return status_of(error)
     except (BrokenPipeError, SystemExit) as error:
-        if options.command not in PRINTS_ONLY or not isinstance(error.__context__ or error, BrokenPipeError):
+        if options.command not in PRINTS_AT_END or not isinstance(error.__context__ or error, BrokenPipeError):
             raise
         return 0  # the reader has read what it wants, as in `corral list envs | head`; Rich makes a SystemExit of it
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 LONGEST_LINE = 100
 LONGEST_STRING = 200
 MOST_ENTRIES = 10
+HUGE = 1000  # what is longer is cut also where Python could make the config from the text
 
 
 def display(config: AlgorithmConfig) -> str:
     """Return the class of a config and what differs from the defaults of that class, as calls of the setters.
 
     Classes and functions are import paths. Where settings are plain values and import paths, Python makes an equal
-    config from the text. Spaces are shown as they print, other objects by the name of their class, and long values are
-    cut off.
+    config from the text. Spaces are shown as they print, other objects by the name of their class.
     """
     calls = [f"{type(config).__name__}()"]
     for group in config.group_fields():
@@ -41,7 +42,9 @@ def display_html(config: AlgorithmConfig) -> str:
     changed, parts = [], []
     defaults = {field.name: default_of(field) for field in dataclasses.fields(config)}
     for group, names in config.group_fields().items():
-        rows = [(name, _text(getattr(config, name)), _text(defaults[name])) for name in names]
+        rows = [
+            (name, *(_text(value, cut=True) for value in (getattr(config, name), defaults[name]))) for name in names
+        ]
         changed += [(f"{group}.{row[0]}", *row[1:]) for row in rows if _is_changed(config, row[0])]
         if rows:
             parts.append(html_details(f"{group} ({len(rows)})", html_table(rows, ("setting", "value", "default"))))
@@ -71,23 +74,30 @@ def _is_changed(config: AlgorithmConfig, name: str) -> bool:
         return True
 
 
-def _text(value: Any) -> str:
-    """Return a value as Python code where it has a short one."""
+def _text(value: Any, *, cut: bool = False) -> str:
+    """Return a value as Python code where it has a short one; with `cut`, only the beginning of a long one."""
     if isinstance(value, str):
-        return repr(value if len(value) <= LONGEST_STRING else value[:LONGEST_STRING] + "...")
+        return repr(value[:LONGEST_STRING] + "..." if len(value) > (LONGEST_STRING if cut else HUGE) else value)
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     if _is_space(value):  # before mappings and sequences, which some spaces are too
         text = " ".join(repr(value).split())
         return f"<{text if len(text) <= LONGEST_STRING else text[:LONGEST_STRING] + '...'}>"
     if isinstance(value, Mapping):
-        return "{" + _join(f"{_text(key)}: {_text(part)}" for key, part in value.items()) + "}"
+        return (
+            "{" + _join((f"{_text(key)}: {_text(part, cut=cut)}" for key, part in value.items()), len(value), cut) + "}"
+        )
     if isinstance(value, list):
-        return "[" + _join(map(_text, value)) + "]"
+        return "[" + _join((_text(part, cut=cut) for part in value), len(value), cut) + "]"
     if isinstance(value, tuple):
-        return "(" + _join(map(_text, value)) + ("," if len(value) == 1 else "") + ")"
+        return (
+            "("
+            + _join((_text(part, cut=cut) for part in value), len(value), cut)
+            + ("," if len(value) == 1 else "")
+            + ")"
+        )
     if isinstance(value, Transform):
-        return _text(describe_transform(value))
+        return _text(describe_transform(value), cut=cut)
     if hasattr(value, "__qualname__"):
         path = path_of(value)
         if "<" not in path:
@@ -101,11 +111,6 @@ def _is_space(value: Any) -> bool:
     return spaces is not None and isinstance(value, spaces.Space)
 
 
-def _join(parts: Iterable[str]) -> str:
-    shown: list[str] = []
-    for part in parts:
-        if len(shown) == MOST_ENTRIES:
-            shown.append("...")
-            break
-        shown.append(part)
-    return ", ".join(shown)
+def _join(parts: Iterable[str], number: int, cut: bool) -> str:
+    is_long = number > (MOST_ENTRIES if cut else HUGE)
+    return ", ".join([*itertools.islice(parts, MOST_ENTRIES), "..."] if is_long else parts)

@@ -28,7 +28,7 @@ from corral.exploration.build import resolved
 from corral.loggers.named import check_loggers
 from corral.modules.config import MultiAgentSettings
 from corral.modules.heuristic import HeuristicModule
-from corral.modules.module import ActorCritic, Module
+from corral.modules.module import Module
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -521,7 +521,9 @@ def reconfigured(config: ConfigT, settings: Mapping[str, Any], *, fixed: Collect
 def _validate_module(config: AlgorithmConfig) -> None:
     base, module_class = config.default_module_class, config.module_class or config.default_module_class
     learns = _has_network(config) and any(map(config.trains, config.module_ids))
-    own = Module if issubclass(base, ActorCritic) or not learns else base  # required base of a user's class
+    # The base that a user's class needs is the next class that names its methods; `Module` for most algorithms.
+    bases = (each for each in base.__mro__ if issubclass(each, Module) and "MUST_DEFINE" in vars(each))
+    own: type[Module] = next(bases) if learns else Module
     if not _has_network(config):
         own = HeuristicModule
         if not config.is_multi_agent:

@@ -193,6 +193,10 @@ SETTINGS: Mapping[str, Meanings] = {
     "verbose": (("debugging.log_level", "a name: 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),),
     "callbacks": _same("callbacks.callbacks_class"),
     "total_timesteps": (("", "give it to Algorithm.fit: fit(stop={'num_env_steps': ...})"),),
+    "progress_bar": (("", "give it to Algorithm.fit: fit(progress='panel'), or 'lines', 'last' or False"),),
+    "optimize_memory_usage": (
+        ("", "a replay buffer stores each observation once, and frames of the transform FrameStack once: leave it out"),
+    ),
     "tensorboard_log": (("reporting.loggers", "as ['csv', 'tensorboard']; files are in the run directory"),),
     **dict.fromkeys(("framework", "framework_str"), (("", "torch is always used: leave this out"),)),
 }

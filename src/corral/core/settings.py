@@ -501,5 +501,7 @@ def _problem(hint: Any, value: Any, error: ValidationError) -> str:
         return ": " + "; ".join(dict.fromkeys(inside)).removesuffix(".")
     if is_union(hint) and type(None) in typing.get_args(hint):
         wanted.append("None")
+    if wanted[:2] == ["a number", "a list"]:  # a schedule
+        wanted[1] = "a schedule over env steps, such as [[0, 1e-3], [1_000_000, 0.0]], which is linear in between"
     *others, last = dict.fromkeys(wanted)
     return f" must be {', '.join(others)}{' or ' if others else ''}{last}"

@@ -141,3 +141,15 @@ def split_actions(parts: Sequence[spaces.Space[Any]], actions: NDArray[Any]) -> 
         for part, column in zip(parts, columns, strict=True)
     ]
     return list(zip(*shaped, strict=True))
+
+
+def is_bounded_floats(space: spaces.Space[Any]) -> bool:
+    """Return whether a space is a Box of floats whose bounds are all finite."""
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()
+
+
+def remedy_for_bounds(space: spaces.Space[Any]) -> str:
+    """Return what to do about actions that are not floats with finite bounds, where an algorithm needs such actions."""
+    if isinstance(space, spaces.Box):
+        return "give them such bounds with a wrapper, or use PPO"
+    return "use DQN, SAC or PPO" if isinstance(space, spaces.Discrete) else "use PPO"

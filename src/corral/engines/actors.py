@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
@@ -52,6 +53,18 @@ def environment() -> dict[str, str]:
     its `os.environ`. Only processes on this machine can use them.
     """
     return {ENVIRONMENT_VARIABLE: actors().location}
+
+
+_queues: dict[tuple[int, str], ThreadPoolExecutor] = {}
+
+
+def queue_of(name: str) -> ThreadPoolExecutor:
+    """Return the thread that makes the calls of this process to an actor for which nobody waits, in their order."""
+    key = (os.getpid(), name)  # after a fork, the threads of the parent do not run here
+    with _making_host:
+        if key not in _queues:
+            _queues[key] = ThreadPoolExecutor(1, thread_name_prefix=f"corral-calls-{name}")
+        return _queues[key]
 
 
 def _ray() -> Any:
@@ -105,7 +118,7 @@ class Host:
             return
         if not isinstance(cls, type):
             raise CoordinationError(f"create({name!r}): expected a class, got {type(cls).__name__} {cls!r}.")
-        args, kwargs = _copied((args, kwargs), f"create({name!r}): the constructor's arguments")
+        args, kwargs = copy_value((args, kwargs), f"create({name!r}): the constructor's arguments")
         actor = _Actor()
         with actor.lock:  # a caller that finds the name now waits until the object is made
             if self._actors.setdefault(name, actor) is not actor:
@@ -128,7 +141,7 @@ class Host:
         actor = self._actors.get(name)
         if actor is None:
             return self._ray_with(name).call(name, method, args, kwargs)
-        args, kwargs = _copied((args, kwargs), f"actor {name!r}, method {method!r}: the arguments")
+        args, kwargs = copy_value((args, kwargs), f"actor {name!r}, method {method!r}: the arguments")
         with actor.lock:
             if actor.value is None:
                 raise self._unknown(name)
@@ -136,7 +149,7 @@ class Host:
             if not callable(function):
                 raise no_method(name, method, actor.value)
             # The copy is made before the next call can change the original.
-            return _copied(function(*args, **kwargs), f"actor {name!r}, method {method!r}: the result")
+            return copy_value(function(*args, **kwargs), f"actor {name!r}, method {method!r}: the result")
 
     def remove(self, name: str) -> None:
         """Remove an actor."""
@@ -283,7 +296,7 @@ def no_method(name: str, method: str, value: Any) -> CoordinationError:
 # Copies.
 
 
-def _copied(value: Any, name: str) -> Any:
+def copy_value(value: Any, name: str) -> Any:
     """Return a copy, so that the actor and its caller share no objects, as if they were in different processes."""
     try:
         return copy.deepcopy(value)

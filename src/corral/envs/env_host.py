@@ -157,7 +157,8 @@ class EnvHost:
         self._restarting = None
         self._lost_state = UNTESTED
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
-        self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners)
+        is_remote = config.vectorization == "async"
+        self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners, remote=is_remote)
         self.env = make_vector_env(
             config.env,
             self._context,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -52,20 +53,27 @@ class EnvContext(dict[str, Any]):
         worker_index: Index of the runner: 0 for the embedded runner, 1 and up for the others.
         num_workers: Number of runners in addition to the embedded one.
         vector_index: Index of the sub-env in its vector env.
+        remote: Whether each sub-env has a process of its own, as with `vectorization="async"`.
     """
 
     def __init__(
-        self, env_config: dict[str, Any], worker_index: int = 0, num_workers: int = 0, vector_index: int = 0
+        self,
+        env_config: dict[str, Any],
+        worker_index: int = 0,
+        num_workers: int = 0,
+        vector_index: int = 0,
+        remote: bool = False,
     ) -> None:
         """Copy the config and keep the indices."""
         super().__init__(env_config)
         self.worker_index = worker_index
         self.num_workers = num_workers
         self.vector_index = vector_index
+        self.remote = remote
 
     def at(self, vector_index: int) -> EnvContext:
         """Return the context of another sub-env of the same runner."""
-        return EnvContext(self, self.worker_index, self.num_workers, vector_index)
+        return EnvContext(self, self.worker_index, self.num_workers, vector_index, self.remote)
 
 
 def env_name(env: Any) -> str:
@@ -140,18 +148,33 @@ def _needs_said(env_id: str) -> Iterator[None]:
 def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
     """Return the env of a class or factory, called with the context, or with `env_config` as keyword arguments.
 
-    The first parameter receives the context if its name is in `CONTEXT_NAMES`, or if it is the only required parameter
-    and `env_config` has no value for it. A `render_mode` of `env_config` goes to a parameter of this name as well.
+    The first parameter receives the context if its name is in `CONTEXT_NAMES`, or if `env_config` has no value for it
+    and it is the only required one that is lacking, is a dict by its annotation or its default, or the factory takes
+    none of `env_config` by name. Other required parameters and `render_mode` receive their values in `env_config`.
     """
-    parameters = [p for p in inspect.signature(factory).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    signature = inspect.signature(factory).parameters.values()
+    parameters = [p for p in signature if p.kind is not p.VAR_KEYWORD]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     required = [p for p in positional if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    takes_context = positional and positional[0].name in CONTEXT_NAMES
-    if not takes_context and (len(required) != 1 or required[0].name in context):
+    by_name = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_by_name = len(parameters) < len(signature) or any(p.name in context for p in by_name)
+    if not positional or not _takes_context(positional[0], required, context, takes_by_name):
         return factory(**context)
-    takes_mode = any(p.name == "render_mode" and p.kind is not p.POSITIONAL_ONLY for p in parameters[1:])
-    modes = {"render_mode": context["render_mode"]} if takes_mode and "render_mode" in context else {}
-    return factory(context, **modes)
+    named = [p.name for p in by_name if p.name == "render_mode" or p.default is p.empty]
+    return factory(context, **{name: context[name] for name in named if name in context})
+
+
+def _takes_context(
+    first: inspect.Parameter, required: Sequence[inspect.Parameter], context: EnvContext, takes_by_name: bool
+) -> bool:
+    """Return whether the first parameter of a factory receives the context; see `_call_factory`."""
+    if first.name in CONTEXT_NAMES:
+        return True
+    if first.name in context:
+        return False
+    is_dict = isinstance(first.default, dict) or bool(re.search("EnvContext|[Dd]ict|Mapping", str(first.annotation)))
+    lacking = [p for p in required if p.name not in context]
+    return lacking == [first] or is_dict or bool(context and not takes_by_name)
 
 
 def make_vector_env(

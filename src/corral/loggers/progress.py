@@ -193,7 +193,7 @@ class Progress:
             for part in PARTS
             if result["timers"][f"{part}_share"] >= 0.005
         )
-        moved = f"{bottleneck['part']} takes {bottleneck['share']:.0%} of the time; {bottleneck['setting']} moves it"
+        moved = f"{bottleneck['part']} takes {bottleneck['share']:.0%} of the time: see {bottleneck['setting']}"
         return Group(
             numbers,
             *self._returns_by_module(episodes.get("module_episode_return_mean", {})),

@@ -63,8 +63,8 @@ def evaluated_return(result: Mapping[str, Any]) -> tuple[str, str] | None:
     mean, low, high = (
         found.get(f"episode_return_{name}", math.nan) for name in ("mean", "interval_low", "interval_high")
     )
-    interval = "none: too few episodes" if math.isnan(low) else f"{low:,.1f} .. {high:,.1f}"
-    return None if math.isnan(mean) else (f"{mean:,.1f}", interval)
+    interval = "none: too few episodes" if math.isnan(low) else f"{low:.1f} .. {high:.1f}"
+    return None if math.isnan(mean) else (f"{mean:.1f}", interval)
 
 
 def plain_numbers(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corral.core.spaces import is_bounded_floats
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.module import Module, NetworkConfig
@@ -241,7 +242,8 @@ class QModule(Module):
             ConfigError: The actions are not Discrete.
         """
         if not isinstance(action_space, spaces.Discrete):
-            raise ConfigError(f"Q-values need Discrete actions, and the env's are {action_space}: use SAC or PPO.")
+            remedy = "SAC, TD3 or PPO" if is_bounded_floats(action_space) else "PPO"
+            raise ConfigError(f"Q-values need Discrete actions, and the env's are {action_space}: use {remedy}.")
         own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
         super().__init__(observation_space, action_space, own)
         self.model_config = dict(model_config)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY
+from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
@@ -145,7 +145,7 @@ class SACModule(Module):
         if not self.is_discrete and not is_bounded_floats(action_space):
             raise ConfigError(
                 "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
-                f"{action_space}: give them such bounds with a wrapper, or use PPO."
+                f"{action_space}: {remedy_for_bounds(action_space)}."
             )
         own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
         super().__init__(observation_space, action_space, {"action_bounds": "squash", **own})
@@ -277,8 +277,3 @@ class SACModule(Module):
         if not self.actor.encoder.is_flat:
             return None
         return [*self.actor.encoder.mlp, *self.actor.head], None
-
-
-def is_bounded_floats(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is a Box of floats whose bounds are all finite."""
-    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()

@@ -12,12 +12,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import Flat
-from corral.modules.sac_module import ActorNetwork, CriticNetwork, is_bounded_floats
+from corral.modules.sac_module import ActorNetwork, CriticNetwork
 from corral.modules.targets import Follower
 
 
@@ -65,7 +66,7 @@ class TD3Module(Module):
         if not is_bounded_floats(action_space):
             raise ConfigError(
                 "TD3 and DDPG take a Box of floats whose bounds are all finite, and the env's actions are "
-                f"{action_space}: give them such bounds with a wrapper, or use PPO; for Discrete actions use DQN."
+                f"{action_space}: {remedy_for_bounds(action_space)}."
             )
         super().__init__(observation_space, action_space, {})
         assert isinstance(action_space, spaces.Box)

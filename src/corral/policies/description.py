@@ -122,7 +122,8 @@ def _class_named(name: str) -> type[Module]:
             check_import(name, "module_class", "policies.json")
             found = import_path(name)
     except ConfigError as error:
-        raise CheckpointError(f"the module class {error}; or give it, with module_class=....") from error
+        text = str(error).removesuffix(".")
+        raise CheckpointError(f"the module class {text}. Or give the class: module_class=MyModule.") from error
     if not (inspect.isclass(found) and issubclass(found, Module)):
         raise CheckpointError(f"{name!r} is not a subclass of corral.Module.")
     cls: type[Module] = found

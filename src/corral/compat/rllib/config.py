@@ -348,7 +348,7 @@ class AlgorithmConfig:
             if name in known:
                 found[name] = value
             elif callable(getattr(cls, given, None)):
-                log.warning("overrides(%s=%r) is no setting, but a method: it is left out.", given, value)
+                log.warning("overrides(%s=%r): it is a method, not a setting, and is left out.", given, value)
             else:
                 raise KeyError(f"{given!r} is no setting of {cls.__name__}. {nearest(given, known)}")
         return found

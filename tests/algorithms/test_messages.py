@@ -1,0 +1,83 @@
+"""Messages that say what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from corral import PPO, DQNConfig, PPOConfig, SACConfig, TD3Config, load_policy
+from corral.errors import CheckpointError, ConfigError
+from corral.testing import CountingEnv
+
+
+def config() -> PPOConfig:
+    return PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=64, num_epochs=1)
+
+
+@pytest.fixture(scope="module")
+def algorithm() -> Any:
+    with config().build() as built:
+        yield built
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda algorithm: algorithm.fit(10_000), r"fit\(stop={'num_env_steps': 10_000}\)"),
+        (lambda algorithm: algorithm.fit(total_timesteps=5), r"fit\(stop={'num_env_steps': 5}\)"),
+        (lambda algorithm: algorithm.fit({"num_env_steps": 5}), r"has no name: write fit\(stop=...\)"),
+        (lambda algorithm: algorithm.fit(progress_bar=True), "unknown argument 'progress_bar'. Write progress='panel'"),
+        (lambda algorithm: algorithm.fit(stops={}), "unknown argument 'stops'. Did you mean 'stop'"),
+        (lambda _: config().training(lr=lambda progress: 1.0), "a number or a schedule over env steps, such as"),
+        (lambda _: config().training(lr="lin_3e-4"), "a number or a schedule over env steps, such as"),
+        (lambda _: config().training(optimize_memory_usage=True), "a replay buffer stores each observation once"),
+        (lambda _: config().reporting(progress_bar=True), r"fit\(progress='panel'\)"),
+    ],
+)
+def test_what_others_call_otherwise_is_explained(algorithm: Any, call: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(algorithm)
+
+
+class Acting(CountingEnv):
+    """An env with the actions of its config."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.action_space = config["space"]
+
+
+@pytest.mark.parametrize(
+    ("algo", "space", "remedy"),
+    [
+        (DQNConfig, gym.spaces.MultiBinary(3), "use PPO"),
+        (DQNConfig, gym.spaces.Box(-1, 1, (2,), np.float32), "use SAC, TD3 or PPO"),
+        (SACConfig, gym.spaces.MultiBinary(3), "use PPO"),
+        (
+            SACConfig,
+            gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            "give them such bounds with a wrapper, or use PPO",
+        ),
+        (TD3Config, gym.spaces.Discrete(3), "use DQN, SAC or PPO"),
+    ],
+)
+def test_a_remedy_works(algo: Any, space: Any, remedy: str) -> None:
+    config = algo().environment(Acting, env_config={"space": space}, disable_env_checking=True)
+    with pytest.raises(ConfigError, match=f": {remedy}\\.$"):
+        config.build()
+
+
+def test_a_run_is_a_checkpoint_and_a_folder_of_runs_names_them(algorithm: Any, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        algorithm.fit(
+            stop={"training_iteration": algorithm.training_iteration + 1}, run_dir=tmp_path / name, progress=False
+        )
+    with PPO.from_checkpoint(tmp_path / "second") as restored:
+        assert restored.training_iteration == algorithm.training_iteration
+    with pytest.raises(CheckpointError, match="holds the runs first, second: name one of them"):
+        load_policy(tmp_path)
