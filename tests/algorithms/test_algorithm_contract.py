@@ -171,7 +171,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "PPO": [
         ({"clip_param": 0.0}, "clip_param=0.0"),
         ({"kl_target": 0.01}, "kl_target=0.01"),
-        ({"kl_band": 2}, "kl_target, which is None"),
+        ({"kl_band": 2}, "kl_band=2.0 has no effect without kl_target"),
         ({"target_kl": 0.0}, "target_kl"),
     ],
     "DQN": [

@@ -43,6 +43,10 @@ def drop(*path: Any) -> Damage:
     return damage
 
 
+OF_LATER_VERSIONS = ("counts", "num_episodes_over")
+"""Parts of the state of a runner that checkpoints of earlier versions lack."""
+
+
 def damages(state: dict[str, Any]) -> Iterator[tuple[str, Damage]]:
     """Yield ways to damage a state, by name."""
     runner, learners, episodes = ("runners", "runners", 0), ("learners",), ("runners", "runners", 0, "episodes")
@@ -52,8 +56,9 @@ def damages(state: dict[str, Any]) -> Iterator[tuple[str, Damage]]:
         yield f"without {part}", drop(part) if part != "replay_buffer" else put(part, value={})
         yield f"{part} is a number", put(part, value=3)
     for part in state["runners"]["runners"][0]:
-        if part != "counts":
+        if part not in OF_LATER_VERSIONS:
             yield f"a runner without {part}", drop(*runner, part)
+    yield "counts of episodes are no numbers", put(*runner, "num_episodes_over", value=["many"])
     for part in state["learners"]:
         yield f"learners without {part}", drop(*learners, part)
     for part in state["attributes"]:
@@ -143,7 +148,9 @@ def test_a_damaged_state_of_evaluation_changes_nothing(num_runners: int) -> None
     parts = [("evaluation",), *(("evaluation", name) for name in state["evaluation"] if name != "rngs")]
     runner = ("evaluation", "runners", "runners", 0)
     ways = [put(*path, value="much") for path in parts] + [drop(*path) for path in parts[1:]]
-    ways += [drop(*runner, part) for part in state["evaluation"]["runners"]["runners"][0] if part != "counts"]
+    ways += [
+        drop(*runner, part) for part in state["evaluation"]["runners"]["runners"][0] if part not in OF_LATER_VERSIONS
+    ]
     with make_config("PPO", **settings).build() as algo, make_config("PPO", **settings).build() as untouched:
         for _ in range(3):
             for damage in ways:

@@ -115,6 +115,7 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     if not (isinstance(state["id_prefix"], str) and isinstance(state["callbacks"]["callbacks"], dict)):
         raise CheckpointError("the id_prefix or the callbacks of a runner are damaged.")
     int(state["callbacks"]["num_errors"])
+    np.array(state.get("num_episodes_over") or [], np.int64)
     if state["rngs"] is not None:
         check_global_rngs(state["rngs"])
     for name in _NUMBERS:
