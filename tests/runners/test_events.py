@@ -236,9 +236,9 @@ class TestEpisode:
             runner.sample(num_timesteps=n)
         assert steps == [(1, 1), (2, 3), (3, 6), (4, 10), (5, 15)] * 2
         first, second = ended
-        assert (first.t_started, len(first), first.t, first.get_return()) == (4, 1, 5, 15)
-        assert first.get_rewards().tolist() == [5]
-        assert first.get_observations().tolist() == [[0, 4], [0, 5]]
+        assert (first.t_started, len(first), first.t, first.get_return()) == (0, 5, 5, 15)
+        assert first.get_rewards().tolist() == [1, 2, 3, 4, 5]
+        assert first.get_observations().tolist() == [[0, t] for t in range(6)]
         assert second.get_observations(-1).tolist() == [1, 5]
         assert first.id_ != second.id_
 

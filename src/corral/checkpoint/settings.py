@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
-from corral.config.without_effect import without_unused_settings
 from corral.core.settings import path_of
 from corral.errors import ConfigError, nearest
 from corral.transforms.settings import settings_of
@@ -115,6 +114,7 @@ def config_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> AlgorithmConf
         ConfigError: A setting could not be saved and is not given, a given one is unknown, or a value is wrong.
     """
     from corral.algorithms.registry import config_from_dict
+    from corral.config.without_effect import without_unused_settings
 
     given = dict(given)
     settings = {
