@@ -28,6 +28,7 @@ from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.modules.memory import initial_states
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
+from corral.replay.memory import bytes_per_step, check_memory
 from corral.transforms.observations import NormalizeObservations
 from corral.transforms.pipeline import Pipeline
 from corral.transforms.temporal import FrameStack
@@ -165,6 +166,19 @@ class OffPolicyAlgorithm(Algorithm):
                 num_runners=max(1, config.num_env_runners),
                 seed=module_seed(config.seed, module_id),
             )
+        check_memory(
+            {
+                module_id: (config.capacity, self._bytes_per_step(module_id, config.frame_stack))
+                for module_id, config in self._replay_configs.items()
+                if module_id in self.replay_buffers and config.directory is None
+            }
+        )
+
+    def _bytes_per_step(self, module_id: str, frame_stack: int) -> int:
+        """Return the bytes that a step takes in the replay buffer of a module."""
+        module, pipeline = self.learner_group.get_module(module_id), self.get_pipeline(module_id)
+        stored = module.observation_space if pipeline is None else pipeline.spaces[pipeline.num_stored]
+        return bytes_per_step(stored, module.action_space, frame_stack)
 
     @property
     def local_replay_buffer(self) -> ReplayBuffer:
