@@ -307,6 +307,11 @@ class Lanes:
         fresh = EpisodeCarry.fresh(num_envs, 0.0)
         totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
         self._carry = replace(self._carry, **totals)
+        if hasattr(self, "rollout"):  # a runner that is restored has none yet
+            self._widen_rollout(before)
+
+    def _widen_rollout(self, before: int) -> None:
+        """Give the rollout that is being written columns for all lanes; there were `before` of them."""
         written = self.rollout
         larger = self._allocate(written.capacity)
         for name, column in written.columns.items():
