@@ -240,7 +240,7 @@ VALUES: dict[str, Any] = {
     "exploration_config.beta_schedule": "linear_decay",
     "exploration_config.inverse_net_activation": "tanh",
     "exploration_config.forward_net_activation": "tanh",
-    "exploration_config.sub_exploration": {"type": "StochasticSampling", "random_timesteps": 5},
+    "exploration_config.sub_exploration": {"type": "StochasticSampling", "random_timesteps": 30},
     **{f"exploration_config.{name}_net_hiddens": [4] for name in ("inverse", "forward")},
     **{f"exploration_config.{part}_net_config": {"fcnet_hiddens": [4]} for part in ("feature", "distill", "encoder")},
     **{f"exploration_config.{name}_schedule": 0.3 for name in ("epsilon", "scale")},
