@@ -107,7 +107,7 @@ def values_of(hint: Any, default: Any) -> Iterator[Any]:
         yield from (value for value in arguments if value != default)
     elif hint is type(None) and default is not None:
         yield None
-    elif hint is bool and isinstance(default, bool):
+    elif hint is bool and isinstance(default, (bool, type(None))):
         yield not default
     elif hint is int:
         yield from (value for value in (number * 2 + 1, math.ceil(number / 2), 0) if value != default)
