@@ -192,6 +192,22 @@ def test_timers_add_up_and_start_again_at_zero() -> None:
     assert set(timers.take().values()) == {0.0}
 
 
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ({"num_single_steps": 0, "num_envs": 8}, "env_runners.num_envs_per_env_runner"),
+        ({"num_single_steps": 1000, "num_envs": 8}, "env_runners.vectorization"),  # 1 ms per step
+        ({"num_single_steps": 1000, "num_envs": 1}, "env_runners.num_env_runners"),
+        ({"num_single_steps": 10_000, "num_envs": 8}, "env_runners.num_env_runners"),  # a process would take longer
+    ],
+)
+def test_the_setting_for_slow_envs_goes_by_how_they_are_stepped(given: dict[str, Any], setting: str) -> None:
+    seconds = {**dict.fromkeys(PARTS, 0.0), "env_step": 1.0}
+    assert timer_results(seconds, 1.5, **given)[1] == {"part": "env_step", "share": 1 / 1.5, "setting": setting}
+    seconds["learning"] = 2.0
+    assert timer_results(seconds, 3.5, **given)[1]["setting"] == "training.minibatch_size"
+
+
 def test_settings_of_the_bottleneck_exist() -> None:
     from corral import DQNConfig, PPOConfig
 

@@ -187,6 +187,7 @@ class Algorithm(metaclass=_WithHints):
         self.run_dir: Path | None = None
         self.loop_run = None if config.loggers is None else LoopRun(self)  # of a loop around `train`
         self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
+        self._num_steps_before = 0  # env steps before the iteration
         self._num_exploration_versions = 0  # times that explorations or transforms changed what runners need
         self._may_be_early = True  # whether a sub-env may still be in its first episode
         self._stopped = False
@@ -751,7 +752,8 @@ class Algorithm(metaclass=_WithHints):
 
     def _repeat_training_step(self, start: float) -> None:
         """Train until the iteration is as long as the settings say; `start` is the clock reading of its begin."""
-        config, steps_before = self.config, self.num_env_steps_sampled_lifetime
+        config = self.config
+        steps_before = self._num_steps_before = self.num_env_steps_sampled_lifetime
         group, runner = self.env_runner_group, self.env_runner_group.local_env_runner
         while True:
             sampled = group.num_env_steps_returned + (0 if runner is None else runner.num_env_steps_by_hand)
@@ -844,7 +846,12 @@ class Algorithm(metaclass=_WithHints):
 
     def _set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
         """Put times and callback errors into a result; callbacks of `on_train_result` add to both."""
-        timers, bottleneck = timer_results(self.timers.seconds, iteration_s)
+        group, num_steps = self.env_runner_group, 0
+        if group.steps_envs_one_by_one:
+            num_steps = self.num_env_steps_sampled_lifetime - self._num_steps_before
+        timers, bottleneck = timer_results(
+            self.timers.seconds, iteration_s, num_single_steps=num_steps, num_envs=group.num_envs
+        )
         num_errors = {"num_callback_errors": sum(part.num_callback_errors for part in self.callback_parts)}
         costs = {"timers": timers, "bottleneck": bottleneck, "time_total_s": self._time_total_s + iteration_s}
         if "timers" in result:  # callbacks of on_train_result may have written into each part

@@ -484,6 +484,11 @@ class EnvHost:
     # State.
 
     @property
+    def steps_one_by_one(self) -> bool:
+        """Whether the sub-envs are stepped one after the other, and not by a vector env of their own or processes."""
+        return isinstance(self.env, SyncVectorEnv)
+
+    @property
     def _has_sub_envs(self) -> bool:
         """Whether the states of the envs are states of sub-envs, and not one state of a vector env of its own."""
         return isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))

@@ -21,6 +21,9 @@ PARTS = {
     "evaluating": "evaluation.evaluation_duration",
 }
 
+WORTH_A_PROCESS_S = 5e-4
+"""Seconds that a step of a sub-env takes at least where a process of its own pays: asking it takes about 100 us."""
+
 
 class _Block:
     """A timed block. It is a class, because entering and leaving a generator takes five times as long."""
@@ -59,17 +62,22 @@ class Timers:
         return taken
 
 
-def timer_results(seconds: Mapping[str, float], iteration_s: float) -> tuple[dict[str, float], dict[str, Any]]:
+def timer_results(
+    seconds: Mapping[str, float], iteration_s: float, *, num_single_steps: float = 0, num_envs: int = 1
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Return `result["timers"]` and `result["bottleneck"]`.
 
     Args:
         seconds: Seconds by part, summed over runners that worked at the same time.
         iteration_s: Wall-clock seconds of the iteration.
+        num_single_steps: Env steps of the iteration if runners step their sub-envs one by one; 0 if they do not.
+        num_envs: Sub-envs of one runner.
 
     Returns:
         The timers: `iteration_s`, `<part>_s`, and `<part>_share` of the iteration, with `other_share` for the rest. The
         shares sum to 1; with several runners they are shares of the work of all runners. And the bottleneck: the `part`
-        with the largest share, the `share`, and the `setting` that changes it.
+        with the largest share, the `share`, and the `setting` that changes it. More sub-envs that are stepped one by
+        one gain nothing: processes of their own do where their steps are slow, and more runners otherwise.
     """
     whole = max(iteration_s, sum(seconds.values()))
     shares = {part: seconds[part] / whole for part in PARTS}
@@ -78,4 +86,8 @@ def timer_results(seconds: Mapping[str, float], iteration_s: float) -> tuple[dic
     timers |= {f"{part}_share": share for part, share in shares.items()}
     timers["other_share"] = 1 - sum(shares.values())
     largest = max(shares, key=shares.__getitem__)
-    return timers, {"part": largest, "share": shares[largest], "setting": PARTS[largest]}
+    setting = PARTS[largest]
+    if largest == "env_step" and num_single_steps:
+        is_slow = seconds["env_step"] > WORTH_A_PROCESS_S * num_single_steps
+        setting = "env_runners.vectorization" if is_slow and num_envs > 1 else PARTS["waiting"]
+    return timers, {"part": largest, "share": shares[largest], "setting": setting}

@@ -613,12 +613,13 @@ class EnvRunner(Viewable):
         parts, seconds = (self._metrics.take(), self.timers.take()) if self._hands_over else ({}, {})
         return parts, seconds, self.callbacks.num_errors
 
-    def describe_env(self) -> tuple[Any, Any, int]:
+    def describe_env(self) -> tuple[Any, Any, int, bool]:
         """Return the space of observations as modules get them, the action space of one sub-env, and N.
 
-        With several agents they are the spaces of the vector env's seats; see `SeatsSpace`.
+        With several agents they are the spaces of the vector env's seats; see `SeatsSpace`. The last part says whether
+        the sub-envs are stepped one by one.
         """
-        return self.stepping.describe_env()
+        return *self.stepping.describe_env(), self.host.steps_one_by_one
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.

@@ -55,6 +55,7 @@ class EnvRunnerGroup:
         engine_name: Name of the engine; `"embedded"` if there is only the embedded runner.
         module_specs: Specs of the modules by module id, the same object for all runners and for their replacements.
         num_envs: Sub-envs of one runner.
+        steps_envs_one_by_one: Whether a runner steps its sub-envs one after the other.
         num_agents: Possible agents of a sub-env.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
@@ -129,13 +130,13 @@ class EnvRunnerGroup:
             self.stop()
             raise
 
-    def _describe(self, description: tuple[Any, Any, int], module_specs: Mapping[str, ModuleSpec] | None) -> None:
+    def _describe(self, description: tuple[Any, Any, int, bool], module_specs: Mapping[str, ModuleSpec] | None) -> None:
         """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
 
         Raises:
             ConfigError: The env has other spaces than the spec.
         """
-        observation_space, action_space, self.num_envs = description
+        observation_space, action_space, self.num_envs, self.steps_envs_one_by_one = description
         self._spaces = observation_space, action_space
         found = self._config.module_specs(observation_space, action_space, module_specs)
         self.module_specs = module_specs or found
