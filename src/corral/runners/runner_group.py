@@ -541,7 +541,9 @@ class EnvRunnerGroup:
         self._weights_version, self._part_names = version, set(parts)
         self._weights = self._engine.put(parts)
         self._weights_bytes = (
-            sum(leaf.nbytes for leaf in leaves(dict(parts))) if self._engine.traits.has_own_process else 0
+            sum(getattr(leaf, "nbytes", 8) for leaf in leaves(dict(parts)))
+            if self._engine.traits.has_own_process
+            else 0
         )
         for runner in self._idle():
             self._send_weights(runner)
