@@ -530,6 +530,8 @@ class AlgorithmConfig:
         from corral.compat.rllib.policies import full_specs
 
         given = policies or self.policies or {DEFAULT_MODULE_ID: None}
+        if isinstance(given, (set, frozenset)):
+            given = sorted(given)  # the order of a set differs from process to process
         specs = full_specs(given, self.policy_mapping_fn, env, spaces or {}, default_policy_class)
         chosen = self.policies_to_train
 
