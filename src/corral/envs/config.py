@@ -65,6 +65,7 @@ class HostConfig(EngineSettings, FaultToleranceSettings, EnvironmentSettings):
     """The algorithm's default of the number of sub-envs."""
 
     if TYPE_CHECKING:
+        in_evaluation: bool
         num_env_runners: int
         num_envs_per_env_runner: int | None
         vectorization: Literal["auto", "sync", "async"]

@@ -67,6 +67,7 @@ _KNOWN_PACKAGES = ("gymnasium.envs.", "ale_py.")
 """Packages whose vector envs give rewards and flags of the right shapes and dtypes."""
 
 UNTESTED = "disable_env_checking is set, so that it was not tested whether its attributes are all of its state"
+OF_EVALUATION = "it is an env of evaluation, and whether its attributes are all of its state is tested in training only"
 _SETTINGS = tuple(field.name for field in dataclasses.fields(EnvironmentSettings))
 
 
@@ -155,7 +156,7 @@ class EnvHost:
         # Seed of the first reset only; the next vector env gets another seed.
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
-        self._lost_state = UNTESTED
+        self._lost_state = OF_EVALUATION if config.in_evaluation else UNTESTED
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
         is_remote = config.vectorization == "async"
         self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners, remote=is_remote)
@@ -173,7 +174,7 @@ class EnvHost:
             needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
             limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
             restarts=self.restarts if config.restart_failed_sub_environments else None,
-            found_lost_state=partial(setattr, self, "_lost_state"),
+            found_lost_state=None if config.in_evaluation else partial(setattr, self, "_lost_state"),
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
@@ -637,7 +638,7 @@ def _call_with(fn: Callable[..., Any], has_own_process: bool, env: Any, one: Any
 
 def _get_env_state(env: Any, name_and_obstacle: tuple[str, str], has_own_process: bool) -> dict[str, Any]:
     name, obstacle = name_and_obstacle
-    state = get_env_state(env, name, "" if obstacle == UNTESTED and is_well_known(env) else obstacle)
+    state = get_env_state(env, name, "" if obstacle in (UNTESTED, OF_EVALUATION) and is_well_known(env) else obstacle)
     return {**state, "rngs": get_global_rngs()} if has_own_process else state
 
 
