@@ -275,7 +275,7 @@ def test_helpers_and_values_of_a_class_may_have_any_other_name() -> None:
 
         def note_end(self) -> None: ...
 
-    PPOConfig().callbacks(Helping).callbacks(Helping())
+    PPOConfig().callbacks(Helping).add_callbacks(Helping())
 
 
 def test_an_iteration_whose_result_a_callback_refused_is_over() -> None:

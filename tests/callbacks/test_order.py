@@ -87,7 +87,7 @@ def test_golden_trace_of_a_failure() -> None:
 
     with (
         pytest.raises(CallbackError),
-        config().callbacks(on_episode_start=fail).callbacks(**noting(trace)).build() as algo,
+        config().callbacks(on_episode_start=fail).add_callbacks(**noting(trace)).build() as algo,
     ):
         algo.train()
     tail = trace[trace.index("algorithm_init") + 1 :]
@@ -160,7 +160,7 @@ def test_a_building_that_fails_fires_no_stop() -> None:
         raise ValueError("not this one")
 
     with pytest.raises(CallbackError, match="not this one"):
-        config().callbacks(on_create_policy=fail).callbacks(**noting(trace)).build()
+        config().callbacks(on_create_policy=fail).add_callbacks(**noting(trace)).build()
     assert "algorithm_stop" not in trace and "algorithm_init" not in trace
 
 

@@ -36,7 +36,7 @@ def trained_on(**events: Any) -> tuple[Batch, Any]:
         "on_learn_on_batch": lambda train_batch: seen.update(batch=dict(train_batch)),
         "on_sample_end": lambda samples: seen.update(rollout=samples),
     }
-    with config(**settings).callbacks(**events).callbacks(**keep).build() as algo:
+    with config(**settings).callbacks(**events).add_callbacks(**keep).build() as algo:
         algo.train()
     return seen["batch"], seen["rollout"]
 

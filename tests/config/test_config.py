@@ -461,11 +461,30 @@ def test_the_setter_of_callbacks_takes_import_paths() -> None:
     path, function = f"{__name__}:Counting", f"{__name__}:count"
     config = PPOConfig().callbacks(path, on_train_result=function)
     assert (config.callbacks_class, config.callback_functions) == ([Counting], {"on_train_result": [count]})
-    config.callbacks([path, Counting], on_train_result=[function, count])
+    config.add_callbacks([path, Counting], on_train_result=[function, count])
     assert config.callbacks_class == [Counting] * 3
     assert config.callback_functions == {"on_train_result": [count] * 3}
     with pytest.raises(ConfigError, match=r"callbacks_class=.*Nobody"):
         config.callbacks(f"{__name__}:Nobody")
+
+
+def test_a_second_call_of_callbacks_replaces_what_it_names_and_nothing_else() -> None:
+    class Other(Callback): ...
+
+    def at_end() -> None: ...
+
+    config = PPOConfig().callbacks([Counting, Other], on_train_result=[count, count], on_episode_end=at_end)
+    config.callbacks(on_train_result=count)
+    assert config.callback_functions == {"on_train_result": [count], "on_episode_end": [at_end]}
+    assert config.callbacks_class == [Counting, Other]
+    config.callbacks(Other)
+    assert config.callbacks_class == [Other]
+    assert config.callback_functions == {"on_train_result": [count], "on_episode_end": [at_end]}
+    config.callbacks(on_episode_end=None, on_train_result=[])
+    assert (config.callbacks_class, config.callback_functions) == ([Other], {})
+    with pytest.raises(ConfigError, match="on_episode_ends"):
+        config.callbacks(Counting, on_episode_ends=at_end)
+    assert config.callbacks_class == [Other], "a call that is refused changes nothing"
 
 
 @pytest.mark.parametrize("env", [".mine:Env", ":Env"])

@@ -423,10 +423,10 @@ class Naming(Callback):
 
 
 class TestOrder:
-    def test_several_calls_add_up_and_none_resets(self, make_runner: MakeRunner) -> None:
+    def test_add_callbacks_adds_and_none_removes_all(self, make_runner: MakeRunner) -> None:
         Naming.log = log = []
         config = PPOConfig().environment(CountingEnv).callbacks(on_sample_end=lambda: log.append("early"))
-        config.callbacks(Naming).callbacks(on_sample_end=lambda: log.append("late"))
+        config.callbacks(Naming).add_callbacks(on_sample_end=lambda: log.append("late"))
         EnvRunner(config).sample(num_timesteps=1)
         assert log == ["class", "early", "late"]
         log.clear()

@@ -148,5 +148,6 @@ def _with_settings(config: AlgorithmConfig, given: dict[str, Any]) -> AlgorithmC
         if name not in known:
             hint = config.meaning_of(name) or nearest(name, known)
             raise ConfigError(f"from_checkpoint: unknown setting {name!r}. {hint}")
-    classes, functions = given.pop("callbacks_class", []), given.pop("callback_functions", {})
-    return config.copy(**given).callbacks(classes, **functions)
+    functions = given.pop("callback_functions", {})
+    classes = {name: given.pop(name) for name in ("callbacks_class",) if name in given}
+    return config.copy(**given).callbacks(**classes, **functions)

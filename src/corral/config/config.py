@@ -133,40 +133,61 @@ class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
     def callbacks(
         self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] = _NOT_GIVEN, **functions: Any
     ) -> Self:
-        """Add code to run at events; each call adds to the earlier ones.
+        """Set the code to run at events; each argument replaces what an earlier call gave for the argument.
 
         Args:
-            callbacks_class: A `Callback` subclass or instance, its import path, or a list of them; `None` removes all
-                earlier callbacks.
-            **functions: By event name, a callable, its import path, or a list of them. Callables take any subset of the
-                event's arguments by name. Classes run first, in list order, then callables, in list order.
+            callbacks_class: A `Callback` subclass or instance, its import path, or a list of them. `None` removes all
+                earlier callbacks, functions included.
+            **functions: By event name, a callable, its import path, or a list of them; `None` removes those of the
+                event. Callables take any subset of the event's arguments by name. Classes run first, in list order,
+                then callables, in list order.
             on_error: See `CallbacksSettings`.
 
         Raises:
             ConfigError: An event is unknown, something is not callable or cannot be imported, or a callable takes an
                 argument that its event does not have.
         """
-        from corral.callbacks.dispatch import check_callbacks, single
-
-        added = [] if callbacks_class is None or callbacks_class is self._NOT_GIVEN else _listed(callbacks_class)
-        added = _checked(type(self), "callbacks_class", added)
-        functions = _checked(
-            type(self), "callback_functions", {name: _listed(given) for name, given in functions.items()}
-        )
-
-        classes = list(self.callbacks_class)
-        by_event = {name: list(callables) for name, callables in self.callback_functions.items()}
-        if callbacks_class is None:
-            classes, by_event = [], {}
-        for entry in added:
-            unfolded = list(single([entry]))  # so that a file names the classes of make_multi_callbacks
-            classes += [entry] if any(part is entry for part in unfolded) else unfolded
-        for name, given in functions.items():
-            by_event.setdefault(name, []).extend(given)
-        check_callbacks(classes, by_event)
-        self.callbacks_class, self.callback_functions = classes, by_event
+        removes_all = callbacks_class is None
+        classes = [] if removes_all or callbacks_class is self._NOT_GIVEN else _listed(callbacks_class)
+        kept = self.callbacks_class if callbacks_class is self._NOT_GIVEN else []
+        by_event = {} if removes_all else {n: f for n, f in self.callback_functions.items() if n not in functions}
+        self._set_callbacks(kept, by_event, classes, {n: [] if f is None else _listed(f) for n, f in functions.items()})
         if on_error is not self._NOT_GIVEN:
             self.on_error = on_error
+        return self
+
+    def add_callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
+        """Add code to run at events after the code of earlier calls; the arguments are those of `callbacks`.
+
+        Args:
+            callbacks_class: A `Callback` subclass or instance, its import path, or a list of them.
+            **functions: By event name, a callable, its import path, or a list of them.
+
+        Raises:
+            ConfigError: As `callbacks`.
+        """
+        classes = [] if callbacks_class is self._NOT_GIVEN else _listed(callbacks_class)
+        added = {name: _listed(given) for name, given in functions.items()}
+        return self._set_callbacks(self.callbacks_class, self.callback_functions, classes, added)
+
+    def _set_callbacks(
+        self,
+        classes: list[Any],
+        by_event: Mapping[str, list[Any]],
+        added_classes: list[Any],
+        added_by_event: Mapping[str, list[Any]],
+    ) -> Self:
+        from corral.callbacks.dispatch import check_callbacks, single
+
+        classes, by_event = list(classes), {name: list(callables) for name, callables in by_event.items()}
+        for entry in _checked(type(self), "callbacks_class", added_classes):
+            unfolded = list(single([entry]))  # so that a file names the classes of make_multi_callbacks
+            classes += [entry] if any(part is entry for part in unfolded) else unfolded
+        for name, callables in _checked(type(self), "callback_functions", added_by_event).items():
+            by_event[name] = [*by_event.get(name, []), *callables]
+        check_callbacks(classes, by_event)
+        self.callbacks_class = classes
+        self.callback_functions = {name: callables for name, callables in by_event.items() if callables}
         return self
 
     def _set(self, group: str, settings: Mapping[str, object]) -> Self:
