@@ -36,6 +36,15 @@ def algorithm() -> Any:
         (lambda _: config().training(lr=lambda progress: 1.0), "a number or a schedule over env steps, such as"),
         (lambda _: config().training(lr="lin_3e-4"), "a number or a schedule over env steps, such as"),
         (lambda _: config().training(optimize_memory_usage=True), "a replay buffer stores each observation once"),
+        (
+            lambda _: (
+                DQNConfig()
+                .environment(CountingEnv)
+                .training(replay_buffer_config={"optimize_memory_usage": True})
+                .build()
+            ),
+            "a replay buffer stores each observation once",
+        ),
         (lambda _: config().reporting(progress_bar=True), r"fit\(progress='panel'\)"),
     ],
 )

@@ -339,7 +339,8 @@ def meaning_of(name: object, table: Mapping[str, Meanings], known: Collection[st
 def meaning_of_key(name: object, known: Collection[str]) -> str | None:
     """Return `meaning_of` a key of a dict of settings, such as `model_config`, whose keys are known."""
     meanings = SETTINGS.get(name, ()) if isinstance(name, str) else ()
-    shown = [_text(key, note) for meant, note in meanings if (key := meant.rpartition(".")[2]) in known]
+    # A meaning without a path says what to do with the name, in whatever dict it is.
+    shown = [_text(key, note) for meant, note in meanings if not (key := meant.rpartition(".")[2]) or key in known]
     return f"In Corral: {', or '.join(shown)}." if shown else None
 
 
