@@ -153,6 +153,47 @@ class Watching:
         assert_same(whole, played_so_far(env_runner, env_index))
 
 
+class WatchingWholes(Watching):
+    """At the end, the episode itself answers for all of its steps."""
+
+    num_rollouts = 0
+
+    def events(self) -> dict[str, Any]:
+        return {**super().events(), "on_episode_end": self.check_end, "on_sample_end": self.count_rollouts}
+
+    def count_rollouts(self) -> None:
+        self.num_rollouts += 1
+
+    def check_end(self, episode: Any, env_index: int, env_runner: Any) -> None:
+        self.note("end", episode, env_index)
+        wanted = played_so_far(env_runner, env_index)
+        episode.validate()
+        assert_same(episode, wanted)
+        assert len(episode) == episode.env_t == len(wanted)
+        assert episode.env_t_started == 0
+        assert episode.agent_steps() == wanted.agent_steps()
+        assert episode.agent_ids == wanted.agent_ids
+        assert episode.get_agent_returns() == wanted.get_agent_returns()
+        for hanging in (False, True):
+            assert episode.get_return(include_hanging_rewards=hanging) == wanted.get_return(hanging)
+        for name in ("get_observations", "get_infos", "get_actions", "get_rewards"):
+            for how in ({}, {"indices": -1}, {"indices": [0, -1]}, {"indices": slice(1, 3)}, {"return_list": True}):
+                assert same(getattr(episode, name)(**how), getattr(wanted, name)(**how)), (name, how)
+        for agent, outputs in episode.get_extra_model_outputs("dist_inputs", env_steps=False).items():
+            assert len(outputs) == len(episode.agent_episodes[agent])
+        for part in (slice(0, 2), slice(1, None), slice(None)):
+            assert_same_window(episode[part], wanted[part])
+        again = MultiAgentEpisode.from_state(episode.get_state())
+        assert_same(again, wanted)
+        assert again.get_return(True) == wanted.get_return(True)
+
+
+def assert_same_window(found: MultiAgentEpisode, wanted: MultiAgentEpisode) -> None:
+    assert (found.env_t_started, found.env_t, found.agent_ids) == (wanted.env_t_started, wanted.env_t, wanted.agent_ids)
+    for name in ("get_observations", "get_infos", "get_actions", "get_rewards"):
+        assert same(getattr(found, name)(), getattr(wanted, name)())
+
+
 def played_so_far(runner: Any, env_index: int) -> MultiAgentEpisode:
     played = runner.env.envs[env_index].unwrapped.episodes[-1]
     played.outputs = [{} for _ in played.actions]
@@ -181,6 +222,77 @@ def test_events_of_the_episodes(num_timesteps: int) -> None:
                 ("end", length),
             ]
         assert len(ids) > 4
+
+
+@pytest.mark.parametrize(("apart", "fails"), [(False, 0.0), (True, 0.0), (False, 0.05)])
+@pytest.mark.parametrize("num_timesteps", [2, 7, 25])
+def test_an_episode_at_its_end_answers_for_all_of_its_steps(num_timesteps: int, apart: bool, fails: float) -> None:
+    watching = WatchingWholes()
+    runner = EnvRunner(config(2, apart, fails, **watching.events()).freeze())
+    for _ in range(150 // num_timesteps):
+        runner.sample(num_timesteps=num_timesteps * 2)
+    runner.stop()
+    assert sum(event == "end" for event, *_ in watching.trace) > 5
+    assert watching.num_rollouts == 150 // num_timesteps
+
+
+def test_a_restored_runner_answers_for_the_steps_before_it_was_saved() -> None:
+    watching = WatchingWholes()
+    runner, other = (EnvRunner(config(2, **watching.events()).freeze()) for _ in range(2))
+    runner.sample(num_timesteps=10)
+    runner.sample(num_timesteps=8)
+    other.sample(num_timesteps=2)
+    set_runner_state(other, get_runner_state(runner))
+    runner.stop()
+    unfinished = {id_ for _, _, id_, t in watching.trace[-4:] if t}
+    watching.trace.clear()
+    other.sample(num_timesteps=60)
+    other.stop()
+    assert unfinished & {id_ for event, _, id_, _ in watching.trace if event == "end"}
+
+
+def test_rewards_written_at_the_end_reach_the_latest_rollout_only() -> None:
+    num_ended = 0
+
+    def negate(episode: Any) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        rewards = episode.get_rewards(env_steps=False)
+        episode.set_rewards(new_data={agent: np.full(len(own), -7.0) for agent, own in rewards.items()})
+
+    runner = EnvRunner(config(1, on_episode_end=negate).freeze())
+    before = {id_: part.rewards.copy() for id_, part in runner.sample(num_timesteps=4).modules.items()}
+    kept = runner.sample(num_timesteps=200)
+    runner.stop()
+    assert num_ended > 3
+    assert not any((rewards == -7.0).any() for rewards in before.values())
+    for episode in kept:
+        expected = {agent: own for agent, own in episode.agent_episodes.items() if episode.is_done}
+        assert all((own.get_rewards() == -7.0).all() for own in expected.values())
+
+
+def test_images_of_earlier_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that count as large are let go with their rollout, and reading them says so."""
+    monkeypatch.setattr("corral.episodes.step_columns.KEPT_BYTES_PER_ROW", 8)  # rewards of one lane
+    refused: list[str] = []
+    rollouts: list[weakref.ref[Any]] = []
+
+    def end(episode: Any) -> None:
+        gc.collect()
+        assert sum(ref() is not None for ref in rollouts) <= 2
+        assert len(episode) == episode.env_t
+        if episode.env_t > 6:
+            with pytest.raises(EpisodeError, match="prev_episode_chunks"):
+                episode.get_observations()
+            refused.append(episode.id_)
+
+    runner = EnvRunner(config(1, on_episode_end=end, on_episode_step=lambda: None).freeze())
+    for _ in range(40):
+        rollout = runner.sample(num_timesteps=3)
+        rollouts.extend(weakref.ref(part) for part in rollout.modules.values())
+        del rollout
+    runner.stop()
+    assert refused
 
 
 def test_events_where_sub_envs_fail() -> None:

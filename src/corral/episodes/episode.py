@@ -19,14 +19,13 @@ from corral.episodes.html import episode_html
 from corral.episodes.infos import NotSent, check_sent
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 from corral.episodes.notes import Noted, Notes
-from corral.episodes.step_columns import STANDARD_COLUMNS, StepColumns
+from corral.episodes.step_columns import NO_OUTPUTS, STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
 
 if TYPE_CHECKING:
     from corral.core.ids import AgentID
 
 _STEP_COLUMNS = ("actions", "rewards")
-_NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}
 _AGENT_STATE = ("agent_id", "module_id", "multi_agent_episode_id")
 _PLAIN_STATE = ("id_", "env_index", "t_started", "return_before", "is_terminated", "is_truncated")
 
@@ -161,7 +160,7 @@ class SingleAgentEpisode(Noted):
             self._adopt(columns, infos or (), min(lookback, num_steps))
 
     def _check_outputs(self, extra_model_outputs: Mapping[str, Any] | None) -> None:
-        if taken := sorted(_NO_OUTPUTS.intersection(extra_model_outputs or ())):
+        if taken := sorted(NO_OUTPUTS.intersection(extra_model_outputs or ())):
             raise EpisodeError(f"extra_model_outputs cannot be named {taken}: an episode has columns of these names.")
 
     def _clear(self, id_: str, lane: int, columns: StepColumns) -> None:
@@ -261,7 +260,7 @@ class SingleAgentEpisode(Noted):
         return chunk
 
     def without_large_columns(self, kept: StepColumns) -> Self:
-        """Return this complete chunk over the columns of `small_columns`, so that it does not keep its rollout."""
+        """Return this complete chunk over small columns, so that it does not keep its rollout."""
         chunk = copy.copy(self)
         chunk._columns = kept
         return chunk
@@ -509,7 +508,7 @@ class SingleAgentEpisode(Noted):
     @property
     def _extra_names(self) -> list[str]:
         """Names of the extra model outputs."""
-        return [name for name in self._columns.columns if name not in _NO_OUTPUTS]
+        return [name for name in self._columns.columns if name not in NO_OUTPUTS]
 
     def _num_entries(self, name: str) -> int:
         """Return how many entries a column has for this chunk, lookback included."""
@@ -524,8 +523,14 @@ class SingleAgentEpisode(Noted):
             if name == "obs":
                 raise IndexError(f"episode {self.id_} has not been reset yet: it holds no observation.")
             return np.zeros(0)
-        if name not in self._columns:  # built by hand, and without a step
-            return np.zeros(0)
+        if name not in self._columns:
+            if len(self):
+                raise EpisodeError(
+                    f"episode {self.id_}: {name!r} of its earlier chunks was not kept, because it is large or was "
+                    "added later. The argument prev_episode_chunks of on_episode_end, or **kwargs, keeps all of these "
+                    "chunks."
+                )
+            return np.zeros(0)  # built by hand, and without a step
         stop = self._first + self._num_entries(name)
         data = map_tree(lambda column: column[self._first : stop, self._lane], self._columns[name])
         if name == "obs" and (final := self._final_obs()) is not None:
@@ -533,16 +538,7 @@ class SingleAgentEpisode(Noted):
         return data
 
     def _entries_before_next(self, name: str) -> Tree:
-        """Return a column of an earlier chunk, without the lookback and the observation with which the next one begins.
-
-        Raises:
-            EpisodeError: The column was not kept.
-        """
-        if name not in self._columns:
-            raise EpisodeError(
-                f"episode {self.id_}: {name!r} of its earlier chunks was not kept, because it is large or was added "
-                "later. The argument prev_episode_chunks of on_episode_end, or **kwargs, keeps all of these chunks."
-            )
+        """Return a column of an earlier chunk, without the lookback and the observation that begins the next one."""
         start = self.len_lookback
         return map_tree(lambda column: column[start : start + len(self)], self._all(name))
 
@@ -786,26 +782,6 @@ class SingleAgentEpisode(Noted):
     def _repr_html_(self) -> str:
         """Return a table of the steps and, where there are any, frames, for a notebook."""
         return episode_html(self)
-
-
-KEPT_BYTES_PER_ROW = 65_536
-"""Size of a row of a column, over all lanes, up to which earlier chunks keep the column until the episode ends."""
-
-
-def small_columns(columns: StepColumns) -> StepColumns:
-    """Return the columns of complete steps without the large ones; the arrays are shared."""
-    most, rows = KEPT_BYTES_PER_ROW, max(1, columns.num_rows)
-    kept = StepColumns(
-        {
-            name: column
-            for name, column in columns.columns.items()
-            if (name == "obs" or name not in _NO_OUTPUTS or name in _STEP_COLUMNS)
-            and sum(leaf.nbytes for leaf in leaves(column)) <= most * rows
-        },
-        num_rows=columns.num_rows,
-    )
-    kept.info_rows = columns.info_rows
-    return kept
 
 
 def _stack_steps(given: Mapping[str, Sequence[Any] | None], infos: Sequence[Any] | None) -> dict[str, Tree]:

@@ -61,6 +61,13 @@ class LaneRollout(Rollout):
         begun = self.valid & (self.obs_rows[: len(self.valid)] >= 0)
         return np.maximum(len(begun) - 1 - begun[::-1].argmax(0), 0), begun.any(0)
 
+    def without_large(self) -> LaneRollout:
+        """Return what episodes read of complete steps, without the large columns; the arrays are shared."""
+        kept = LaneRollout(self._small(), num_rows=self.num_rows)
+        for name in ("lane_agents", "lane_envs", "lane_rows", "module_id", "obs_rows", "parent", "waits"):
+            setattr(kept, name, getattr(self, name))
+        return kept
+
     def num_rows_of(self, lane: int) -> int:
         """Return the number of rows of a lane written so far."""
         return int(self.lane_rows[lane])

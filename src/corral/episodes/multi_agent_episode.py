@@ -54,8 +54,9 @@ class MultiAgentEpisode(Noted):
     or return counts it.
 
     A runner's episodes hold no data, like episodes of a single agent: they read the columns of its rollouts. An episode
-    that spans several `sample()` calls appears as chunks. A step that an agent has not ended when a chunk ends is the
-    first step of the agent in the next one, and hangs only while the chunk is written.
+    that spans several `sample()` calls appears as chunks; in `on_episode_end` it answers for all of its steps. A step
+    that an agent has not ended when a chunk ends is the first step of the agent in the next one, and hangs only while
+    the chunk is written.
 
     Getters take indices as the getters of `SingleAgentEpisode` do, and return a dict by agent. With `env_steps=True`
     index i is env step i of this chunk: agents that were not observed at it, or did not act in it, are left out, or
@@ -78,6 +79,9 @@ class MultiAgentEpisode(Noted):
     """
 
     agent_class: ClassVar[type[SingleAgentEpisode]] = SingleAgentEpisode
+    JOINS_CHUNKS: ClassVar[bool] = True
+    """Whether an episode at its end answers for all of its chunks."""
+
     agent_to_module_mapping_fn: Callable[[AgentID, MultiAgentEpisode], str]
     observation_space: dict[AgentID, spaces.Space[Any]]
     action_space: dict[AgentID, spaces.Space[Any]]
@@ -176,6 +180,7 @@ class MultiAgentEpisode(Noted):
         self._pending: dict[AgentID, PendingStep] = {}
         self._early_rewards: dict[AgentID, float] = {}  # of agents that did not act yet; they count in the first step
         self._gone_returns: dict[AgentID, float] = {}  # of agents that ended before this chunk and its lookback
+        self._return_of_nobody = 0.0  # rewards before a first action, of which a view does not know the agents
         self._start_time_s = self._last_time_s = 0.0
         self._rollout: Rollout | None = None  # the rollout that a view reads
         self._seat_carry: SeatCarry | None = None
@@ -273,14 +278,54 @@ class MultiAgentEpisode(Noted):
     def _own_data(self) -> None:
         """Copy what a view reads, so that the episode can grow."""
         if self._rollout is not None:
-            self._common = copy.deepcopy(self._common_infos())
-            self._times = {agent_id: list(self._obs_times(agent_id)) for agent_id in self.agent_episodes}
-            self._pending = {a: step for a in self.agent_episodes if (step := self._hanging(a)) is not None}
-            self._gone_returns, self._env_t = self._returns_of_gone(), self.env_t
-            self._last_time_s = self._start_time_s + self.get_duration_s()
+            self._own_env_data()
             for episode in self.agent_episodes.values():
                 episode._own_data()
-            self._rollout = None
+
+    def _own_env_data(self) -> None:
+        """Copy what a view reads of the env; the episodes of the agents stay views."""
+        self._common = copy.deepcopy(self._common_infos())
+        self._times = {agent_id: list(self._obs_times(agent_id)) for agent_id in self.agent_episodes}
+        self._pending = {a: step for a in self.agent_episodes if (step := self._hanging(a)) is not None}
+        self._return_of_nobody = self._unassigned_return()
+        self._gone_returns, self._env_t = self._returns_of_gone(), self.env_t
+        self._last_time_s = self._start_time_s + self.get_duration_s()
+        self._rollout = None
+
+    def without_large_columns(self, kept: Mapping[str, LaneRollout]) -> Self:
+        """Return this complete chunk over small columns, so that it does not keep its rollouts.
+
+        Args:
+            kept: By module, what `without_large` returns. A module that ended no step has none, and its agents, whose
+                first steps are in the next chunk, are left out.
+        """
+        chunk = copy.copy(self)
+        chunk._own_env_data()
+        chunk._pending = copy.deepcopy(chunk._pending)  # entries are views of the columns
+        chunk._lanes, chunk._seat_carry = {}, None
+        chunk.agent_episodes = {
+            agent_id: episode.without_large_columns(kept[module_id])
+            for agent_id, episode in self.agent_episodes.items()
+            if (module_id := episode.module_id or "") in kept
+        }
+        return chunk
+
+    def joined(self, earlier: Sequence[Self]) -> Self:
+        """Return the episode, whose last chunk this is, as one that answers for the chunks before it too."""
+        chunks = (*earlier, self)
+        whole = copy.copy(self)
+        whole._own_env_data()
+        whole.env_t_started, whole._gone_returns = earlier[0].env_t_started, earlier[0]._returns_of_gone()
+        whole._common = {t: info for chunk in chunks for t, info in chunk._common_infos().items()}
+        whole._times, whole.agent_episodes = {}, {}
+        for agent_id in dict.fromkeys(agent_id for chunk in chunks for agent_id in chunk.agent_episodes):
+            found = [chunk for chunk in chunks if agent_id in chunk.agent_episodes]
+            *before, last = (chunk.agent_episodes[agent_id] for chunk in found)
+            times = whole._times[agent_id] = []
+            for chunk in found:  # which begins with the last observation of the chunk before
+                times[len(times) - bool(times) :] = list(chunk._obs_times(agent_id))
+            whole.agent_episodes[agent_id] = last.joined(before) if before else last
+        return whole
 
     def _begin_at(self, lookback: int) -> None:
         """Make the first env steps the lookback of this chunk."""
@@ -487,7 +532,8 @@ class MultiAgentEpisode(Noted):
         if include_hanging_rewards and self._rollout is not None:
             rewards = self._rollout.rewards[self._start : self._end, self.env_index] if self.is_reset else np.zeros(0)
             return self._return_before + float(rewards.sum())
-        return float(sum(self.get_agent_returns(include_hanging_rewards).values()))
+        of_nobody = self._return_of_nobody if include_hanging_rewards else 0.0
+        return float(sum(self.get_agent_returns(include_hanging_rewards).values())) + of_nobody
 
     def get_agent_returns(self, include_hanging_rewards: bool = False) -> dict[AgentID, float]:
         """Return the sums of rewards by agent, also of agents that ended before this chunk; see `get_return`.
@@ -515,6 +561,12 @@ class MultiAgentEpisode(Noted):
             if module_id is not None and agent_id not in self.agent_episodes:
                 self._module_ids[agent_id], gone[agent_id] = module_id, value
         return gone
+
+    def _unassigned_return(self) -> float:
+        """Return the rewards before a first action of which no agent is known."""
+        if self._rollout is None:
+            return self._return_of_nobody
+        return self.get_return(include_hanging_rewards=True) - sum(self.get_agent_returns(True).values())
 
     def get_module_returns(self, include_hanging_rewards: bool = False) -> dict[str, float]:
         """Return the sums of rewards by module, over its agents; see `get_return`."""
@@ -943,6 +995,7 @@ class MultiAgentEpisode(Noted):
         self._common |= copy.deepcopy(own_common)
         self._module_ids = other._module_ids | self._module_ids
         self._early_rewards = dict(other._early_rewards)
+        self._return_of_nobody = other._unassigned_return()
         self._env_t, self._last_time_s = other.env_t, other._last_time_s
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         custom, temporary = copy.deepcopy(other.notes)
@@ -988,6 +1041,7 @@ class MultiAgentEpisode(Noted):
             # Pairs, because the keys of a dict in a file are strings, and ids may be numbers.
             "module_ids": [list(pair) for pair in self._module_ids.items()],
             "early_rewards": [list(pair) for pair in self._early_rewards.items()],
+            "return_of_nobody": self._unassigned_return(),
             "gone_returns": [list(pair) for pair in self._gone_returns.items()],
             "common_infos": [[t, copy.deepcopy(info)] for t, info in self._common_infos().items()],
             "custom_data": copy.deepcopy(self.notes[0]),
@@ -1010,6 +1064,7 @@ class MultiAgentEpisode(Noted):
                 episode._pending[part.agent_id] = PendingStep(**copy.deepcopy(agent["pending"]))
         for name in ("module_ids", "early_rewards", "gone_returns"):
             setattr(episode, f"_{name}", {agent_id: value for agent_id, value in state[name]})
+        episode._return_of_nobody = state.get("return_of_nobody", 0.0)  # versions before this one saved none
         episode._common = {t: dict(info) for t, info in state.get("common_infos", ())}
         episode.notes = copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"])
         return episode

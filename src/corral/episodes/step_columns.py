@@ -19,7 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from corral.core.columns import check_column, check_new_column, describe, empty_column
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.infos import Infos, copy_info, has_info
 from corral.errors import nearest
 
@@ -34,6 +34,13 @@ STANDARD_COLUMNS = frozenset(
 COLUMNS_OF_OBS = frozenset({"obs", "states", "stored"})
 """Names of the columns with one row more, `[T + 1, L, ...]`: what the actions saw, and what the last step led to."""
 
+NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}
+"""Names of the columns that are no extra model outputs of an episode."""
+
+KEPT_BYTES_PER_ROW = 65_536
+"""Size of a row of a column, over all lanes, up to which earlier chunks keep the column until the episode ends."""
+
+_KEPT = STANDARD_COLUMNS - NO_OUTPUTS | {"obs", "actions"}
 _FIRST_CAPACITY = 64
 
 
@@ -182,6 +189,21 @@ class StepColumns:
                 self.columns[name] = resized(column, extra)
             else:
                 self.columns[name] = map_tree(lambda leaf, extra=extra: resized(leaf, extra), column)
+
+    def without_large(self) -> StepColumns:
+        """Return what episodes read of complete steps, without the large columns; the arrays are shared."""
+        kept = StepColumns(self._small(), num_rows=self.num_rows)
+        kept.info_rows = self.info_rows
+        return kept
+
+    def _small(self) -> dict[str, Tree]:
+        most = KEPT_BYTES_PER_ROW * max(1, self.num_rows)
+        return {
+            name: column
+            for name, column in self.columns.items()
+            if name == "rewards"
+            or ((name in _KEPT or name not in STANDARD_COLUMNS) and sum(leaf.nbytes for leaf in leaves(column)) <= most)
+        }
 
     # Steps.
 

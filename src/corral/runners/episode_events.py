@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from corral.callbacks.dispatch import BoundCall, callback_error
 from corral.core.plain import is_plain
 from corral.core.tree import copy_nested
-from corral.episodes.episode import small_columns
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
 
 if TYPE_CHECKING:
-    from corral.episodes.step_columns import StepColumns
     from corral.runners.runner import EnvRunner
 
 EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
@@ -46,13 +44,13 @@ class EpisodeEvents:
         # Chunks keep their rollouts in memory, so they are kept only if a subscriber asks for them. Otherwise the small
         # columns are kept if a subscriber receives episodes at their end, which answer for all of their chunks.
         keeps_all = callbacks.wanted("on_episode_end", "prev_episode_chunks")
-        joins = callbacks.wanted("on_episode_end", "episode") and getattr(self._episode_class, "JOINS_CHUNKS", False)
+        joins = callbacks.wanted("on_episode_end", "episode") and self._episode_class.JOINS_CHUNKS
         self.keeps_small = joins and not keeps_all
         self._keeps_chunks = keeps_all or joins
         self._receives_whole = [
             joins and not is_named for is_named in callbacks.names("on_episode_end", "prev_episode_chunks")
         ]
-        self._small: StepColumns | None = None  # of the latest complete rollout
+        self._small: Any = None  # columns of the latest complete rollout, which chunks keep
         self._chunks: list[list[Any]] = [[] for _ in range(runner.num_envs)]
         # The arguments are dicts that stay; a new episode is put into them. A step then only makes the call.
         self._calls: dict[str, list[list[BoundCall]]] = {event: [] for event in EPISODE_EVENTS}
@@ -146,7 +144,10 @@ class EpisodeEvents:
 
     def keep_small_columns(self, rollout: Rollout) -> None:
         """Note the small columns of a complete rollout, for chunks that end with it."""
-        self._small = small_columns(rollout)
+        self._small = self._small_columns(rollout)
+
+    def _small_columns(self, rollout: Rollout) -> Any:
+        return rollout.without_large()
 
     def _kept(self, chunk: Any) -> Any:
         return chunk if self._small is None else chunk.without_large_columns(self._small)

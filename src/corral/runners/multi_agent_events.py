@@ -38,6 +38,10 @@ class MultiAgentEvents(EpisodeEvents):
         episode: MultiAgentEpisode = self._episodes[env_index]
         return episode
 
+    def _small_columns(self, rollout: Rollout) -> dict[str, Rollout]:
+        assert isinstance(rollout, MultiAgentRollout)
+        return {module_id: part.without_large() for module_id, part in rollout.modules.items()}
+
     def _view(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         return self._stepping.make_episode(id_, env_index, rollout)
 

@@ -170,6 +170,7 @@ class SingleAgentEpisode(NativeEpisode, OldEpisode):
 class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
     """An episode of several agents, with RLlib's semantics: `get_return()` counts this chunk only."""
 
+    JOINS_CHUNKS = False
     agent_class = SingleAgentEpisode
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
