@@ -16,6 +16,8 @@ from forging import data, forge
 
 from corral import PPO, Algorithm, Callback, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
+from corral.checkpoint.settings import unnamed
+from corral.core.settings import main_name, path_of, set_sender
 from corral.errors import CheckpointError, ConfigError
 from corral.testing import CountingEnv
 
@@ -313,3 +315,24 @@ def test_a_checkpoint_of_an_earlier_version_loads_with_settings_that_are_refused
         assert (restored.config.target_kl, restored.config.model_config) == (None, {})
     with pytest.raises(ConfigError, match=r"target_kl=0.2 has no effect without num_epochs above 1"):
         PPO.from_checkpoint(saved, target_kl=0.2)
+
+
+def test_what_another_script_sent_is_named_by_that_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a trial of Tune, whose process is another script than the one that its checkpoints are read in."""
+
+    class OfScript(CountingEnv): ...
+
+    OfScript.__module__, OfScript.__qualname__ = "__main__", "OfScript"
+
+    def local() -> None: ...
+
+    local.__module__ = "__main__"
+    assert unnamed(PPOConfig().environment(OfScript))
+    monkeypatch.setattr("corral.core.settings._sender", None)  # undone at the end
+    set_sender("train.py")
+    config = PPOConfig().environment(OfScript)
+    assert unnamed(config) == {}
+    assert path_of(config.env) == "train.py:OfScript"
+    assert unnamed(config.callbacks(on_train_result=local)), "what a function made is in no script"
+    set_sender(main_name())
+    assert unnamed(PPOConfig().environment(OfScript))

@@ -269,13 +269,16 @@ from ray import tune
 import corral, corral.tune
 from corral.testing import IdentityEnv
 
+class Own(IdentityEnv):  # trials get it by pickle, and name it as a class of this script in their checkpoints
+    pass
+
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=256 * 2**20, log_to_driver=False)
 corral.register_algorithm("Mine", "my_algo:MyConfig")
 corral.tune.register()
 corral.tune.register("my_algo:MyConfig")
 from my_algo import MyConfig, MyPPO
 for trainable in ("Mine", "my_algo:MyConfig", corral.tune.trainable(MyConfig)):
-    settings = {"env": IdentityEnv, "training": %r, "bonus": 0.25, "algo": "my_algo:MyConfig"}
+    settings = {"env": Own, "training": %r, "bonus": 0.25, "algo": "my_algo:MyConfig"}
     results = tune.Tuner(trainable, param_space=settings, run_config=tune.RunConfig(
         storage_path=sys.argv[1], verbose=0, stop={"training_iteration": 2},
         checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
@@ -283,6 +286,7 @@ for trainable in ("Mine", "my_algo:MyConfig", corral.tune.trainable(MyConfig)):
     assert results.errors == [], results.errors
     metrics = results[0].metrics["learners"]["default_policy"]
     with MyPPO.from_checkpoint(results[0].checkpoint.path) as algo:
+        assert algo.config.env is Own
         print("RESULT", metrics["bonus"], metrics["num_bonuses"], type(algo).__name__, algo.training_iteration)
 """
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
-from corral.core.settings import path_of
+from corral.core.settings import found_by_name, path_of
 from corral.errors import ConfigError, nearest
 from corral.transforms.settings import settings_of
 from corral.transforms.transform import Transform
@@ -29,7 +28,7 @@ def unnamed(config: AlgorithmConfig) -> dict[str, str]:
         Texts by place, such as `{"environment.env": "<function <lambda> at 0x...>"}`.
     """
     groups = {group: values for group, values in config.to_dict().items() if group != "algo"}
-    algo = {} if _found_by_name(type(config)) else {"algo": path_of(type(config))}
+    algo = {} if found_by_name(type(config)) else {"algo": path_of(type(config))}
     return algo | {
         place: f"{value!r:.80}"
         for group, values in groups.items()
@@ -52,7 +51,7 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
     elif _is_transform(value) or (place.startswith(_POLICIES) and _is_described(value)):
         return
     elif hasattr(value, "__qualname__"):
-        if not (imported and _found_by_name(value)):
+        if not (imported and found_by_name(value)):
             yield place, value
     elif not (value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "tolist")):
         yield place, value
@@ -60,23 +59,13 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
 
 def _is_transform(value: Any) -> bool:
     """Return whether a value is a transform that a file can name, with all of its settings."""
-    return isinstance(value, Transform) and settings_of(value) is not None and _found_by_name(type(value))
+    return isinstance(value, Transform) and settings_of(value) is not None and found_by_name(type(value))
 
 
 def _is_described(value: Any) -> bool:
     from corral.core.space_descriptions import is_described  # here: it imports gymnasium
 
     return is_described(value)
-
-
-def _found_by_name(value: Any) -> bool:
-    """Return whether the import path of a value leads back to it, in this script at least."""
-    if path_of(value).startswith("__main__:"):
-        return False  # in a notebook, for example, where no other process ever finds it
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 def of_script(settings: Mapping[str, Any]) -> dict[str, str]:

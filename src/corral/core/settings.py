@@ -65,11 +65,11 @@ def module_named(name: str, path: str) -> Any:
     Raises:
         ConfigError: The module cannot be imported, or is another script.
     """
-    if name == _main_name():
+    if name == main_name():
         return sys.modules["__main__"]
     if name.endswith(".py"):
         raise ConfigError(
-            f"{path!r} cannot be imported: it is in the script {name}, and this process runs {_main_name()}. {_MOVE}"
+            f"{path!r} cannot be imported: it is in the script {name}, and this process runs {main_name()}. {_MOVE}"
         )
     try:
         return importlib.import_module(name)
@@ -104,16 +104,42 @@ def path_of(value: Any) -> str:
     The name `__main__` means something else in each process. What is in the script `train.py` has the path
     `"train.py:Name"`, which only that script can import. Without a script, as in a notebook, it is `"__main__:Name"`.
     """
-    return f"{_main_name() if value.__module__ == '__main__' else value.__module__}:{value.__qualname__}"
+    module_name = (_sender or main_name()) if value.__module__ == "__main__" else value.__module__
+    return f"{module_name}:{value.__qualname__}"
+
+
+def found_by_name(value: Any) -> bool:
+    """Return whether the import path of a class or function leads back to it, in its own script at least."""
+    if path_of(value).startswith("__main__:"):
+        return False  # in a notebook, for example, where no other process ever finds it
+    if _sender and value.__module__ == "__main__":
+        return "<" not in value.__qualname__  # the script is not here: what no function defined is at its top level
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+_sender: str | None = None
+
+
+def set_sender(name: str) -> None:
+    """Say in which script everything was defined that this process got by pickle and that names `__main__`.
+
+    Args:
+        name: What `main_name` returned in the process that sent it.
+    """
+    global _sender
+    _sender = None if name == main_name() else name
 
 
 def names_script(path: Any) -> bool:
     """Return whether a value is the import path of something in a script, or in the module that this process runs."""
     module_name, colon, _ = path.partition(":") if isinstance(path, str) else ("", "", "")
-    return bool(colon) and (module_name.endswith(".py") or module_name == _main_name())
+    return bool(colon) and (module_name.endswith(".py") or module_name == main_name())
 
 
-def _main_name() -> str:
+def main_name() -> str:
     """Return the name of the module that Python was started with: a module after `-m`, or a file."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)

@@ -13,6 +13,7 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.registry import algorithm_names, config_class
 from corral.config.config import AlgorithmConfig
 from corral.core.result_values import classify
+from corral.core.settings import main_name, set_sender
 from corral.metrics.result import EARLY_MEANS, without_early_means
 from corral.tune.param_space import configured
 from corral.tune.resources import resources
@@ -31,7 +32,7 @@ def trainable(algorithm: str | AlgorithmConfig | type[AlgorithmConfig]) -> type[
         ConfigError: No algorithm has the name, or the import path names no config class.
     """
     base = algorithm.copy() if isinstance(algorithm, AlgorithmConfig) else config_class(algorithm)()
-    return type(base.algo_name, (AlgorithmTrainable,), {"base_config": base})
+    return type(base.algo_name, (AlgorithmTrainable,), {"base_config": base, "script": main_name()})
 
 
 def register(*algorithms: str | type[AlgorithmConfig]) -> None:
@@ -56,10 +57,12 @@ class AlgorithmTrainable(tune.Trainable):
 
     Attributes:
         base_config: Config that the settings of a trial change.
+        script: Script that made the trainable, which checkpoints name as the place of its classes.
         algorithm: Algorithm of the trial.
     """
 
     base_config: ClassVar[AlgorithmConfig]
+    script: ClassVar[str]
     algorithm: Algorithm
 
     @classmethod
@@ -69,6 +72,7 @@ class AlgorithmTrainable(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the algorithm."""
+        set_sender(self.script)
         self._build(configured(self.base_config, config))
 
     def _build(self, config: AlgorithmConfig) -> None:

@@ -12,6 +12,7 @@ from ray import tune
 from corral.compat.rllib.algorithm import Algorithm
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.native import to_native
+from corral.core.settings import main_name, set_sender
 from corral.tune.resources import resources
 from corral.tune.trainable import reportable
 
@@ -24,7 +25,8 @@ def make_trainable(algorithm_class: type[Algorithm]) -> type[RLlibTrainable]:
     """Return the trainable of an algorithm class, always the same one."""
     if algorithm_class not in _made:
         name = algorithm_class.__name__
-        _made[algorithm_class] = type(name, (RLlibTrainable,), {"algorithm_class": algorithm_class})
+        about = {"algorithm_class": algorithm_class, "script": main_name()}
+        _made[algorithm_class] = type(name, (RLlibTrainable,), about)
     return _made[algorithm_class]
 
 
@@ -33,10 +35,12 @@ class RLlibTrainable(tune.Trainable):
 
     Attributes:
         algorithm_class: Class of the algorithm.
+        script: Script that made the trainable, which checkpoints name as the place of its classes.
         algorithm: Algorithm of the trial.
     """
 
     algorithm_class: ClassVar[type[Algorithm]]
+    script: ClassVar[str]
     algorithm: Algorithm
 
     @classmethod
@@ -53,6 +57,7 @@ class RLlibTrainable(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the algorithm."""
+        set_sender(self.script)
         self.algorithm = self.algorithm_class(config=fit_to_cluster(self.algorithm_class, config))
 
     def step(self) -> dict[str, Any]:
