@@ -88,7 +88,8 @@ def test_a_checkpoint_continues_exactly(make: Any, tmp_path: Path) -> None:
         for part in ("learners", "num_env_steps_sampled_lifetime"):
             assert result[part] == wanted[part]
         for name in ("episode_return_mean", "episode_len_max", "num_episodes_lifetime"):
-            assert result["env_runners"][name] == wanted["env_runners"][name]
+            # An early mean is reported as NaN.
+            assert result["env_runners"][name] == pytest.approx(wanted["env_runners"][name], rel=0, abs=0, nan_ok=True)
 
 
 def test_new_settings_and_a_checkpoint_keep_the_algorithm(make: Any, tmp_path: Path) -> None:
