@@ -92,17 +92,20 @@ class ColumnView(SampleBatch):
             super().__setitem__(name, self._native[ESTIMATES[name]])
 
 
-def estimates_of(episode: Any, module: Any, config: Any) -> dict[str, Any]:
+def estimates_of(episode: Any, actor: Any, config: Any) -> dict[str, Any]:
     """Return advantages, value targets and values `[len]` of an episode or chunk by GAE, with RLlib's names.
 
     Args:
         episode: The episode of one agent.
-        module: Corral's module, without memory.
+        actor: Who chose its actions, without memory; its transforms see one observation at a time.
         config: RLlib's config of the module.
     """
+    obs, rewards = episode.get_observations(), np.asarray(episode.get_rewards())[:, None]
+    if actor.transforms is not None:
+        obs, rewards = actor.transforms.pipeline.from_stored(obs), actor.transforms.pipeline.rewards(rewards)
+    rewards = rewards.astype(np.float32)
     with torch.inference_mode():
-        values = module.value(map_tree(torch.as_tensor, episode.get_observations())).numpy().astype(np.float32)
-    rewards = np.asarray(episode.get_rewards(), np.float32)[:, None]
+        values = actor.module.value(map_tree(torch.as_tensor, obs)).numpy().astype(np.float32)
     ended = np.zeros((2, *rewards.shape), np.bool_)
     ended[0, -1], ended[1, -1] = episode.is_terminated, episode.is_truncated
     advantages, targets = gae(
@@ -118,12 +121,14 @@ def view_postprocessed(arguments: Mapping[str, Any]) -> ColumnView:
     runner, policy_id, agent_id = arguments["env_runner"], arguments["policy_id"], arguments["agent_id"]
     actor, config = runner.actors[policy_id], runner.config.origin.get_config_for_module(policy_id)
     can_estimate = config.ALGORITHM == "PPO" and not (
-        actor.is_heuristic or actor.module.has_memory() or actor.transforms is not None
+        actor.is_heuristic
+        or actor.module.has_memory()
+        or (actor.transforms is not None and actor.transforms.pipeline.is_temporal)
     )
     if not can_estimate:
         return ColumnView(arguments["postprocessed_batch"])
     episode = getattr(arguments["episode"], "agent_episodes", {agent_id: arguments["episode"]})[agent_id]
-    return ColumnView(arguments["postprocessed_batch"], functools.partial(estimates_of, episode, actor.module, config))
+    return ColumnView(arguments["postprocessed_batch"], functools.partial(estimates_of, episode, actor, config))
 
 
 class Samples(list[Any]):
