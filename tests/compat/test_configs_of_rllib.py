@@ -374,3 +374,14 @@ def test_connectors_are_made_again_for_another_env() -> None:
     to_native(config.environment("CartPole-v1"))
     to_native(config.environment("Pendulum-v1"))
     assert seen == [(4,), (3,)]
+
+
+def test_functions_at_events_are_settings_that_each_config_has() -> None:
+    """Tune refuses to restore trials with settings that the first config did not have."""
+    plain, listening = PPOConfig(), PPOConfig().callbacks(on_algorithm_init=print, on_episode_end=[print, print])
+    assert plain.to_dict().keys() == listening.to_dict().keys()
+    assert plain.callback_functions == {}
+    assert listening.callback_functions == {"on_algorithm_init": [print], "on_episode_end": [print, print]}
+    assert listening.callbacks(on_episode_end=None).callback_functions == {"on_algorithm_init": [print]}
+    again = PPOConfig.from_dict(listening.to_dict())
+    assert again.callback_functions == {"on_algorithm_init": [print]}

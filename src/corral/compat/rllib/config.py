@@ -25,6 +25,15 @@ _NOT_GIVEN: Any = NotProvided
 _NONE_IS_A_VALUE = {"lr", "grad_clip", "minibatch_size", "vf_clip_param", "kl_target", "training_intensity"}
 
 _EVENTS = "callbacks_on_"
+_FUNCTIONS = tuple(
+    _EVENTS + event
+    for event in (
+        *("algorithm_init", "train_result", "evaluate_start", "evaluate_end", "evaluate_offline_start"),
+        *("evaluate_offline_end", "checkpoint_loaded", "env_runners_recreated", "offline_eval_runners_recreated"),
+        *("environment_created", "episode_created", "episode_start", "episode_step", "episode_end", "sample_end"),
+    )
+)
+"""Settings of functions at events that each config of RLlib's newer stack has, `None` at first."""
 
 
 class AlgorithmConfig:
@@ -46,6 +55,8 @@ class AlgorithmConfig:
             values[name] = copy.deepcopy(setting.default)
         values.update(copy.deepcopy(DEFAULTS.get(self.ALGORITHM, {})))
         values.update(algo_class=algo_class, callbacks_class=[], in_evaluation=False, _is_frozen=False)
+        # Tune refuses to restore trials with settings whose names the first config did not have.
+        values.update(dict.fromkeys(_FUNCTIONS))
         values["_overrides_of_modules"] = {}
 
     @classmethod
@@ -183,8 +194,7 @@ class AlgorithmConfig:
         for event, given in functions.items():
             if event not in EVENTS:
                 raise ConfigError(f"callbacks: unknown event {event!r}. {nearest(event, EVENTS)}")
-            if given is not None:
-                vars(self)[f"callbacks_{event}"] = _listed(given)
+            vars(self)[f"callbacks_{event}"] = None if given is None else _listed(given)
         return self
 
     @property
@@ -192,7 +202,9 @@ class AlgorithmConfig:
         """The callables of `callbacks`, by event."""
         prefix = "callbacks_"
         return {
-            name.removeprefix(prefix): _listed(value) for name, value in vars(self).items() if name.startswith(_EVENTS)
+            name.removeprefix(prefix): _listed(value)
+            for name, value in vars(self).items()
+            if name.startswith(_EVENTS) and value is not None
         }
 
     def _set(self, method: str, settings: Mapping[str, Any]) -> Self:
