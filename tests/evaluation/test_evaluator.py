@@ -729,24 +729,27 @@ def test_an_open_round_is_as_long_as_training_whatever_the_time_limit() -> None:
     assert result["timers"]["evaluating_s"] < 0.8 + 0.5
 
 
-@pytest.mark.slow
-def test_training_waits_for_an_open_round_until_the_limit() -> None:
-    """The first runner sleeps in its first step; the other one plays."""
-    overrides = {"env_config": {"stalls": True}, "disable_env_checking": True}
+@pytest.mark.parametrize("unit", ["episodes", "timesteps"])
+def test_training_does_not_wait_for_a_runner_that_stalls_nor_for_an_endless_episode(unit: str) -> None:
+    """The first runner sleeps in its first step; the other one plays, and its episodes are long."""
+    overrides = {"env_config": {"stalls": True, "episode_length": 10**6}, "disable_env_checking": True}
     config = small(
         Stalling,
         evaluation_interval=1,
         evaluation_parallel_to_training=True,
         evaluation_duration="auto",
+        evaluation_duration_unit=unit,
         evaluation_num_env_runners=2,
         evaluation_config=overrides,
-        evaluation_sample_timeout_s=1.5,
+        evaluation_sample_timeout_s=60.0,
     ).engine("process")
     with config.build() as algo:
-        result = algo.train()
-    assert result["timers"]["evaluating_s"] < 1.5 + 0.5
-    assert result["evaluation"]["env_runners"]["num_episodes"] >= 4
-    assert result["evaluation"]["num_episodes_taken_over"] == 2
+        results = [algo.train() for _ in range(2)]
+    for result in results:
+        assert result["timers"]["evaluating_s"] < 2.0
+        assert result["evaluation"]["num_unfinished_episodes"] == 2
+        assert not result["evaluation"]["truncated"]
+    assert set(results[0]["evaluation"]["missing_by_runner"].values()) == {0, 2}
 
 
 def test_what_callbacks_of_a_round_log_is_in_the_result_of_its_iteration() -> None:

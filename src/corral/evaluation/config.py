@@ -45,10 +45,11 @@ class EvaluationSettings(SettingGroup):
             `(iteration + 1) % evaluation_interval == 0`, counted from 0. `None` plays rounds only when
             `Algorithm.evaluate()` is called.
         evaluation_duration: Episodes or env steps of a round, over all evaluation runners; see
-            `evaluation_duration_unit`. `"auto"` plays as long as training does, and at least one episode in each
-            sub-env; it needs `evaluation_parallel_to_training`.
+            `evaluation_duration_unit`. `"auto"` plays as long as training does, and counts the episodes that have
+            ended; it needs `evaluation_parallel_to_training`.
         evaluation_duration_unit: `"episodes"` plays exactly as many episodes, whatever the number of runners.
-            `"timesteps"` is rounded up to what the sub-envs of all runners divide.
+            `"timesteps"` is rounded up to what the sub-envs of all runners divide. With `"auto"`, episodes that are
+            under way when training ends may end within a fifth of a second; with `"timesteps"` the round ends at once.
         evaluation_num_env_runners: Number of evaluation runners that the engine runs. With 0 one runner is embedded in
             the algorithm, or if evaluation runs parallel to training, one runner has a process of this machine.
         evaluation_parallel_to_training: Whether a round is played while an iteration trains. Its weights are then those
@@ -63,7 +64,7 @@ class EvaluationSettings(SettingGroup):
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It
             returns a dict of metrics, or `(metrics, env_steps, agent_steps)`.
         evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
-            complete, and the result says `truncated`. With `"auto"`, seconds that training waits for the round.
+            complete, and the result says `truncated`. With `"auto"`, seconds that a request to a runner may take.
         enable_async_evaluation: Whether episodes are given to the runners in small pieces, one per sub-env at a time,
             to whichever runner is free. Otherwise each runner is given its whole part at once.
         on_evaluation_failure: What happens if all evaluation runners are dead, or the embedded one raises: `"skip"`

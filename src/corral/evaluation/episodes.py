@@ -52,6 +52,7 @@ class PlayedEpisodes:
         num_unfinished: Episodes whose last step is not among the steps.
         num_env_steps: Env steps, also of unfinished episodes.
         weights_version: Version of the weights that chose the actions.
+        lens_before: For each sub-env, the env steps that its unfinished episode had before these steps.
     """
 
     episodes: tuple[EpisodeRecord, ...]
@@ -59,6 +60,7 @@ class PlayedEpisodes:
     num_unfinished: int
     num_env_steps: int
     weights_version: int
+    lens_before: tuple[int, ...] = ()
 
 
 def episode_resets(seeds: Sequence[int] | None, tasks: Sequence[Any] | None) -> list[EpisodeReset] | None:
@@ -104,8 +106,10 @@ def describe_episodes(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:
         for total, length, duration_s, i in zip(*columns, strict=True)
     ]
     num_unfinished = int(np.count_nonzero((rollout.valid & ~rollout.done)[-1:]))
+    assert rollout.carry is not None  # a runner's rollouts have one
     return PlayedEpisodes(
-        tuple(episodes), tuple(positions), num_unfinished, rollout.num_env_steps, rollout.weights_version
+        *(tuple(episodes), tuple(positions), num_unfinished, rollout.num_env_steps, rollout.weights_version),
+        lens_before=tuple(rollout.carry.lengths.tolist()) if rollout.continues else (0,) * runner.num_envs,
     )
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from corral.callbacks.dispatch import Dispatcher
     from corral.evaluation.config import EvaluationConfig
     from corral.modules.spec import ModuleSpec
+    from corral.runners.remote_runner import PendingSample
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -91,6 +92,7 @@ class Evaluator:
         self._began_s = self._trained_s = self._evaluation_s = 0.0
         self._recreated: list[int] = []  # runners that were restarted since the round began
         self._weights_version = -1
+        self._late: dict[int, PendingSample] = {}  # what runners had not answered when the last round ended
         tasks = self._settings.evaluation_tasks
         self._tasks: list[Any] | None = tasks if isinstance(tasks, list) else None
 
@@ -323,7 +325,13 @@ class Evaluator:
             self._evaluation_s = time.perf_counter() - self._began_s
 
     def _play_round(self, group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
-        played = play_round(group, self._plan(), goes_on=self._training.is_set, is_cancelled=self._cancelled.is_set)
+        played = play_round(
+            *(group, self._plan()),
+            goes_on=self._training.is_set,
+            is_cancelled=self._cancelled.is_set,
+            late=self._late,
+        )
+        self._late = played.late
         return played, {}
 
     def _plan(self) -> RoundPlan:
@@ -338,7 +346,9 @@ class Evaluator:
             resets=episode_resets(settings.evaluation_seeds, self._tasks),
             num_videos=settings.evaluation_num_videos,
             in_pieces=settings.enable_async_evaluation,
-            force_reset=settings.evaluation_force_reset_envs_before_iteration,
+            # Rounds of episodes begin with a reset; see `evaluation_force_reset_envs_before_iteration`.
+            force_reset=settings.evaluation_force_reset_envs_before_iteration or unit == "episodes",
+            cuts_episodes=unit == "timesteps",
             timestep=self._timestep,
             training_iteration=self._algorithm.training_iteration,
             time_limit_s=settings.evaluation_sample_timeout_s,
@@ -448,6 +458,7 @@ class Evaluator:
             "missing_by_runner": {str(index): played.missing_by_runner.get(index, 0) for index in group.worker_indices},
             "num_episodes_taken_over": played.num_episodes_taken_over,
             "num_unfinished_episodes": played.num_unfinished_episodes,
+            "num_env_steps_of_older_weights": played.num_env_steps_of_older_weights,
             "num_env_steps_sampled_lifetime": self._num_env_steps,
             **self._health(),
             "evaluation_s": self._evaluation_s,
@@ -518,6 +529,7 @@ class Evaluator:
             "missing_by_runner": dict.fromkeys(map(str, indices), NAN),
             "num_episodes_taken_over": NAN,
             "num_unfinished_episodes": NAN,
+            "num_env_steps_of_older_weights": NAN,
             "num_env_steps_sampled_lifetime": self._num_env_steps,
             **self._health(),
             "evaluation_s": NAN,
