@@ -56,6 +56,62 @@ def gae(
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 
+def vtrace(
+    ratios: FloatColumn,
+    rewards: FloatColumn,
+    values: FloatColumn,
+    next_values: FloatColumn,
+    terminated: BoolColumn,
+    truncated: BoolColumn,
+    valid: BoolColumn,
+    *,
+    gamma: float,
+    lambda_: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    clip_pg_rho: float | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """V-trace: value targets and advantages of steps that another policy took (Espeholt et al. 2018, arXiv:1802.01561).
+
+    The targets are eq. 1 of the paper, with lambda as in its remark 2; the advantages are those of the policy gradient
+    in its section 4.2. Ends of episodes and fragments are treated as by `gae`: a terminated step does not bootstrap,
+    and a truncated one bootstraps from the value of its own final observation. With all ratios 1, the targets are the
+    targets of `gae`; so are the advantages if lambda is 1.
+
+    Args:
+        ratios: `[T, N]`, probability of the action in the policy that learns, divided by that in the policy that acted.
+        rewards: `[T, N]`.
+        values: `[T, N]`, V(s_t).
+        next_values: `[T, N]`, V of the observation that step t led to: the final observation where the episode ended.
+        terminated: `[T, N]`.
+        truncated: `[T, N]`.
+        valid: `[T, N]`, False where no env step was taken; there the advantage is 0, and the target the value.
+        gamma: Discount per step.
+        lambda_: In [0, 1]; 0 looks one step ahead.
+        clip_rho: The largest weight of a temporal difference; it decides to which policy's value the targets lead.
+        clip_c: The largest weight with which a later difference is passed on; it decides how fast values are learned.
+        clip_pg_rho: The largest weight of an advantage; `None` is `clip_rho`.
+
+    Returns:
+        Advantages and value targets, both float32 `[T, N]`.
+    """
+    shape = rewards.shape
+    for column in (ratios, values, next_values, terminated, truncated, valid):
+        assert column.shape == shape, f"columns differ in shape: {column.shape} and {shape}"
+    ratios = np.where(valid, ratios, 0.0)
+    bootstraps = rewards + gamma * np.where(terminated, 0.0, next_values) - values
+    deltas = np.where(valid, np.minimum(ratios, clip_rho) * bootstraps, 0.0)
+    # Where an episode ended, and at an invalid entry, nothing of the later steps is passed on.
+    discounts = np.where(terminated | truncated | ~valid, 0.0, gamma)
+    decays = discounts * lambda_ * np.minimum(ratios, clip_c)
+    corrections = np.zeros((shape[0] + 1, *shape[1:]), np.float64)  # of the values: target minus value
+    for t in range(shape[0] - 1, -1, -1):
+        corrections[t] = deltas[t] + decays[t] * corrections[t + 1]
+    pg_rhos = np.minimum(ratios, clip_rho if clip_pg_rho is None else clip_pg_rho)
+    advantages = np.where(valid, pg_rhos * (bootstraps + discounts * corrections[1:]), 0.0)
+    return advantages.astype(np.float32), (values + corrections[:-1]).astype(np.float32)
+
+
 def n_step_returns(
     rewards: FloatColumn, valid: BoolColumn, done: BoolColumn, *, gamma: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
