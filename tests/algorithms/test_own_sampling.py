@@ -25,6 +25,17 @@ def by_runner(algo: Algorithm) -> Any:
     return [algo.env_runner.sample(num_timesteps=20), algo.env_runner.sample(num_timesteps=20)]
 
 
+def in_each_runner(algo: Algorithm) -> Any:
+    """Each of two runners samples by a call of the user, with a function and by the name of the method."""
+    group, kwargs = algo.env_runner_group, {"num_timesteps": 40 // (2 * len(algo.env_runner_group.worker_indices))}
+    return [
+        *group.foreach_env_runner(
+            lambda runner, num_timesteps: runner.sample(num_timesteps=num_timesteps), kwargs=kwargs
+        ),
+        *group.foreach_env_runner("sample", kwargs=kwargs),
+    ]
+
+
 def asynchronously(algo: Algorithm) -> Any:
     group = algo.env_runner_group
     group.sample_async(SampleRequest(num_timesteps=40 // len(group.worker_indices)))
@@ -79,7 +90,7 @@ def config(way: Callable[[Algorithm], Any], num_env_runners: int = 0) -> Algorit
     return made.rl_module(model_config={"fcnet_hiddens": [4]})
 
 
-WAYS = [by_group, by_runner, asynchronously, and_received, whole_episodes, both]
+WAYS = [by_group, by_runner, in_each_runner, asynchronously, and_received, whole_episodes, both]
 
 
 @pytest.mark.parametrize("way", WAYS)

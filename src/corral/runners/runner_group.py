@@ -223,6 +223,11 @@ class EnvRunnerGroup:
         return sum((runner.counts for runner in self._runners.values()), WorkerCounts())
 
     @property
+    def num_env_steps_by_hand(self) -> int:
+        """Env steps that calls of `EnvRunner.sample` took, such as those of a function of `foreach_env_runner`."""
+        return self._user_calls.num_env_steps
+
+    @property
     def num_callback_errors(self) -> int:
         """Exceptions so far that `on_error="log"` kept from ending the run, where known."""
         return self.counts.num_callback_errors
@@ -754,6 +759,11 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
     def counts(self) -> WorkerCounts:
         """What the runner has counted so far."""
         return WorkerCounts.of(self.local_env_runner)
+
+    @property
+    def num_env_steps_by_hand(self) -> int:
+        """Env steps that calls of `EnvRunner.sample` took."""
+        return self.local_env_runner.num_env_steps_by_hand
 
     @property
     def num_callback_errors(self) -> int:

@@ -16,6 +16,9 @@ class UserCalls:
     Args:
         runners: Runners of the engine by index.
         fail: Function that counts a failure of a runner and plans its restart; it raises what ends the run.
+
+    Attributes:
+        num_env_steps: Env steps that the calls sampled, once they are done.
     """
 
     def __init__(
@@ -24,6 +27,7 @@ class UserCalls:
         """Keep the runners; no call is made yet."""
         self._runners = runners
         self._fail = fail
+        self.num_env_steps = 0
         self._unnoted: list[PendingUserCall] = []  # calls whose effect on their runner is not known yet
         self._unfetched: list[PendingUserCall] = []  # calls whose results `fetch_ready` returns
         self._task_calls: list[PendingUserCall] = []  # of `choose_tasks`, in runners that were busy
@@ -103,6 +107,7 @@ class UserCalls:
             if runner.failure is None and runner.handle is call.handle:  # not restarted since
                 self._fail(runner, error)
         elif error is None:
-            _, state, changes_envs = call.future.result()
+            _, state, changes_envs, num_env_steps = call.future.result()
+            self.num_env_steps += num_env_steps
             runner.note_state(state, call.asked_s)
             call.round.note(changes_envs=changes_envs)

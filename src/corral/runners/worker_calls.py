@@ -40,16 +40,18 @@ UserCall = tuple[str | Callable[..., Any], dict[str, Any]]
 
 def call_runner(
     runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any], bool]:
+) -> tuple[Any, dict[str, Any], bool, int]:
     """Call a method by name, or a function with the runner.
 
     Returns:
-        The result, the state of the runner after the call, and whether the call changed tasks or settings of the envs.
+        The result, the state of the runner after the call, whether the call changed tasks or settings of the envs, and
+        the env steps that it sampled.
     """
+    steps_before = runner.num_env_steps_by_hand
     before = copy_nested((runner.host.get_tasks(), runner.host.changed_settings))
     result = call_directly(runner, fn, kwargs)
     after = runner.host.get_tasks(), runner.host.changed_settings
-    return result, runner.get_state(), not is_same(before, after)
+    return result, runner.get_state(), not is_same(before, after), runner.num_env_steps_by_hand - steps_before
 
 
 def call_directly(runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
