@@ -749,7 +749,7 @@ def test_training_does_not_wait_for_a_runner_that_stalls_nor_for_an_endless_epis
         assert result["timers"]["evaluating_s"] < 2.0
         assert result["evaluation"]["num_unfinished_episodes"] == 2
         assert not result["evaluation"]["truncated"]
-    assert set(results[0]["evaluation"]["missing_by_runner"].values()) == {0, 2}
+    assert results[0]["evaluation"]["missing_by_runner"]["1"] == 2  # its first piece
 
 
 def test_what_callbacks_of_a_round_log_is_in_the_result_of_its_iteration() -> None:
