@@ -35,7 +35,8 @@ def make_uniform(policy: Any) -> None:
 
 def test_the_interval_holds_the_mean_of_a_random_policy_in_90_of_100_rounds() -> None:
     config = PPOConfig().environment(Quit).debugging(seed=0).callbacks(on_create_policy=make_uniform)
-    config.evaluation(evaluation_duration=20).rl_module(model_config={"fcnet_hiddens": [4]})
+    config.evaluation(evaluation_duration=20, evaluation_config={"explore": True})
+    config.rl_module(model_config={"fcnet_hiddens": [4]})
     with config.build() as algo:
         rounds = [algo.evaluate()["env_runners"] for _ in range(100)]
     held = [found["episode_return_interval_low"] <= 2 <= found["episode_return_interval_high"] for found in rounds]
