@@ -34,7 +34,7 @@ from corral.core.tree import Tree, copy_nested, map_tree
 from corral.engines.forks import forks_end_here
 from corral.engines.process_group_guard import start_guarded_group
 from corral.envs.checks import check_obs
-from corral.envs.step_checks import check_step
+from corral.envs.step_checks import check_reset, check_step
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import CLOSE_LIMIT_S, AbsentSubEnvs, Restarts, problem_of, restart_env, restart_error
 from corral.errors import EnvTimeoutError, SubEnvError
@@ -137,7 +137,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._resets_next = False
         try:
             with _portable_errors():
-                obs, info = self._call(self.env.reset, seed=seed, options=options)
+                obs, info = check_reset(self._call(self.env.reset, seed=seed, options=options))
                 check_obs(self.observation_space, obs)
         except Exception as error:
             return self._no_obs, self._failed("reset", error)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree, map_tree
 from corral.envs.episode_resets import EpisodeResets
-from corral.envs.step_checks import check_step_columns
+from corral.envs.step_checks import check_infos, check_step_columns
 from corral.errors import EnvError
 
 
@@ -90,7 +90,7 @@ class MaskedResets(VectorWrapper):
         """Step all sub-envs, and reset the ones whose episodes ended; see `gymnasium.vector.VectorEnv.step`."""
         obs, *columns, given = self.env.step(actions)
         rewards, terminated, truncated = map(np.copy, check_step_columns(self.num_envs, *columns))
-        obs, infos = map_tree(np.copy, obs), infos_by_env(given, self.num_envs)
+        obs, infos = map_tree(np.copy, obs), infos_by_env(check_infos(given, "step"), self.num_envs)
         for i in np.flatnonzero(terminated | truncated).tolist():
             final = {"final_obs": map_tree(lambda leaf, i=i: leaf[i].copy(), obs), "final_info": infos[i]}
             row, info = self.lanes[i].reset()
@@ -120,7 +120,7 @@ class _Lane(gym.Env[Any, Any]):
         seeds: Any = [seed if j == i else None for j in range(n)]
         obs, infos = self.vector_env.reset(seed=seeds, options={**(options or {}), "reset_mask": np.arange(n) == i})
         self.batch = obs
-        return map_tree(lambda leaf: np.copy(leaf[i]), obs), infos_by_env(infos, n)[i]
+        return map_tree(lambda leaf: np.copy(leaf[i]), obs), infos_by_env(check_infos(infos, "reset"), n)[i]
 
 
 def _check_others(ended: NDArray[np.bool_], before: Tree, after: Tree) -> None:
