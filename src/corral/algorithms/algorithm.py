@@ -828,7 +828,8 @@ class Algorithm(metaclass=_WithHints):
             self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
         if self._may_be_early:
-            result[EARLY_MEANS] = self._find_early_means()
+            of_evaluation = [name for name in result[EARLY_MEANS] if name.startswith("evaluation/")]
+            result[EARLY_MEANS] = self._find_early_means() + of_evaluation
 
     @contextmanager
     def exceptions_shown(self) -> Iterator[None]:
@@ -876,6 +877,8 @@ class Algorithm(metaclass=_WithHints):
         )
         result |= self.metrics.peek()
         result[EARLY_MEANS] = self._find_early_means() if self._may_be_early else []
+        if evaluation:
+            result[EARLY_MEANS] += self._evaluator.early_means
         return result
 
     def _find_early_means(self) -> list[str]:
