@@ -16,7 +16,6 @@ from corral import PPOConfig, SampleRequest
 from corral.engines import WorkerHandle, make_engine
 from corral.engines.worker_logs import MAX_RECORDS
 from corral.errors import EnvError
-from corral.loggers.progress import describe_restarts
 from corral.testing import FaultyEnv
 from handmade import MakeRunner
 
@@ -62,15 +61,6 @@ def test_restarts_in_runners_of_their_own_processes_are_in_run_log_and_the_last_
     assert "WARNING corral: env runner 1: env 'FaultyEnv', sub-env 1, step " in text
     assert "ZeroDivisionError: the simulator divided by zero" in text and "testing/envs.py" in text
     assert f", {num_restarts} sub-env restarts" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_restarts_are_described() -> None:
-    none = {"num_remote_worker_restarts": 0, "num_sub_environment_restarts": 0}
-    assert describe_restarts({"fault_tolerance": none}) == ""
-    found = {"fault_tolerance": none | {"num_sub_environment_restarts": 1}, "evaluation": none}
-    assert describe_restarts(found) == "1 sub-env restart"
-    found["evaluation"] = none | {"num_remote_worker_restarts": 2}
-    assert describe_restarts(found) == "2 runner restarts, 1 sub-env restart"
 
 
 class ResetsOnce(gym.Env[Any, Any]):

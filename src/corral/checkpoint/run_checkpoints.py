@@ -239,6 +239,13 @@ class RunCheckpoints:
         if self._better is not None and self._better[0] == self._position():
             self._set_best(self._copied(), self._better[1])
         self.write()
+        if self._config.num_checkpoints_kept and self._written != self._position():
+            latest = "there is none" if self._written is None else f"the latest one is of iteration {self._written[0]}"
+            self._warn(
+                (RunCheckpoints, "end"),
+                f"No checkpoint holds the last state of the run, of iteration {self._algorithm.training_iteration}: "
+                f"{latest} in {self._directory}.",
+            )
 
 
 def best_metric(config: AlgorithmConfig) -> str | None:
