@@ -51,6 +51,18 @@ def make_env(size: int = 4) -> gym.Env[Any, Any]:
     return CountingEnv({"episode_length": size})
 
 
+def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The generators continue, so that runs from one checkpoint with several seeds would be the same."""
+    with config().build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    PPO.from_checkpoint(path, seed=0, lr=1e-4).stop()
+    assert not caplog.messages
+    PPO.from_checkpoint(path, seed=7).stop()
+    assert caplog.messages == [
+        "seed=7 has no effect on a run that continues: its generators go on from where they were saved."
+    ]
+
+
 # What is given again.
 
 

@@ -120,6 +120,8 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
     if settings.get("load_from") is not None:
         raise ConfigError("from_checkpoint: load_from has no effect, since all weights come from the checkpoint.")
     config = _without_loading(config_of(checkpoint, settings))
+    if settings.get("seed") is not None and settings["seed"] != checkpoint.config.get("debugging", {}).get("seed"):
+        warn_of_seed(settings["seed"])
     # The processes of runners and learners cannot import from this script, but they can be sent what is in it.
     if names_script(config.env):
         config.env = resolve_env(config.env)
@@ -132,6 +134,11 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         algorithm.stop()
         raise
     return algorithm
+
+
+def warn_of_seed(seed: Any) -> None:
+    """Warn of a seed that was given for a run that continues."""
+    log.warning("seed=%s has no effect on a run that continues: its generators go on from where they were saved.", seed)
 
 
 def _without_loading(config: AlgorithmConfig) -> AlgorithmConfig:
