@@ -279,6 +279,25 @@ def test_infos_of_vector_envs_of_users(make_runner: MakeRunner, infos: Any, mode
         runner.sample(num_timesteps=20)
 
 
+@pytest.mark.parametrize("obs", [np.zeros((2, 1), np.float32), np.zeros((2, 2), complex), np.zeros(2), None])
+def test_observations_of_late_resets_by_a_mask(make_runner: MakeRunner, obs: Any) -> None:
+    class Late(LateVectorEnv):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            found = super().reset(seed=seed)
+            self._t = 3
+            return (obs, {}) if self._is_late else found
+
+        def step(self, actions: Any) -> Any:
+            self._is_late = self._t == 4  # the sub-envs are reset after the second step
+            return super().step(actions)
+
+        _is_late = False
+
+    runner = make_runner(lambda: Late("truncated", np.ones(2, bool), AutoresetMode.DISABLED), num_envs=None)
+    with pytest.raises(EnvError, match=r"step 1: .*observation must have .* \(from reset\(\)\)"):
+        runner.sample(num_timesteps=20)
+
+
 @pytest.mark.parametrize("final", [None, np.zeros((2, 3), np.float32), np.zeros((1, 2), np.float32), [OBS, "x"]])
 def test_final_observations_of_vector_envs_of_users(make_runner: MakeRunner, final: Any) -> None:
     class Late(LateVectorEnv):
