@@ -828,8 +828,7 @@ class Algorithm(metaclass=_WithHints):
             self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
         if self._may_be_early:
-            of_evaluation = [name for name in result[EARLY_MEANS] if name.startswith("evaluation/")]
-            result[EARLY_MEANS] = self._find_early_means() + of_evaluation
+            result[EARLY_MEANS] = [*dict.fromkeys((*self._find_early_means(), *result[EARLY_MEANS]))]
 
     @contextmanager
     def exceptions_shown(self) -> Iterator[None]:
