@@ -59,7 +59,7 @@ def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not caplog.messages
     PPO.from_checkpoint(path, seed=7).stop()
     assert caplog.messages == [
-        "seed=7 has no effect on a run that continues: its generators go on from where they were saved."
+        "seed=7 has no effect on a run that continues: its generators continue where they were saved."
     ]
 
 

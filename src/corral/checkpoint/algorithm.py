@@ -138,7 +138,7 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
 
 def warn_of_seed(seed: Any) -> None:
     """Warn of a seed that was given for a run that continues."""
-    log.warning("seed=%s has no effect on a run that continues: its generators go on from where they were saved.", seed)
+    log.warning("seed=%s has no effect on a run that continues: its generators continue where they were saved.", seed)
 
 
 def _without_loading(config: AlgorithmConfig) -> AlgorithmConfig:
