@@ -132,6 +132,7 @@ class Algorithm(metaclass=_WithHints):
         READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
             Otherwise they stay in the runners.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
+        FIRST_SETTINGS: Settings that only say how a run begins.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
@@ -141,6 +142,7 @@ class Algorithm(metaclass=_WithHints):
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config", "lr_scheduler"})
+    FIRST_SETTINGS: ClassVar[frozenset[str]] = frozenset({"seed"})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Refuse the arguments with which other libraries make an algorithm.

@@ -135,7 +135,7 @@ class RunCheckpoints:
         return not self._is_evaluated or (evaluation.get("fresh", False) and not evaluation.get("truncated", False))
 
     def _follow_task(self, result: Mapping[str, Any]) -> None:
-        """Forget the best value if a curriculum has begun the next task: returns of an easier task would stay the best ones."""
+        """Forget the best value if a curriculum has begun the next task: returns of an easier one would stay best."""
         task, self._task = self._task, _task_of(result)
         if self._depends_on_task and task not in (None, self._task):
             self._best_value = -math.inf if self._config.best_checkpoint_mode == "max" else math.inf

@@ -16,10 +16,7 @@ from corral.metrics.result import EARLY_MEANS, flat_result, without_early_means
 if TYPE_CHECKING:
     from corral.metrics.entry import Entry
 
-STATE = (
-    *("index", "num_reached", "num_episodes_before", "num_values_before", "over_before", "first_counts"),
-    "is_round_old",
-)
+STATE = ("index", "num_reached", "num_episodes_before", "num_values_before", "over_before", "first_counts")
 
 MEMORY_OF_AVERAGE = 3.0
 """Values, times the weight of a new one, after which a moving average holds 5% of what it was."""
@@ -179,7 +176,8 @@ class ThresholdCurriculum(Callback):
 
     def get_state(self) -> dict[str, Any]:
         """Return the index of the task and the counts."""
-        return {name: getattr(self, name) for name in STATE}
+        state = {name: getattr(self, name) for name in STATE}
+        return {**state, "is_round_old": True} if self.is_round_old else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`.
@@ -192,4 +190,4 @@ class ThresholdCurriculum(Callback):
                 f"ThresholdCurriculum: the state is at the task with index {state['index']}, and there are "
                 f"{len(self.tasks)} tasks: give the tasks of the run, and further ones after them."
             )
-        vars(self).update(state)
+        vars(self).update({"is_round_old": False, **state})
