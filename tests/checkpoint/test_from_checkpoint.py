@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from forging import data, forge
 
-from corral import PPO, Algorithm, Callback, PPOConfig
+from corral import PPO, SAC, Algorithm, Callback, PPOConfig, SACConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.checkpoint.settings import unnamed
 from corral.core.settings import main_name, path_of, set_sender
 from corral.errors import CheckpointError, ConfigError
-from corral.testing import CountingEnv
+from corral.testing import CountingEnv, IdentityEnv
 
 
 def config(**settings: Any) -> PPOConfig:
@@ -51,6 +51,33 @@ class Made(CountingEnv):
 def make_env(size: int = 4) -> gym.Env[Any, Any]:
     """A function that makes an env."""
     return CountingEnv({"episode_length": size})
+
+
+def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The generators continue, so that runs from one checkpoint with several seeds would be the same."""
+    with config().build() as algo:
+        path = algo.save(tmp_path / "checkpoint")
+    PPO.from_checkpoint(path, seed=0, lr=1e-4).stop()
+    assert not caplog.messages
+    PPO.from_checkpoint(path, seed=7).stop()
+    assert caplog.messages == [
+        "seed=7 has no effect on a run that continues: what begins with it is in the checkpoint."
+    ]
+    with SACConfig().environment(IdentityEnv).build() as algo:
+        path = algo.save(tmp_path / "sac")
+    SAC.from_checkpoint(path, initial_alpha=3.0).stop()
+    assert "initial_alpha=3.0 has no effect on a run that continues" in caplog.text
+
+
+@pytest.mark.parametrize("kl_coeff", [0.2, 5.0])
+def test_a_coefficient_that_is_given_again_is_not_hidden_by_the_adaptive_one(kl_coeff: float, tmp_path: Path) -> None:
+    with config(kl_coeff=0.2, kl_target=1e-6).build() as algo:
+        before = [algo.train()["learners"]["default_policy"]["curr_kl_coeff"] for _ in range(3)]
+        path = algo.save(tmp_path / "checkpoint")
+    assert before[0] == 0.2 and before[2] > 0.2
+    with PPO.from_checkpoint(path, kl_coeff=kl_coeff) as algo:
+        found = algo.train()["learners"]["default_policy"]["curr_kl_coeff"]
+    assert found == (5.0 if kl_coeff == 5 else before[2] * 2)
 
 
 # What is given again.

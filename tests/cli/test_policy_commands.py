@@ -246,3 +246,8 @@ def test_one_policy_and_several_agents_do_not_fit(tmp_path: Path, capsys: pytest
             evaluate_policy(policy, Pair)
     assert main(["evaluate", str(path)]) == 2
     assert "no file can hold multi_agent.policy_mapping_fn" in capsys.readouterr().err
+
+
+def test_a_format_without_a_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", str(tmp_path), "--format", "gif"]) == 2
+    assert "--format goes with --record DIR" in capsys.readouterr().err

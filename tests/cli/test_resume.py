@@ -240,6 +240,16 @@ def test_wrong_usage_of_resume(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [["--seed", "7"], ["--set", "debugging.seed=7"]])
+def test_another_seed_is_warned_of(given: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_dir, message = tmp_path / "run", "seed=7 has no effect on a run that continues"
+    assert main([*arguments(**SETTINGS), "--stop", "training_iteration=1", "--run-dir", str(run_dir), "--quiet"]) == 0
+    for iteration, seed in ((2, []), (3, ["--set", "debugging.seed=0"]), (4, given)):
+        stop = ["--stop", f"training_iteration={iteration}", "--quiet"]
+        assert main(["train", "--resume", str(run_dir), *stop, *seed]) == 0
+        assert any(message in text for text in caplog.messages) == (seed == given)
+
+
 def test_a_directory_that_cannot_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(tmp_path)]) == 6
     assert "is not the directory of a run: it has no config.yaml" in capsys.readouterr().err

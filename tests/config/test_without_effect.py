@@ -71,6 +71,10 @@ def test_a_setting_of_layers_that_are_off_is_refused(model_config: dict[str, Any
         ({"sample_timeout_s": 5}, "sample_timeout_s=5.0 has no effect without env runners of the engine"),
         ({"max_num_env_runner_restarts": 5}, "max_num_env_runner_restarts=5 has no effect without env runners"),
         ({"on_error": "log"}, "on_error='log' has no effect without callbacks"),
+        (
+            {"explore": False, "exploration_config": {"random_timesteps": 9}},
+            "exploration_config={'random_timesteps': 9} has no effect without explore=True",
+        ),
     ],
 )
 def test_a_setting_that_waits_for_an_env_or_for_runners_is_warned_of(
@@ -79,6 +83,14 @@ def test_a_setting_that_waits_for_an_env_or_for_runners_is_warned_of(
     with caplog.at_level(logging.WARNING, "corral"):
         PPOConfig().environment("CartPole-v1").copy(**settings).build().stop()
     assert [record for record in caplog.messages if message in record]
+
+
+def test_an_exploration_that_only_evaluation_uses_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = (
+        DQNConfig().environment("CartPole-v1").exploration(explore=False, exploration_config={"final_epsilon": 0.5})
+    )
+    config.evaluation(evaluation_config={"explore": True}).build().stop()
+    assert "exploration_config" not in caplog.text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

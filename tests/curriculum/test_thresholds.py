@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from corral import Algorithm, MultiAgentEnv, PPOConfig
+from corral.checkpoint import read_checkpoint
 from corral.curriculum import ThresholdCurriculum
 from corral.errors import CallbackError, ConfigError, EnvError
 from corral.metrics.logger import MetricsLogger
@@ -318,3 +319,62 @@ def test_an_early_mean_passes_no_task() -> None:
     made = config(ThresholdCurriculum([0, 1], 2.0), Uneven).reporting(metrics_num_episodes_for_smoothing=500)
     with made.build() as algo:
         assert [algo.train()["curriculum"]["task_index"] for _ in range(4)] == [0, 0, 1, 1]  # of 37 rows each
+
+
+class Harder(Rewarding):
+    """The higher the task, the lower the return."""
+
+    def step(self, action: int) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, 10.0 - 5.0 * self.task, *rest
+
+
+RETURN = "env_runners/episode_return_mean"
+
+
+def best_of(run_dir: Path) -> tuple[int, float]:
+    metadata = read_checkpoint(run_dir / "checkpoints" / "best", with_state=False).metadata
+    return metadata["training_iteration"], metadata["best"]["value"]
+
+
+def test_returns_of_the_task_before_take_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the best checkpoint nor a criterion is about the easier task, also where both are in one window."""
+
+    def is_done(result: dict[str, Any]) -> bool:
+        found.append((result["curriculum"]["task_index"], result["env_runners"]["episode_return_mean"]))
+        return bool(found[-1][0] == 1 and found[-1][1] > 7)
+
+    monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+    found: list[tuple[float, float]] = []
+    made = config(ThresholdCurriculum([0, 1], thresholds=9.0, patience=2), Harder)
+    made.reporting(metrics_num_episodes_for_smoothing=50)  # an iteration has 64 episodes
+    with made.build() as algo:
+        stop = {"training_iteration": 9, "done": is_done}
+        result = algo.fit(stop=stop, run_dir=tmp_path / "run", progress=False)
+    index = [task for task, _ in found].index(1)
+    assert result["training_iteration"] == 9 and result["env_runners"]["episode_return_mean"] == 5
+    means = [mean for _, mean in found]
+    assert means[index - 1] == 10 and np.isnan(means[index]) and set(means[-2:]) == {5.0}
+    assert all(np.isnan(mean) or mean == 5 for mean in means[index:])
+    first = next(i for i, mean in enumerate(means) if mean == 5)
+    assert best_of(tmp_path / "run") == (first + 1, 5.0)
+
+
+@pytest.mark.parametrize("tasks", [None, "training"])
+def test_the_best_evaluated_value_stays_unless_it_is_of_the_task_in_force(tasks: Any, tmp_path: Path) -> None:
+    made = config(ThresholdCurriculum([0, 1], thresholds=9.0), Harder)
+    made.evaluation(evaluation_interval=1, evaluation_duration=2, evaluation_tasks=tasks)
+    with made.build() as algo:
+        algo.fit(stop={"training_iteration": 4}, run_dir=tmp_path / "run", progress=False)
+    assert best_of(tmp_path / "run")[1] == (10.0 if tasks is None else 5.0)
+
+
+def test_a_run_that_continues_keeps_the_best_checkpoint_of_the_task_in_force(tmp_path: Path) -> None:
+    made = config(ThresholdCurriculum([0, 1], thresholds=9.0), Harder)
+    with made.copy().build() as algo:
+        algo.fit(stop={"training_iteration": 6}, run_dir=tmp_path / "run", progress=False)
+    before = best_of(tmp_path / "run")
+    assert before[1] == 5.0
+    with made.copy().build() as algo:
+        algo.fit(stop={"training_iteration": 8}, resume=tmp_path / "run", progress=False)
+    assert best_of(tmp_path / "run") == before

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,11 @@ def log_things(worker: Any, text: str, times: int = 1) -> None:
         except ZeroDivisionError:
             logging.getLogger("corral").warning("in a worker: %s", text, exc_info=True)
     logging.getLogger("some.library").error("an error of a library")
+
+
+def warn_of(worker: Any, text: str) -> None:
+    """Give a warning of Python."""
+    warnings.warn(text, stacklevel=1)
 
 
 def double(worker: Any, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

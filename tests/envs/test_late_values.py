@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from handmade import MakeRunner
 
 BOX, DISCRETE = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 OBS = np.zeros(2, np.float32)
+MODES = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}
 
 FLAGS = ["False", [False], float("nan"), 0.5, np.array([False]), None, 1]
 WRONG: list[tuple[str, Any]] = [
@@ -198,6 +200,9 @@ class Pair(MultiAgentEnv):
         ("terminateds", {"a": "False", "b": "False"}, "terminateds must be bools by agent id"),
         ("truncateds", {"a": float("nan"), "b": False}, "truncateds must be bools by agent id"),
         ("terminateds", {"__all__": 0.5}, "terminateds must be bools by agent id"),
+        ("terminateds", {"a": None, "b": None}, "terminateds must be bools by agent id"),
+        ("terminateds", {"__all__": 0}, "terminateds must be bools by agent id"),
+        ("truncateds", {"a": "", "b": ""}, "truncateds must be bools by agent id"),
         ("rewards", {"a": "1.5"}, "must be one finite number"),
         ("rewards", {"a": np.array([1.0]), "b": np.array([1.0])}, "must be one finite number"),
         ("rewards", {"a": 1j}, "must be one finite number"),
@@ -212,6 +217,121 @@ def test_several_agents_and_groups_of_them(field: str, values: dict[Any, Any], w
         seated.step(actions)
     with pytest.raises(EnvError, match=words):
         seated.step(actions)
+
+
+class LateReset(LateEnv):
+    """Episodes of 8 steps; what the second reset and later ones return is wrong."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__("reward", 1.0)
+        self._returned, self._num_resets = returned, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._num_resets += 1
+        return (OBS, {}) if self._num_resets == 1 else self._returned
+
+
+RESETS: list[tuple[Any, str]] = [
+    *[((OBS, info), r"info from reset\(\) must be a dict, got") for info in (None, "none", [], [1])],
+    *[(found, r"reset\(\) must return \(observation, info\), got") for found in (OBS, (OBS,), None, (OBS, {}, {}))],
+]
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize(("returned", "words"), RESETS)
+def test_what_a_late_reset_returns(returned: Any, words: str, mode: str) -> None:
+    env = SyncVectorEnv([lambda: LateReset(returned)] * 2, autoreset_mode=MODES[mode])
+    env.reset()
+    with pytest.raises(SubEnvError) as caught:
+        for _ in range(9):
+            env.step(np.zeros(2, int))
+    assert caught.value.env_index == 0 and re.match(words, caught.value.problem)
+    with pytest.raises(SubEnvError, match=words):
+        env.reset()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_info_of_a_late_reset_in_each_vector_env(make_runner: MakeRunner, vectorization: str) -> None:
+    runner = make_runner(lambda: LateReset((OBS, None)), num_envs=2, vectorization=vectorization)
+    with pytest.raises(EnvError, match=r"sub-env 0, step 8: .*info from reset\(\) must be a dict, got NoneType None"):
+        runner.sample(num_timesteps=20)
+
+
+def test_a_wrong_late_reset_restarts_the_sub_env(make_runner: MakeRunner, caplog: pytest.LogCaptureFixture) -> None:
+    runner = make_runner(
+        lambda: LateReset((OBS, None)), num_envs=1, vectorization="sync", restart_failed_sub_environments=True
+    )
+    assert runner.sample(num_timesteps=20).num_env_steps >= 18
+    assert "failed in reset(): info from reset() must be a dict, got NoneType None. It was restarted." in caplog.text
+
+
+@pytest.mark.parametrize("infos", [None, [{}, {}], "none"])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_infos_of_vector_envs_of_users(make_runner: MakeRunner, infos: Any, mode: AutoresetMode) -> None:
+    class Late(LateVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *found, _ = super().step(actions)
+            return *found, infos if self._t == 5 else {}
+
+    runner = make_runner(lambda: Late(mode=mode), num_envs=None)
+    with pytest.raises(EnvError, match=r"step 4: .*infos from step\(\) must be a dict"):
+        runner.sample(num_timesteps=20)
+
+
+@pytest.mark.parametrize("obs", [np.zeros((2, 1), np.float32), np.zeros((2, 2), complex), np.zeros(2), None])
+def test_observations_of_late_resets_by_a_mask(make_runner: MakeRunner, obs: Any) -> None:
+    class Late(LateVectorEnv):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            found = super().reset(seed=seed)
+            self._t = 3
+            return (obs, {}) if self._is_late else found
+
+        def step(self, actions: Any) -> Any:
+            self._is_late = self._t == 4  # the sub-envs are reset after the second step
+            return super().step(actions)
+
+        _is_late = False
+
+    runner = make_runner(lambda: Late("truncated", np.ones(2, bool), AutoresetMode.DISABLED), num_envs=None)
+    with pytest.raises(EnvError, match=r"step 1: .*observation must have .* \(from reset\(\)\)"):
+        runner.sample(num_timesteps=20)
+
+
+@pytest.mark.parametrize("final", [None, np.zeros((2, 3), np.float32), np.zeros((1, 2), np.float32), [OBS, "x"]])
+def test_final_observations_of_vector_envs_of_users(make_runner: MakeRunner, final: Any) -> None:
+    class Late(LateVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *found, _ = super().step(actions)
+            return *found, {"final_obs": final, "_final_obs": np.ones(2, bool)}
+
+    runner = make_runner(lambda: Late("truncated", np.ones(2, bool), AutoresetMode.SAME_STEP), num_envs=None)
+    with pytest.raises(EnvError, match=r"env '<lambda>'.*final_obs"):
+        runner.sample(num_timesteps=20)
+
+
+@pytest.mark.parametrize("value", [2, -1])
+def test_binary_observations_have_bounds(make_runner: MakeRunner, value: int) -> None:
+    class Late(LateEnv):
+        observation_space = spaces.MultiBinary(2)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            super().reset(seed=seed)
+            return np.zeros(2, np.int8), {}
+
+        def step(self, action: Any) -> Any:
+            found = super().step(action)
+            return np.full(2, value if self._t == 5 else 1, np.int8), *found[1:]
+
+    runner = make_runner(lambda: Late("reward", 1.0), num_envs=1, vectorization="sync")
+    with pytest.raises(EnvError, match=r"step 4: observation is outside MultiBinary"):
+        runner.sample(num_timesteps=20)
+
+
+@pytest.mark.parametrize("obs", [np.full(2, np.nan, np.float32), np.zeros(3, np.float32), np.array(["1", "2"])])
+def test_observations_that_a_function_is_given(obs: Any) -> None:
+    with pytest.raises(EnvError, match="observation"):
+        evaluate_policy(lambda obs: 0, LateEnv("obs", obs), episodes=2)
 
 
 def test_an_env_that_is_played(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from corral import Callback, PPOConfig, evaluate_policy, load_policy
 from corral.checkpoint import read_checkpoint
 from corral.checkpoint.run_checkpoints import best_metric
 from corral.errors import CorralError
+from corral.loggers.run_summary import last_numbers
+from corral.metrics.result import flat_result, without_early_means
 from corral.testing import CountingEnv
 
 SEEDS = [3, 1, 4, 15]
@@ -87,6 +90,38 @@ def test_a_truncated_round_does_not_choose(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
     fit(small().callbacks(Rising), tmp_path / "run", 3)
     assert best(tmp_path / "run") == (2, 2.0)
+
+
+EVALUATED = "evaluation/env_runners/episode_return_mean"
+
+
+class Endless(CountingEnv):
+    """Episodes of 2 steps; in evaluation, sub-env 1 never ends its episode, and waits in its fifth step."""
+
+    def __init__(self, context: Any) -> None:
+        self._blocks = bool(context.get("blocks") and context.vector_index)
+        super().__init__({"episode_length": 1000 if self._blocks else 2})
+
+    def step(self, action: int) -> Any:
+        found = super().step(action)
+        if self._blocks and self._t == 5:
+            threading.Event().wait()  # until the time limit interrupts it
+        return found
+
+
+def test_no_decision_is_taken_by_a_truncated_round(tmp_path: Path) -> None:
+    """The short episodes have ended when the time limit ends the round, and the long one counts nowhere."""
+    config = small(Endless, evaluation_duration=2, evaluation_sample_timeout_s=0.3, evaluation_interval=2)
+    config.evaluation(evaluation_config={"env_config": {"blocks": True}}).environment(disable_env_checking=True)
+    with config.build() as algo:
+        result = algo.fit(stop={EVALUATED: 0.5, "training_iteration": 3}, run_dir=tmp_path / "run", progress=False)
+    assert result["evaluation"]["truncated"] and not result["evaluation"]["fresh"]
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] > 0.5
+    assert result["training_iteration"] == 3 and EVALUATED in result["early_means"]
+    assert "evaluation/env_runners/num_episodes" not in result["early_means"]
+    assert math.isnan(flat_result(without_early_means(result))[EVALUATED])
+    assert math.isnan(last_numbers(tmp_path / "run").evaluated_return)
+    assert best(tmp_path / "run") == (3, None)
 
 
 def test_auto_is_the_evaluated_return_if_there_is_one() -> None:

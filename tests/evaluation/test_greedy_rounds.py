@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from corral import DQNConfig, PPOConfig, evaluate_policy
+from corral import DQNConfig, PPOConfig, evaluate_policy, make_multi_agent
 from corral.testing import CountingEnv
 
 
@@ -131,3 +131,28 @@ def test_a_custom_function_has_the_number_of_training() -> None:
 
     with config(custom_evaluation_function=play, evaluation_duration=2).build() as algo:
         assert algo.evaluate()["num_envs"] == 16
+
+
+def test_an_exploration_of_rounds_that_do_not_explore_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    dqn(evaluation_config={"explore": False, **EPSILON}).build().stop()
+    (message,) = [text for text in caplog.messages if "exploration_config" in text]
+    assert message.startswith("evaluation_config: ") and message.endswith(" has no effect with explore=False.")
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_an_exploration_of_rounds_is_for_all_modules(greedy: bool) -> None:
+    """Also for a module with an exploration of its own in training."""
+    made = DQNConfig().environment(make_multi_agent(Bandit), env_config={"num_agents": 2}).debugging(seed=0)
+    made.multi_agent(
+        policies={"a", "b"},
+        policy_mapping_fn=lambda agent_id, episode: "ab"[int(agent_id)],
+        algorithm_config_overrides_per_module={"a": {"exploration_config": {"type": "Random"}}},
+    )
+    epsilon = 0.0 if greedy else 1.0
+    made.evaluation(
+        evaluation_duration=60,
+        evaluation_config={"exploration_config": {"initial_epsilon": epsilon, "final_epsilon": epsilon}},
+    )
+    with made.build() as algo:
+        returns = algo.evaluate()["env_runners"]["episode_returns"]
+    assert len(set(returns)) == (1 if greedy else 3)

@@ -132,6 +132,7 @@ class Algorithm(metaclass=_WithHints):
         READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
             Otherwise they stay in the runners.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
+        FIRST_SETTINGS: Settings that only say how a run begins.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
@@ -141,6 +142,7 @@ class Algorithm(metaclass=_WithHints):
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config", "lr_scheduler"})
+    FIRST_SETTINGS: ClassVar[frozenset[str]] = frozenset({"seed"})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Refuse the arguments with which other libraries make an algorithm.
@@ -828,7 +830,7 @@ class Algorithm(metaclass=_WithHints):
             self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         merge_nested(result, self.metrics.peek_new())  # metrics that the callbacks of this event logged
         if self._may_be_early:
-            result[EARLY_MEANS] = self._find_early_means()
+            result[EARLY_MEANS] = [*dict.fromkeys((*self._find_early_means(), *result[EARLY_MEANS]))]
 
     @contextmanager
     def exceptions_shown(self) -> Iterator[None]:
@@ -876,6 +878,8 @@ class Algorithm(metaclass=_WithHints):
         )
         result |= self.metrics.peek()
         result[EARLY_MEANS] = self._find_early_means() if self._may_be_early else []
+        if evaluation:
+            result[EARLY_MEANS] += self._evaluator.early_means
         return result
 
     def _find_early_means(self) -> list[str]:

@@ -33,6 +33,7 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
+    from corral.checkpoint.directory import Checkpoint
     from corral.config.setter_types import PPOTrainingArgs
 
 # How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
@@ -136,6 +137,12 @@ class PPO(Algorithm):
         """Change settings; see `Algorithm.reconfigure`. The adaptive coefficients start again at a new `kl_coeff`."""
         super().reconfigure(**settings)
         if "kl_coeff" in settings:
+            self._kl_coeff.clear()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; the adaptive coefficients start again at a `kl_coeff` other than its own."""
+        super()._restore(checkpoint)
+        if not np.array_equal(checkpoint.config["training"].get("kl_coeff", np.nan), self.config.kl_coeff):
             self._kl_coeff.clear()
 
     def make_loss(self, config: PPOConfig) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:

@@ -118,6 +118,7 @@ class SAC(OffPolicyAlgorithm):
 
     STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng")
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha"}
+    FIRST_SETTINGS = OffPolicyAlgorithm.FIRST_SETTINGS | {"initial_alpha"}
     METRICS = (
         *("critic_loss", "actor_loss", "alpha_loss", "alpha", "entropy", "qf_mean", "qf_min", "qf_max"),
         *off_policy_metrics("actor", "critic", "alpha"),

@@ -120,6 +120,15 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
     if settings.get("load_from") is not None:
         raise ConfigError("from_checkpoint: load_from has no effect, since all weights come from the checkpoint.")
     config = _without_loading(config_of(checkpoint, settings))
+    saved = {
+        name: value
+        for group in checkpoint.config.values()
+        if isinstance(group, Mapping)
+        for name, value in group.items()
+    }
+    for name in settings.keys() & config.algo_class.FIRST_SETTINGS:
+        if settings[name] != saved.get(name):
+            warn_of_first_setting(name, settings[name])
     # The processes of runners and learners cannot import from this script, but they can be sent what is in it.
     if names_script(config.env):
         config.env = resolve_env(config.env)
@@ -132,6 +141,11 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         algorithm.stop()
         raise
     return algorithm
+
+
+def warn_of_first_setting(name: str, value: Any) -> None:
+    """Warn of a setting that says how a run begins, and that was given for a run that continues."""
+    log.warning("%s=%s has no effect on a run that continues: what begins with it is in the checkpoint.", name, value)
 
 
 def _without_loading(config: AlgorithmConfig) -> AlgorithmConfig:

@@ -41,7 +41,8 @@ class RunCheckpoints:
     Copying it has a pause of the same kind, so that a peak that is shorter than 100 times the duration of a copy may be
     missed. A number of evaluation counts in
     the iteration of its round only, and only if the round is complete. If the round was played while an iteration
-    trained, the best state is the one from before this iteration, whose weights were evaluated.
+    trained, the best state is the one from before this iteration, whose weights were evaluated. When a
+    `ThresholdCurriculum` begins the next task, the best value is forgotten, unless it is of other tasks.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class RunCheckpoints:
             self._metric = NamedNumber(name, "best_checkpoint_metric", ConfigError, late_keys=late_keys)
         self._is_evaluated = str(name).startswith("evaluation/")
         self._is_behind = self._is_evaluated and config.evaluation_parallel_to_training
-        self._best_value = self._value_of_best()
+        self._best_value, self._task = self._value_of_best(), _task_of(algorithm.latest_numbers)
+        of_others = str(name).startswith(("learners/", "curriculum/"))
+        self._depends_on_task = not of_others and (not self._is_evaluated or config.evaluation_tasks == "training")
         self._new_best: dict[str, Any] | None = None  # arguments of write_checkpoint
         self._better: tuple[tuple[int, int], float] | None = None  # the latest state, if it is better and not copied
         self._copy_from_s = self._write_from_s = float("-inf")  # the ends of the pauses
@@ -108,6 +111,7 @@ class RunCheckpoints:
             ConfigError: `best_checkpoint_metric` is not in the result.
         """
         if self._metric is not None:
+            self._follow_task(result)
             value = self._metric.find(flat_result(result))
             self._better = None
             if value is not None and self._counts(result) and self._is_better(value):
@@ -129,6 +133,12 @@ class RunCheckpoints:
         """Return whether the number of a result is of this iteration. A truncated round favours short episodes."""
         evaluation = result.get("evaluation", {})
         return not self._is_evaluated or (evaluation.get("fresh", False) and not evaluation.get("truncated", False))
+
+    def _follow_task(self, result: Mapping[str, Any]) -> None:
+        """Forget the best value if a curriculum has begun the next task: returns of an easier one would stay best."""
+        task, self._task = self._task, _task_of(result)
+        if self._depends_on_task and task not in (None, self._task):
+            self._best_value = -math.inf if self._config.best_checkpoint_mode == "max" else math.inf
 
     def _keep_before(self) -> None:
         """Copy the state if the next iteration trains while a round evaluates these weights."""
@@ -239,6 +249,18 @@ class RunCheckpoints:
         if self._better is not None and self._better[0] == self._position():
             self._set_best(self._copied(), self._better[1])
         self.write()
+        if self._config.num_checkpoints_kept and self._written != self._position():
+            latest = "there is none" if self._written is None else f"the latest one is of iteration {self._written[0]}"
+            self._warn(
+                (RunCheckpoints, "end"),
+                f"No checkpoint holds the last state of the run, of iteration {self._algorithm.training_iteration}: "
+                f"{latest} in {self._directory}.",
+            )
+
+
+def _task_of(result: Mapping[str, Any]) -> Any:
+    """Return the index of the task that a curriculum has in force, or `None`."""
+    return result.get("curriculum", {}).get("task_index")
 
 
 def best_metric(config: AlgorithmConfig) -> str | None:

@@ -71,6 +71,13 @@ def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
             setattr(config, name, value)
     for text in options.settings:
         config.set_path(*parse_pair(text, "--set"))
+    if options.resume is not None:
+        from corral.algorithms.fitting import has_just_begun, read_config
+        from corral.checkpoint.algorithm import warn_of_first_setting
+
+        saved = (read_config(options.resume).get("debugging") or {}).get("seed")
+        if config.seed != saved and not has_just_begun(options.resume):
+            warn_of_first_setting("seed", config.seed)
     if named := _named_loggers(options):
         config.loggers = add_named(names_of(options.resume) if config.loggers is None else config.loggers, named)
 

@@ -184,7 +184,7 @@ def _add_play(commands: Any) -> None:
     _add_policy_options(play)
     play.add_argument("--episodes", type=int, default=3, help="number of episodes; 3 if left out")
     play.add_argument("--record", type=_path, metavar="DIR", help="record each episode there rather than show it")
-    play.add_argument("--format", choices=("mp4", "gif"), default="mp4", help="of the recordings; mp4 if left out")
+    play.add_argument("--format", choices=("mp4", "gif"), help="of the recordings; mp4 if left out")
     play.set_defaults(run="corral.cli.policies:play")
 
 

@@ -137,6 +137,8 @@ def _has_display() -> bool:
 
 def play(options: argparse.Namespace) -> int:
     """Run `corral play`: show or record episodes, and print the return of each one."""
+    if options.format is not None and options.record is None:
+        raise ConfigError("--format goes with --record DIR: nothing is recorded without it.")
     setup = load_setup(options)
     if options.record is None and not _has_display():
         print("corral: no display was found: if no window opens, record with --record DIR.", file=sys.stderr)
@@ -146,7 +148,7 @@ def play(options: argparse.Namespace) -> int:
         setup.env,
         episodes=options.episodes,
         record=options.record,
-        file_format=options.format,
+        file_format=options.format or "mp4",
         env_config=setup.env_config,
         wrappers=setup.wrappers,
         seed=options.seed,

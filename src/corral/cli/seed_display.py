@@ -113,6 +113,9 @@ class SeedDisplay:
         return table
 
     def _print_failures(self) -> None:
+        for seed, numbers in self._set.numbers().items():
+            if numbers.faults:
+                print_error(f"seed {seed}: {numbers.faults}; {self._set.run_dir(seed) / 'run.log'} says why")
         for seed, run in self._runs.items():
             if self._state(seed).startswith("failed"):
                 problem = run.error_line() or "see its output"

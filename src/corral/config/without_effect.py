@@ -85,6 +85,7 @@ def warn_of_settings_without_effect(config: AlgorithmConfig) -> None:
     for name, need in _find_unused(config, others).items() if config.origin is None else ():
         log.warning("%s=%r has no effect without %s.", name, getattr(config, name), need)
     _warn_of_schedules(config)
+    _warn_of_exploration(config)
     on_ray = engine_for(config.engine_name) == "ray"
     for who, runs in (("env_runner", runs_env_runners(config)), ("learner", bool(config.num_learners))):
         num_gpus = getattr(config, f"num_gpus_per_{who}")
@@ -92,6 +93,19 @@ def warn_of_settings_without_effect(config: AlgorithmConfig) -> None:
             log.warning("num_cpus_per_%s has no effect without Ray: processes share all CPUs of the machine.", who)
         if num_gpus and not on_ray and not _has_gpu():
             log.warning("num_gpus_per_%s=%g has no effect: torch finds no GPU on this machine.", who, num_gpus)
+
+
+def _warn_of_exploration(config: AlgorithmConfig) -> None:
+    """Warn of explorations that no runner uses, because none explores."""
+    if config.origin is not None:
+        return
+    evaluation = config.evaluation_config
+    used = config.explore or (evaluation.get("explore") and "exploration_config" not in evaluation)
+    if config.exploration_config and not used:
+        log.warning("exploration_config=%r has no effect without explore=True.", config.exploration_config)
+    given = evaluation.get("exploration_config")
+    if given and evaluation.get("explore") is False:
+        log.warning("evaluation_config: exploration_config=%r has no effect with explore=False.", given)
 
 
 def _warn_of_schedules(config: AlgorithmConfig) -> None:

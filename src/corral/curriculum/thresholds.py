@@ -11,7 +11,7 @@ from corral.callbacks.callback import Callback
 from corral.curriculum.shares import log_shares
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import check_is_measured
-from corral.metrics.result import flat_result, without_early_means
+from corral.metrics.result import EARLY_MEANS, flat_result, without_early_means
 
 if TYPE_CHECKING:
     from corral.metrics.entry import Entry
@@ -32,6 +32,9 @@ class ThresholdCurriculum(Callback):
     docs/metrics.md) never count. A metric of an evaluation counts once per round, and only if the round is fresh. Give
     an instance to `.callbacks(...)`. The result has `curriculum/task_index`, and under `curriculum/task_share` the
     share of sub-envs for each task.
+
+    Until their windows have only episodes of the task in force, statistics of training episodes are early means: they
+    meet no stop criterion and choose no best checkpoint, which is one of the task in force.
 
     Args:
         tasks: Tasks from easy to hard; `set_task` of the envs receives them.
@@ -69,6 +72,7 @@ class ThresholdCurriculum(Callback):
         self.over_before: dict[int, list[int]] = {}  # episodes of each sub-env that were over then, by runner
         # Values and episodes that there were when all episodes were about the task in force; `None` until then.
         self.first_counts: list[int] | None = None
+        self.is_round_old = False  # whether the latest round of evaluation played the task before
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Set the first task; an algorithm that was built before with this instance does not count."""
@@ -90,6 +94,7 @@ class ThresholdCurriculum(Callback):
         if self.metric not in metrics:
             raise ConfigError(f"ThresholdCurriculum: no metric {self.metric!r}. {nearest(self.metric, metrics)}")
         num_episodes = metrics["env_runners/num_episodes_lifetime"]
+        self.is_round_old = self.is_round_old and not metrics.get("evaluation/fresh")
         if self.index < len(self.tasks) - 1 and self._counts(metrics, num_episodes, algorithm):
             reached = metrics[self.metric] >= self.thresholds[self.index]
             self.num_reached = self.num_reached + 1 if reached else 0
@@ -99,6 +104,13 @@ class ThresholdCurriculum(Callback):
                     self.num_values_before, self.first_counts = entry.num_values, None
                     self.over_before = algorithm.env_runner_group.num_episodes_over
                 self._set_task(algorithm)
+                self.is_round_old = algorithm.config.evaluation_tasks == "training"
+        names = [] if self._are_episodes_new(num_episodes, algorithm) else algorithm.metrics.names_of_episodes()
+        names = [name for name in names if not name.startswith("curriculum/")]
+        if self.is_round_old:
+            names += [name for name in metrics if name.startswith("evaluation/env_runners/")]
+        if names:
+            result[EARLY_MEANS] = [*dict.fromkeys((*result.get(EARLY_MEANS, ()), *names))]
         metrics_logger.log_value(("curriculum", "task_index"), self.index, window=1)
         log_shares(metrics_logger, self.tasks, [float(i == self.index) for i in range(len(self.tasks))])
 
@@ -108,17 +120,24 @@ class ThresholdCurriculum(Callback):
             return bool(metrics["evaluation/fresh"])
         if self.index == 0:
             return True
-        config = algorithm.config  # one episode of each sub-env began with the task before
-        num_old = algorithm.env_runner_group.num_envs * max(1, config.num_env_runners)
-        num_new = num_episodes - self.num_episodes_before - num_old
-        are_episodes_new = bool(num_new >= config.metrics_num_episodes_for_smoothing)
+        are_episodes_new = self._are_episodes_new(num_episodes, algorithm)
         if self.metric.startswith("env_runners/episode_"):
             return are_episodes_new
         if (entry := self._entry(algorithm)) is None:
             return True
         if entry.is_reserved:  # one value per episode, as the returns of modules and agents
+            num_old = self._num_old(algorithm)
             return bool(entry.num_values - self.num_values_before - num_old >= (entry.reduction.window or 0))
         return self._counts_values(entry, num_episodes, are_episodes_new or self._are_all_over(algorithm))
+
+    def _num_old(self, algorithm: Any) -> int:
+        """Return the number of episodes that were running at the last change: one of each sub-env."""
+        return int(algorithm.env_runner_group.num_envs * max(1, algorithm.config.num_env_runners))
+
+    def _are_episodes_new(self, num_episodes: float, algorithm: Any) -> bool:
+        """Return whether windows of episodes have only such that began with the task in force."""
+        num_new = num_episodes - self.num_episodes_before - self._num_old(algorithm)
+        return self.index == 0 or bool(num_new >= algorithm.config.metrics_num_episodes_for_smoothing)
 
     def _entry(self, algorithm: Any) -> Entry | None:
         """Return the key of the logger that has the metric, if it may be a statistic of training episodes."""
@@ -157,7 +176,8 @@ class ThresholdCurriculum(Callback):
 
     def get_state(self) -> dict[str, Any]:
         """Return the index of the task and the counts."""
-        return {name: getattr(self, name) for name in STATE}
+        state = {name: getattr(self, name) for name in STATE}
+        return {**state, "is_round_old": True} if self.is_round_old else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`.
@@ -170,4 +190,4 @@ class ThresholdCurriculum(Callback):
                 f"ThresholdCurriculum: the state is at the task with index {state['index']}, and there are "
                 f"{len(self.tasks)} tasks: give the tasks of the run, and further ones after them."
             )
-        vars(self).update(state)
+        vars(self).update({"is_round_old": False, **state})

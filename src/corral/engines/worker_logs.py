@@ -27,6 +27,19 @@ class WorkerLog(logging.Handler):
         """Handle all records of this process; what the process that started this one does not show is dropped there."""
         logging.getLogger().addHandler(self)
         logging.getLogger("corral").setLevel(logging.DEBUG)
+        logging.captureWarnings(True)  # else they are printed, over the panel, and are in no file
+
+    def take_over(self) -> None:
+        """Handle all records of this process, which may be forked, in place of the handlers that it has inherited."""
+        known = logging.Logger.manager.loggerDict.values()
+        for logger in (logging.getLogger(), *(each for each in known if isinstance(each, logging.Logger))):
+            logger.handlers = []  # not closed: they belong to the process that started this one
+        self.install()
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there are records to take."""
+        return bool(self._records)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record; a process that was forked from the worker, such as a sub-env's, prints it."""
@@ -34,7 +47,8 @@ class WorkerLog(logging.Handler):
             if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
                 logging.lastResort.handle(record)
         elif len(self._records) < MAX_RECORDS:
-            self._records.append((record.name, record.levelno, record.created, self.format(record)))
+            name = "corral" if record.name == "py.warnings" else record.name  # so that run.log has warnings
+            self._records.append((name, record.levelno, record.created, self.format(record).rstrip("\n")))
         else:
             self._num_dropped += 1
 

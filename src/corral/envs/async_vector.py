@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +34,18 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.engines.forks import forks_end_here
 from corral.engines.process_group_guard import start_guarded_group
+from corral.engines.worker_logs import WorkerLog, log_records
 from corral.envs.checks import check_obs
-from corral.envs.step_checks import check_step
+from corral.envs.step_checks import check_reset, check_step
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import CLOSE_LIMIT_S, AbsentSubEnvs, Restarts, problem_of, restart_env, restart_error
 from corral.errors import EnvTimeoutError, SubEnvError
 
 _FAILURE = "corral_failure"
 """Key in the info of a failed sub-env that waits to be restarted; the value is (method, problem, traceback)."""
+
+_LOGS = "corral_logs"
+"""Key in the info of a sub-env that has logged something; the value is the records."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,8 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         self, make: Callable[[], gym.Env[Any, Any]], step_timeout_s: float | None, reports_failures: bool
     ) -> None:
         super().__init__(make())
-        self.note_step: Callable[[], None] = lambda: None  # the process sets it
+        self.note_step: Callable[[], None] = lambda: None  # the process sets it, and `logs`
+        self.logs: WorkerLog | None = None
         self._make, self._reports_failures = make, reports_failures
         self._resets_next = False  # whether the next step only resets; see `resume`
         self._timer = None if step_timeout_s is None else StepTimer(step_timeout_s)
@@ -137,11 +143,11 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._resets_next = False
         try:
             with _portable_errors():
-                obs, info = self._call(self.env.reset, seed=seed, options=options)
+                obs, info = check_reset(self._call(self.env.reset, seed=seed, options=options))
                 check_obs(self.observation_space, obs)
         except Exception as error:
             return self._no_obs, self._failed("reset", error)
-        return obs, info
+        return obs, self._with_logs(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self._resets_next:
@@ -157,12 +163,21 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
                 obs, info = copy_nested(obs), copy_nested(info)
         except Exception as error:
             return self._no_obs, 0.0, False, False, self._failed("step", error)
-        return obs, reward, terminated, truncated, info
+        return obs, reward, terminated, truncated, self._with_logs(info)
 
     def _failed(self, method: str, error: Exception) -> dict[str, Any]:
         if not self._reports_failures:
+            if self.logs is not None and self.logs.has_records:
+                print(*(text for *_, text in self.logs.take()), sep="\n", file=sys.stderr, flush=True)
             raise error
-        return {_FAILURE: (method, problem_of(error), "".join(traceback.format_exception(error)))}
+        failure = method, problem_of(error), "".join(traceback.format_exception(error))
+        return self._with_logs({_FAILURE: failure})
+
+    def _with_logs(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Return an info with what this process has logged since the last one."""
+        if self.logs is None or not self.logs.has_records:
+            return info
+        return {**info, _LOGS: self.logs.take()}
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env within the time limit; a process that it forks would answer on the same pipe."""
@@ -182,7 +197,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         except Exception as error:
             error.add_note("".join(traceback.format_exception(error)))
             return (error,)
-        return obs, info
+        return obs, self._with_logs(info)
 
     def resume(self, resets_next: bool) -> None:
         """Set whether the next step only resets the env, as it does after a step that ended an episode.
@@ -412,7 +427,10 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
         return True
 
     def _add_info(self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int) -> dict[Any, Any]:
-        """Add the info of a sub-env; Gymnasium calls this for each."""
+        """Add the info of a sub-env, and log what it has logged; Gymnasium calls this for each."""
+        for info in (env_info.get("final_info"), env_info) if env_info else ():
+            if info and _LOGS in info:
+                log_records(info.pop(_LOGS), f"sub-env {env_num}")
         if env_info:
             vector_infos[env_num] = env_info
         return vector_infos
@@ -441,6 +459,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
             new_obs, info = answer
             map_tree(partial(_write_row, failure.env_index), obs, new_obs)
             infos[failure.env_index] |= info
+            self._add_info(infos, infos[failure.env_index], failure.env_index)
             self._restarts.restarted(failure)
 
     def _raise_if_errors(self, successes: Any) -> None:
@@ -541,10 +560,13 @@ def _worker(
     for number in ENDING[1:]:  # by a handler, since programs that an env starts would inherit that they are ignored
         signal.signal(number, lambda *_: None)
 
+    logs = WorkerLog()
+    logs.take_over()
+
     def make_and_connect() -> gym.Env[Any, Any]:
         env = make()
         if isinstance(env, _ProcessEnv):
-            env.note_step = partial(stepped.__setitem__, index, 1)
+            env.note_step, env.logs = partial(stepped.__setitem__, index, 1), logs
         return env
 
     gym.vector.async_vector_env._async_worker(index, make_and_connect, *arguments)

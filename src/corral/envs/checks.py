@@ -200,6 +200,8 @@ def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str
         low, high = space.start, space.start + space.n - 1
     elif isinstance(space, spaces.MultiDiscrete):
         low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = 0, 1
     else:
         return None
     if (values < low).any() or (values > high).any():

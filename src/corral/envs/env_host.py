@@ -21,6 +21,7 @@ from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_glob
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
+from corral.envs.checks import mismatch
 from corral.envs.config import EnvironmentSettings
 from corral.envs.env_state import (
     check_env_state,
@@ -41,7 +42,7 @@ from corral.envs.episode_resets import (
     take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
-from corral.envs.step_checks import check_step_columns
+from corral.envs.step_checks import check_infos, check_step_columns, shorten
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
     Restarts,
@@ -287,7 +288,8 @@ class EnvHost:
     def _checked_step(self, actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
         """Step a vector env whose rewards and flags nobody has checked yet."""
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        return obs, *check_step_columns(self.num_envs, rewards, terminated, truncated), infos
+        columns = check_step_columns(self.num_envs, rewards, terminated, truncated)
+        return obs, *columns, check_infos(infos, "step")
 
     def reset(self, resets: Sequence[EpisodeReset] | None = None) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.
@@ -318,8 +320,8 @@ class EnvHost:
 
     def _reset(self, seed: int | None) -> tuple[Any, Mapping[str, Any]]:
         reset = partial(self._timer.call, self.env.reset) if self._is_timed else self.env.reset
-        found: tuple[Any, Mapping[str, Any]] = reset(seed=seed)
-        return found
+        obs, infos = reset(seed=seed)
+        return obs, infos if self._gives_checked_steps else check_infos(infos, "reset")
 
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs, if `asks_iteration`, how many iterations the algorithm has finished."""
@@ -373,7 +375,15 @@ class EnvHost:
                 f"(it has {sorted(infos)}): without it the last observation is lost."
             )
         final = infos["final_obs"]
-        return final[env_index] if isinstance(final, np.ndarray) else map_tree(lambda leaf: leaf[env_index], final)
+        try:
+            found = final[env_index] if isinstance(final, np.ndarray) else map_tree(lambda leaf: leaf[env_index], final)
+        except (TypeError, IndexError):
+            raise EnvError(
+                f"env {self.name!r}: infos['final_obs'] must be of all sub-envs, got {shorten(final)}."
+            ) from None
+        if problem := mismatch(self.space, found, "final_obs", values=False):
+            raise EnvError(f"env {self.name!r}, sub-env {env_index}: {problem}.")
+        return found
 
     # Failures.
 

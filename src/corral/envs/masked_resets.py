@@ -11,9 +11,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
+from corral.envs.checks import mismatch
 from corral.envs.episode_resets import EpisodeResets
-from corral.envs.step_checks import check_step_columns
+from corral.envs.step_checks import check_infos, check_step_columns
 from corral.errors import EnvError
 
 
@@ -90,7 +92,7 @@ class MaskedResets(VectorWrapper):
         """Step all sub-envs, and reset the ones whose episodes ended; see `gymnasium.vector.VectorEnv.step`."""
         obs, *columns, given = self.env.step(actions)
         rewards, terminated, truncated = map(np.copy, check_step_columns(self.num_envs, *columns))
-        obs, infos = map_tree(np.copy, obs), infos_by_env(given, self.num_envs)
+        obs, infos = map_tree(np.copy, obs), infos_by_env(check_infos(given, "step"), self.num_envs)
         for i in np.flatnonzero(terminated | truncated).tolist():
             final = {"final_obs": map_tree(lambda leaf, i=i: leaf[i].copy(), obs), "final_info": infos[i]}
             row, info = self.lanes[i].reset()
@@ -106,7 +108,7 @@ class _Lane(gym.Env[Any, Any]):
     def __init__(self, vector_env: VectorEnv[Any, Any, Any], index: int) -> None:
         self.observation_space = vector_env.single_observation_space
         self.action_space = vector_env.single_action_space
-        self.vector_env, self._index = vector_env, index
+        self.vector_env, self._index, self._tree = vector_env, index, space_tree(self.observation_space)
         self.batch: Tree = None  # observations `[N, ...]` of the latest reset
 
     def __getattr__(self, name: str) -> Any:
@@ -119,8 +121,10 @@ class _Lane(gym.Env[Any, Any]):
         n, i = self.vector_env.num_envs, self._index
         seeds: Any = [seed if j == i else None for j in range(n)]
         obs, infos = self.vector_env.reset(seed=seeds, options={**(options or {}), "reset_mask": np.arange(n) == i})
-        self.batch = obs
-        return map_tree(lambda leaf: np.copy(leaf[i]), obs), infos_by_env(infos, n)[i]
+        if problem := mismatch(self._tree, obs, "observation", values=False, batch=(n,)):
+            raise EnvError(f"{problem} (from reset())")  # NumPy alone would broadcast it over the row, or cast it
+        self.batch = obs = map_tree(lambda _, leaf: np.asarray(leaf), self._tree, obs)
+        return map_tree(lambda leaf: np.copy(leaf[i]), obs), infos_by_env(check_infos(infos, "reset"), n)[i]
 
 
 def _check_others(ended: NDArray[np.bool_], before: Tree, after: Tree) -> None:

@@ -197,14 +197,11 @@ class SeatedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 if len(self._known_flags) >= MAX_KEY_SETS:
                     self._known_flags.clear()
                 self._known_flags.add(keys)
-            try:
-                if not any(flags.values()):
-                    continue
-                if wrong := [flag for flag in flags.values() if type(flag) not in FLAG_TYPES]:
-                    raise ValueError(f"not a bool: {wrong[0]!r}")
-                ends = [self._seat_of[agent] for agent, flag in flags.items() if flag and agent != ALL]
-            except ValueError as error:  # also the truth value of an array
-                raise EnvError(f"{field}s must be bools by agent id, got {flags!r:.200}") from error
+            if not FLAG_TYPES.issuperset(map(type, flags.values())):
+                raise EnvError(f"{field}s must be bools by agent id, got {flags!r:.200}")
+            if not any(flags.values()):
+                continue
+            ends = [self._seat_of[agent] for agent, flag in flags.items() if flag and agent != ALL]
             column = self._flags[field]
             column[ends] = 1
             column[self.ended] = 0  # in an earlier step

@@ -1,7 +1,8 @@
-"""Checks of what `step` returned besides observations: its number of parts, the reward, the flags and the info."""
+"""Checks of what `step` and `reset` returned besides observations: the parts, the reward, the flags and the info."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,32 @@ def step_problem(returned: Any) -> str | None:
         if type(flag) not in FLAG_TYPES:
             return f"{field} from step() must be a bool, got {shorten(flag)}"
     return None if isinstance(info, dict) else f"info from step() must be a dict, got {shorten(info)}"
+
+
+def check_reset(returned: Any) -> Any:
+    """Return what the `reset` of one env returned, after a check of everything except for the observation.
+
+    Raises:
+        EnvError: It is no tuple of two, or the info is not a dict.
+    """
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise EnvError(f"reset() must return (observation, info), got {shorten(returned)}")
+    if not isinstance(returned[1], dict):
+        raise EnvError(f"info from reset() must be a dict, got {shorten(returned[1])}")
+    return returned
+
+
+def check_infos(infos: Any, method: str) -> Any:
+    """Return the infos of a vector env that Corral did not make, after a check that they are a dict.
+
+    Raises:
+        EnvError: They are not.
+    """
+    if not isinstance(infos, Mapping):
+        raise EnvError(
+            f"infos from {method}() must be a dict, in which each value is of all sub-envs, got {shorten(infos)}"
+        )
+    return infos
 
 
 def check_step_columns(num_envs: int, *columns: Any) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:

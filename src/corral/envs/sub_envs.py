@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from corral.core.tree import copy_nested
 from corral.envs.checks import check_obs
 from corral.envs.episode_resets import EpisodeResets
+from corral.envs.step_checks import check_reset
 from corral.envs.step_timeout import StepOverdue, StepTimer, limited
 from corral.envs.tasks import has_tasks, set_task, task_of
 from corral.errors import CallbackError, CorralError, EnvError, EnvTimeoutError, SubEnvError
@@ -158,7 +159,7 @@ def restart_env(
             call(set_task, new, task)
             if isinstance(new, EpisodeResets):
                 new.take_over(old)
-            obs, info = call(new.reset, seed=seed + attempt)
+            obs, info = check_reset(call(new.reset, seed=seed + attempt))
             check_obs(old.observation_space, obs)
         except CallbackError:
             raise

@@ -16,7 +16,7 @@ from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import check_obs
 from corral.envs.seats import SeatsSpace
-from corral.envs.step_checks import FLAG_TYPES, NUMBER_TYPES, check_step
+from corral.envs.step_checks import FLAG_TYPES, NUMBER_TYPES, check_reset, check_step
 from corral.envs.step_timeout import StepOverdue
 from corral.envs.sub_envs import Restarts, problem_of, restart_env, restart_error
 from corral.errors import CallbackError, SubEnvError
@@ -83,7 +83,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         obs, infos = self._empty_obs(), dict[Any, Any]()
         for i, env in enumerate(self.envs):
             try:
-                env_obs, info = env.reset(seed=seeds[i], options=options)
+                env_obs, info = check_reset(env.reset(seed=seeds[i], options=options))
                 self._write(obs, i, env_obs)
             except (Exception, StepOverdue) as error:
                 info = self._restart(i, "reset", error, obs)
@@ -109,9 +109,12 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
             for i, env in enumerate(self.envs):
                 method = "reset" if pending[i] and not same_step else "step"
                 final: dict[str, Any] = {}
+                returned: Any
                 try:
                     if method == "reset":
-                        env_obs, info = env.reset()
+                        returned = env.reset()
+                        is_right = type(returned) is tuple and len(returned) == 2 and type(returned[1]) is dict
+                        env_obs, info = returned if is_right else check_reset(returned)
                     else:
                         returned = env.step(actions[i])
                         num_steps += 1
@@ -131,7 +134,9 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                             # Copies, because the reset may write into the same objects.
                             final = {"final_obs": copy_nested(env_obs), "final_info": copy_nested(info)}
                             method = "reset"
-                            env_obs, info = env.reset()
+                            returned = env.reset()
+                            is_right = type(returned) is tuple and len(returned) == 2 and type(returned[1]) is dict
+                            env_obs, info = returned if is_right else check_reset(returned)
                     self._write(obs, i, env_obs)
                 except (Exception, StepOverdue) as error:
                     info = self._restart(i, method, error, obs)

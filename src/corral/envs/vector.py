@@ -34,7 +34,7 @@ from corral.envs.pettingzoo_env import from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.seats import SeatsSpace
 from corral.envs.sharing import describe_making, note_owner, refuse_owned, refuse_same_object
-from corral.envs.step_checks import check_step_columns
+from corral.envs.step_checks import check_infos, check_step_columns
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
@@ -501,7 +501,9 @@ def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
         batch_space(space, env.num_envs) for space in (env.single_observation_space, env.single_action_space)
     )
     with _errors_of(name, "it was first reset"):
-        obs, _ = env.reset(seed=0)
+        obs, infos = env.reset(seed=0)
+    with _named(name):
+        check_infos(infos, "reset")
     if problem := mismatch(space_tree(observation_space), obs, "observation"):
         raise EnvError(f"env {name!r}: {problem} (from reset()).")
     warn_if_cast(name, observation_space, obs)
@@ -509,8 +511,9 @@ def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
     with _errors_of(name, "it was first stepped"):
         sampled = action_space.sample()
         actions = legal_sample(env.single_observation_space, env.single_action_space, sampled, obs, batch=True)
-        obs, rewards, terminated, truncated, _ = env.step(actions)
+        obs, rewards, terminated, truncated, infos = env.step(actions)
     if problem := mismatch(space_tree(observation_space), obs, "observation"):
         raise EnvError(f"env {name!r}: {problem} (from step()).")
     with _named(name):
         check_step_columns(env.num_envs, rewards, terminated, truncated)
+        check_infos(infos, "step")

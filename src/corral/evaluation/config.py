@@ -59,8 +59,8 @@ class EvaluationSettings(SettingGroup):
             Rounds of `"episodes"` always begin with a reset.
         evaluation_config: Settings that differ in evaluation runners, as `AlgorithmConfig.overrides` returns them, or a
             config, whose settings count where they differ from the defaults of its class. Evaluation runners act
-            greedily unless `explore` or an `exploration_config` is among them, and have at most one sub-env for each
-            episode that they play unless `num_envs_per_env_runner` is.
+            greedily unless `explore` or an `exploration_config` is among them, which is for all modules, and have at
+            most one sub-env for each episode that they play unless `num_envs_per_env_runner` is.
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It
             returns a dict of metrics, or `(metrics, env_steps, agent_steps)`.
         evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
@@ -125,6 +125,11 @@ class EvaluationConfig(RunnerConfig, EvaluationSettings):
             alone["num_envs_per_env_runner"], num_envs = None, most  # an env may give a number itself
         if self.evaluation_tasks != "training":
             alone["env_reset_fn"] = None
+        if "exploration_config" in self.evaluation_config:  # it is for all modules
+            alone["algorithm_config_overrides_per_module"] = {
+                module_id: {name: value for name, value in given.items() if name != "exploration_config"}
+                for module_id, given in self.algorithm_config_overrides_per_module.items()
+            }
         number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
         config = self.copy(**{**alone, **self.evaluation_config, **number})
         config.__dict__["_default_num_envs"] = num_envs

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import chain
-from numbers import Integral
+from numbers import Integral, Real
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from corral.evaluation.episodes import describe_by_task, episode_resets, task_na
 from corral.evaluation.rounds import Round, RoundPlan, play_round
 from corral.evaluation.statistics import summarize_episodes
 from corral.metrics.logger import MetricsLogger, check_metrics_state
-from corral.metrics.result import merge_nested, plain_numbers
+from corral.metrics.result import EARLY_MEANS, flat_result, merge_nested, plain_numbers
 from corral.metrics.timers import Timers
 from corral.runners.restarts import describe
 from corral.runners.runner_group import EnvRunnerGroup
@@ -266,6 +266,8 @@ class Evaluator:
             metrics = self.evaluate() if self._playing is None else self._await()
             videos = {"videos": metrics["videos"]} if "videos" in metrics else {}
             result["evaluation"] = self.result(fresh=True) | videos
+            of_training = [name for name in result[EARLY_MEANS] if not name.startswith("evaluation/")]
+            result[EARLY_MEANS] = of_training + self.early_means
 
     def evaluate(self) -> dict[str, Any]:
         """Play a round now, and return its metrics.
@@ -534,6 +536,20 @@ class Evaluator:
             **self._health(),
             "evaluation_s": NAN,
         }
+
+    @property
+    def early_means(self) -> list[str]:
+        """Names of the statistics of the latest round if it is truncated: its time limit ended long episodes only."""
+        if self._latest is None or not self._latest.get("truncated"):
+            return []
+        parts: dict[str, Any] = {
+            name: self._latest[name] for name in ("env_runners", "by_task") if name in self._latest
+        }
+        return [
+            f"evaluation/{name}"
+            for name, value in flat_result(parts).items()
+            if isinstance(value, Real) and not name.rpartition("/")[2].startswith("num_")
+        ]
 
     # State.
 

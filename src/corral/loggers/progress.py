@@ -22,7 +22,7 @@ from corral.core.interrupts import name_of_interrupt
 from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
 from corral.metrics.named_number import find_value
-from corral.metrics.result import evaluated_return, flat_result, without_early_means
+from corral.metrics.result import describe_faults, evaluated_return, flat_result, without_early_means
 from corral.metrics.summary import show_number
 from corral.metrics.timers import PARTS
 
@@ -160,7 +160,7 @@ class Progress:
             f"{iterations} iteration{'s' * (iterations != 1)}, {result['num_env_steps_sampled_lifetime']:,} env steps, "
             f"{result['time_total_s']:.1f} s, mean return {result['env_runners']['episode_return_mean']:.1f}"
             f"{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
-            f"{f', {restarts}' if (restarts := describe_restarts(result)) else ''}"
+            f"{f', {faults}' if (faults := describe_faults(result)) else ''}"
         )
 
     def _panel(self) -> Panel:
@@ -186,7 +186,7 @@ class Progress:
         if "evaluation" in result:
             mean, interval = evaluated_return(result) or ("no round yet", "")
             numbers.add_row("evaluated return", mean, "95% interval", interval)
-        restarts = describe_restarts(result)
+        faults = describe_faults(result)
         bottleneck = result["bottleneck"]
         shares = "  ".join(
             f"{part} {result['timers'][f'{part}_share']:.0%}"
@@ -199,7 +199,7 @@ class Progress:
             *self._returns_by_module(episodes.get("module_episode_return_mean", {})),
             Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
             self._progress(),
-            *([Text(f"{restarts}; run.log says why", style="yellow")] if restarts else []),
+            *([Text(f"{faults}; run.log says why", style="yellow")] if faults else []),
             Text(shares, style="dim"),
             Text(moved, style="dim"),
             Text(str(self.path), style="dim"),
@@ -243,15 +243,6 @@ def _show_in_notebook(panel: Panel) -> Callable[[Panel], Any]:
     handle: Any = display(panel, display_id=True)  # type: ignore[no-untyped-call]
     update: Callable[[Panel], Any] = handle.update
     return update
-
-
-def describe_restarts(result: Mapping[str, Any]) -> str:
-    """Return how many runners and sub-envs were restarted so far, also in evaluation; empty for none."""
-    parts = [result.get("fault_tolerance", {}), result.get("evaluation", {})]
-    kinds = {"runner": "num_remote_worker_restarts", "sub-env": "num_sub_environment_restarts"}
-    counts = {kind: sum(int(part.get(key, 0)) for part in parts) for kind, key in kinds.items()}
-    found = [f"{count:,} {kind} restart{'s' * (count != 1)}" for kind, count in counts.items() if count]
-    return ", ".join(found)
 
 
 def sparkline(values: list[float], bars: str = BARS, width: int = SPARKLINE_WIDTH) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from corral.core.intervals import t_interval
 from corral.core.run_files import RESULTS_FILE
-from corral.metrics.result import flat_result, without_early_means
+from corral.metrics.result import describe_faults, flat_result, without_early_means
 
 TRAINED, EVALUATED = "env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean"
 TAIL_BYTES = 1 << 18
@@ -29,6 +29,7 @@ class RunNumbers:
         time_s: Duration in seconds.
         trained_return: Mean return of the latest episodes of training.
         evaluated_return: Mean return of the latest evaluation round.
+        faults: What failed while the run continued; see `describe_faults`.
     """
 
     training_iteration: float = math.nan
@@ -36,6 +37,7 @@ class RunNumbers:
     time_s: float = math.nan
     trained_return: float = math.nan
     evaluated_return: float = math.nan
+    faults: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def summarize_numbers(numbers: Sequence[RunNumbers]) -> RunsSummary:
 
 def last_numbers(run_dir: Path) -> RunNumbers:
     """Return the numbers of the last result of a run, which may still be running, without early means."""
-    flat = flat_result(without_early_means(_last_result(run_dir / RESULTS_FILE)))
+    result = _last_result(run_dir / RESULTS_FILE)
+    flat = flat_result(without_early_means(result))
 
     def number(name: str) -> float:
         value = flat.get(name)
@@ -97,6 +100,7 @@ def last_numbers(run_dir: Path) -> RunNumbers:
         time_s=number("time_total_s"),
         trained_return=number(TRAINED),
         evaluated_return=number(EVALUATED),
+        faults=describe_faults(result),
     )
 
 

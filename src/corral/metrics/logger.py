@@ -326,6 +326,10 @@ class MetricsLogger(Viewable):
         """Return the key that has a name in files, such as `env_runners/episode_return_mean`, or `None`."""
         return self._keys.named(name)
 
+    def names_of_episodes(self) -> list[str]:
+        """Return the names in files of the statistics of episodes; see `names_of_unfilled`."""
+        return [name for entry in self._logged() if entry.may_be_of_episodes for name in entry.flat_names()]
+
     def names_of_unfilled(self, *, without_window: bool) -> list[str]:
         """Return the names in files of the statistics of episodes whose window is not full.
 

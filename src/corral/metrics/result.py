@@ -67,6 +67,21 @@ def evaluated_return(result: Mapping[str, Any]) -> tuple[str, str] | None:
     return None if math.isnan(mean) else (f"{mean:.1f}", interval)
 
 
+def describe_faults(result: Mapping[str, Any]) -> str:
+    """Return what failed so far while the run continued, also in evaluation, as text for people; empty for nothing."""
+    parts = [result.get("fault_tolerance", {}), result.get("evaluation", {})]
+    kinds = {
+        "runner restart": "num_remote_worker_restarts",
+        "sub-env restart": "num_sub_environment_restarts",
+        "callback error": "num_callback_errors",
+    }
+    counts = {kind: int(np.nansum([part.get(key) or 0 for part in parts])) for kind, key in kinds.items()}
+    found = [f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in counts.items() if count]
+    evaluation = parts[1]
+    state = next((name for name in ("skipped", "truncated") if evaluation.get(name)), None)
+    return ", ".join([*found, *([] if state is None else [f"the latest evaluation was {state}"])])
+
+
 def plain_numbers(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers and texts of a nested result in plain types, without the config, arrays and lists."""
     plain: dict[str, Any] = {}

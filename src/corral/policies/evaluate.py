@@ -16,8 +16,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from corral.core.spaces import module_observation_space, space_kinds
+from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
+from corral.envs.checks import mismatch
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, quotas
 from corral.envs.seats import SeatsSpace
@@ -260,7 +261,11 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
 
+    tree = space_tree(given[0])
+
     def act(obs: Tree, *_: Any) -> NDArray[Any]:
+        if problem := mismatch(tree, obs, "observation", batch=(env.num_envs,)):  # policies check what they are given
+            raise EnvError(f"env {name!r}: {problem}.")
         return np.asarray([policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)])
 
     return act
