@@ -138,7 +138,7 @@ class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
         Args:
             callbacks_class: A `Callback` subclass or instance, its import path, or a list of them. `None` removes all
                 earlier callbacks, functions included.
-            **functions: By event name, a callable, its import path, or a list of them; `None` removes those of the
+            **functions: By event name, a callable, its import path, or a list of them; `None` removes the callables of the
                 event. Callables take any subset of the event's arguments by name. Classes run first, in list order,
                 then callables, in list order.
             on_error: See `CallbacksSettings`.
@@ -157,7 +157,7 @@ class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
         return self
 
     def add_callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
-        """Add code to run at events after the code of earlier calls; the arguments are those of `callbacks`.
+        """Add code to run at events after the code of earlier calls; the arguments are the same as of `callbacks`.
 
         Args:
             callbacks_class: A `Callback` subclass or instance, its import path, or a list of them.

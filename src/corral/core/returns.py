@@ -73,8 +73,8 @@ def vtrace(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """V-trace: value targets and advantages of steps that another policy took (Espeholt et al. 2018, arXiv:1802.01561).
 
-    The targets are eq. 1 of the paper, with lambda as in its remark 2; the advantages are those of the policy gradient
-    in its section 4.2. Ends of episodes and fragments are treated as by `gae`: a terminated step does not bootstrap,
+    The targets are eq. 1 of the paper, with lambda as in its remark 2; the advantages are for the policy gradient
+    of its section 4.2. Ends of episodes and fragments are treated as by `gae`: a terminated step does not bootstrap,
     and a truncated one bootstraps from the value of its own final observation. With all ratios 1, the targets are the
     targets of `gae`; so are the advantages if lambda is 1.
 

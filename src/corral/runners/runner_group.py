@@ -224,7 +224,7 @@ class EnvRunnerGroup:
 
     @property
     def num_env_steps_by_hand(self) -> int:
-        """Env steps that calls of `EnvRunner.sample` took, such as those of a function of `foreach_env_runner`."""
+        """Env steps that calls of `EnvRunner.sample` took, such as calls in a function of `foreach_env_runner`."""
         return self._user_calls.num_env_steps
 
     @property
