@@ -147,8 +147,8 @@ def play_round(
     Args:
         group: Group of evaluation runners.
         plan: What to play.
-        goes_on: Without a number in the plan, a function that says whether the round continues. Every runner that is free
-            is given one piece at least. When it has returned False once, the round ends within `END_S`, about.
+        goes_on: Without a number in the plan, a function that says whether the round continues. Every runner that is
+            free is given one piece at least. When it has returned False once, the round ends within `END_S`, about.
         is_cancelled: Function that says that nobody wants the round any more; it ends with what is there.
         late: What the last round returned as `late`. Without `force_reset`, these answers count when they arrive.
 
@@ -247,7 +247,7 @@ class _Play:
                 self.ask(index, numbers, left_s)
 
     def continue_or_close(self) -> None:
-        """Ask whether a round without a number continues; then its time limit counts from now, and else it ends soon."""
+        """Ask whether an open round continues; then its time limit counts from now, and else it ends soon."""
         if self.is_open and not self.is_closing:
             self.is_closing = not self.goes_on()
             self.deadline_s = time.perf_counter() + (END_S if self.is_closing else self.plan.time_limit_s)
