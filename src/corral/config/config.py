@@ -139,8 +139,8 @@ class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
             callbacks_class: A `Callback` subclass or instance, its import path, or a list of them. `None` removes all
                 earlier callbacks, functions included.
             **functions: By event name, a callable, its import path, or a list of them; `None` removes the callables
-                of the event. Callables take any subset of the event's arguments by name. Classes run first, in list order,
-                then callables, in list order.
+                of the event. Callables take any subset of the event's arguments by name. Classes run first, in list
+                order, then callables, in list order.
             on_error: See `CallbacksSettings`.
 
         Raises:
