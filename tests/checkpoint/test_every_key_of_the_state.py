@@ -6,14 +6,18 @@ Together with the tests that a run continues exactly, on the same runs, this fin
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
+import sys
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import corral
 from exact_runs import differences
 from forgotten_keys import Study, as_saved, forget, install_clock, keys_of, observe
 from rich_runs import FAST, RUNS
@@ -160,6 +164,48 @@ def test_a_run_that_did_not_begin_continues(name: str) -> None:
         [paths] = [paths for key, paths in keys_of(state).items() if key == "runner/env/reset_seed"]
         algo.set_state(forget(state, {}, paths))
         assert differences(first, list(observe(algo))[:3])
+
+
+# Classes whose states are in no state of an algorithm of these runs, with the tests that have them.
+ELSEWHERE = {
+    "RemoteLearnerGroup": "test_learners_of_an_engine",
+    "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
+    "_Plain": "corral.testing: test_the_small_envs_continue",
+    "IdentityEnv": "corral.testing: test_the_small_envs_continue",
+    "TMaze": "corral.testing: test_the_small_envs_continue",
+}
+
+
+def classes_with_state() -> set[str]:
+    """The classes of the library that define `get_state`."""
+    source, found = Path(corral.__file__).parent, set()
+    for path in source.rglob("*.py"):
+        if "compat" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                    found |= {node.name} if "get_state" in names else set()
+    return found
+
+
+@pytest.mark.xdist_group("every_key")
+def test_each_class_with_a_state_is_in_a_run() -> None:
+    asked: set[str] = set()
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "get_state":
+            asked.add(frame.f_code.co_qualname.split(".")[-2])
+
+    for name in RUNS:
+        with RUNS[name]().build() as algo:
+            algo.set_state(study(name).state)
+            sys.setprofile(note)
+            try:
+                algo.get_state()
+            finally:
+                sys.setprofile(None)
+    assert sorted(classes_with_state() - asked - ELSEWHERE.keys()) == []
+    assert not asked & ELSEWHERE.keys()
 
 
 def test_counts_of_failures_continue() -> None:
