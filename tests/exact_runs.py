@@ -107,8 +107,9 @@ def differences(one: Any, other: Any, place: str = "") -> list[str]:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         same = one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
         return [] if same else [place]
-    same = one == other or (one != one and other != other)
-    return [] if type(one) is type(other) and same else [f"{place}: {one!r:.60} and {other!r:.60}"]
+    if type(one) is type(other) and (one == other or (one != one and other != other)):
+        return []
+    return [f"{place}: {one!r:.60} and {other!r:.60}"]
 
 
 def play(algo: Algorithm) -> dict[str, Any]:

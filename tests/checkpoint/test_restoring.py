@@ -250,13 +250,36 @@ def test_a_checkpoint_without_the_class_of_the_algorithm_is_read(tmp_path: Path)
         assert type(other) is PPO
 
 
-def test_settings_of_the_optimizer_that_are_given_hold(tmp_path: Path) -> None:
-    with config(optimizer="adamw", optimizer_config={"weight_decay": 0.5}).build() as algo:
+def halving(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+@pytest.mark.parametrize("given", [{"weight_decay": 0.25}, {}])
+@pytest.mark.parametrize("scheduler", [None, halving])
+@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.Adafactor])
+def test_settings_of_the_optimizer_that_are_given_hold(
+    optimizer: Any, scheduler: Any, given: dict[str, float], tmp_path: Path
+) -> None:
+    def settings_of(algo: Algorithm) -> Any:
+        return algo.learner_group.learner_here.torch_optimizer(DEFAULT_MODULE_ID).param_groups[0]
+
+    settings: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": scheduler}
+    settings |= {"lr": 1e-3} if scheduler else {}
+    with config(**settings, optimizer_config={"weight_decay": 0.5}).build() as algo:
+        algo.train()
         path = algo.save(tmp_path / "checkpoint")
-    with config(optimizer="adamw", optimizer_config={"weight_decay": 0.25}).build() as other:
+    with config(**settings, optimizer_config=given).build() as other:
+        expected = settings_of(other)["weight_decay"]
         other.restore_from_path(path)
-        optimizer = other.learner_group.learner_here.torch_optimizer(DEFAULT_MODULE_ID)
-        assert optimizer.param_groups[0]["weight_decay"] == 0.25
+        assert settings_of(other)["weight_decay"] == expected == given.get("weight_decay", expected) != 0.5
+        settings_of(other)["weight_decay"] = 0.75  # by hand, in the middle of the run
+        other.train()
+        path = other.save(tmp_path / "changed")
+    with config(**settings, optimizer_config=given).build() as last:
+        last.restore_from_path(path)
+        assert settings_of(last)["weight_decay"] == 0.75
+        last.train()
+        assert settings_of(last)["weight_decay"] == 0.75
 
 
 # From the checkpoint alone.

@@ -287,6 +287,16 @@ def test_a_class_from_the_default_module_acts_as_it_says() -> None:
     assert (episode.get_actions() == 1).all()
 
 
+@pytest.mark.parametrize(("settings", "shares"), [({}, False), ({"vf_share_layers": True}, True)])
+def test_a_class_from_the_default_module_shares_layers_only_where_it_is_asked_to(settings: Any, shares: bool) -> None:
+    spec = RLModuleSpec(Halved, model_config={"fcnet_hiddens": [8], **settings})
+    with small(model={}).rl_module(rl_module_spec=spec).build() as algo:
+        encoder = algo.get_module().encoder
+    assert hasattr(encoder, "critic_encoder") != shares and hasattr(encoder, "encoder") == shares
+    widths = [layer.out_features for layer in encoder.modules() if isinstance(layer, torch.nn.Linear)]
+    assert widths == [8] * (1 if shares else 2)
+
+
 class Chooses(Supervised):
     """Chooses the action 1 while it explores, and 0 otherwise."""
 

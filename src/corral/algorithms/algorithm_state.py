@@ -13,6 +13,7 @@ from corral.core.plain import check_parts
 from corral.core.seeding import check_global_rngs, check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
+from corral.exploration.base import restore_exploration
 from corral.exploration.state import check_exploration_state
 from corral.metrics.logger import check_metrics_state
 
@@ -104,8 +105,7 @@ def set_algorithm_state(
     for name in algorithm.STATE:
         _set_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
     for module_id, exploration in algorithm.explorations.items():
-        if saved := _of_module(algorithm, state["exploration"], module_id):
-            exploration.set_state(copy_nested(saved))
+        restore_exploration(exploration, copy_nested(_of_module(algorithm, state["exploration"], module_id)))
     for module_id, record in algorithm.records.items():
         record.policy.set_state(_of_module(algorithm, state["policy"], module_id))
     set_global_rngs(state["rngs"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from gymnasium import spaces
 
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, copy_nested, leaves, map_tree
 from corral.episodes.html import episode_html
 from corral.episodes.infos import NotSent, check_sent
 from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
@@ -768,7 +768,7 @@ class SingleAgentEpisode(Noted):
         episode = cls(state["id_"], **of_agent)
         if "columns" in state:
             columns = {name: map_tree(np.copy, column) for name, column in state["columns"].items()}
-            episode._adopt(columns, state["infos"], state["len_lookback"])
+            episode._adopt(columns, copy_nested(state["infos"]), state["len_lookback"])
         for name in _PLAIN_STATE:
             setattr(episode, name, state[name])
         episode.notes = (copy.deepcopy(state["custom_data"]), copy.deepcopy(state["temporary_data"]))

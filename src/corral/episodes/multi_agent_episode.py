@@ -269,11 +269,18 @@ class MultiAgentEpisode(Noted):
             chunk.continue_from(self.env_t, return_before)
         if self._rollout is not None:
             self._stop = self._end
-            for agent_id, episode in self.agent_episodes.items():  # the complete columns, for those being written
-                lanes = self._rollout.by_module().get(episode.module_id or "")
-                if isinstance(lanes, LaneRollout):
-                    episode._columns = self._lanes[agent_id] = lanes
+        self.read_complete_columns()
         return chunk
+
+    def read_complete_columns(self) -> None:
+        """Read the columns of the rollout, which is complete now, rather than the columns that were written."""
+        if self._rollout is None:
+            return
+        complete = self._rollout.by_module()
+        for agent_id, episode in self.agent_episodes.items():
+            lanes = complete.get(episode.module_id or "")
+            if isinstance(lanes, LaneRollout):
+                episode._columns = self._lanes[agent_id] = lanes
 
     def _own_data(self) -> None:
         """Copy what a view reads, so that the episode can grow."""
@@ -1025,6 +1032,7 @@ class MultiAgentEpisode(Noted):
     def get_state(self) -> dict[str, Any]:
         """Return all but the spaces and the mapping function, as dicts, lists, numbers, strings and arrays."""
         state = {name: getattr(self, name) for name in _PLAIN_STATE}
+        gone_returns = self._returns_of_gone()  # in a view, it also finds the modules of these agents
         agents = [
             {
                 "episode": episode.get_state(),
@@ -1042,7 +1050,7 @@ class MultiAgentEpisode(Noted):
             "module_ids": [list(pair) for pair in self._module_ids.items()],
             "early_rewards": [list(pair) for pair in self._early_rewards.items()],
             "return_of_nobody": self._unassigned_return(),
-            "gone_returns": [list(pair) for pair in self._gone_returns.items()],
+            "gone_returns": [list(pair) for pair in gone_returns.items()],
             "common_infos": [[t, copy.deepcopy(info)] for t, info in self._common_infos().items()],
             "custom_data": copy.deepcopy(self.notes[0]),
             "temporary_data": copy.deepcopy(self.notes[1]),

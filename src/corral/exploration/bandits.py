@@ -38,6 +38,7 @@ class LinearBandit(Exploration, ABC):
 
     on_policy = False
     acts_by_module = False
+    begins_without_state = True
     action_spaces = (spaces.Discrete,)
 
     def __init__(
@@ -53,7 +54,8 @@ class LinearBandit(Exploration, ABC):
         width = sum(_num_features(space) for space in leaves(self._space)) + 1
         self.num_arms = int(action_space.n)
         self._learns = False  # True in the algorithm, which learns, and False in runners
-        self._take(np.tile(lambda_ * np.eye(width), (self.num_arms, 1, 1)), np.zeros((self.num_arms, width)))
+        self._prior = np.tile(lambda_ * np.eye(width), (self.num_arms, 1, 1)), np.zeros((self.num_arms, width))
+        self._take(*self._prior)
 
     def _take(self, precision: FloatArray, sums: FloatArray) -> None:
         """Set the statistics: precision `[A, D, D]` and sums `[A, D]`; compute covariance and weights."""
@@ -129,8 +131,11 @@ class LinearBandit(Exploration, ABC):
         return {"precision": self.precision.copy(), "sums": self.sums.copy()} if self._learns else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the statistics of a state, if it has the same numbers of arms and features."""
-        if state["precision"].shape == self.precision.shape:
+        """Restore the statistics of a state, if it has the same numbers of arms and features; an empty one has none."""
+        if not state:
+            self._take(*self._prior)
+            self._learns = False
+        elif state["precision"].shape == self.precision.shape:
             self._take(state["precision"], state["sums"])
             self._learns = True
 

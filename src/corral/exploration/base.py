@@ -174,6 +174,7 @@ class Exploration:
         for_actions: Settings that only some action spaces need, by name, with the types of these spaces.
         by_actor: Whether each actor, which is a sub-env of a runner, has a constant of its own instead of schedules, if
             there are several.
+        begins_without_state: Whether `get_state` is empty at first. Then `set_state({})` begins again.
         paper: Source of the method.
     """
 
@@ -183,6 +184,7 @@ class Exploration:
     schedules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     for_actions: ClassVar[Mapping[str, tuple[type[spaces.Space[Any]], ...]]] = {}
     by_actor: ClassVar[bool] = False
+    begins_without_state: ClassVar[bool] = False
     action_spaces: ClassVar[tuple[type[spaces.Space[Any]], ...]] = (
         spaces.Discrete,
         spaces.MultiDiscrete,
@@ -313,8 +315,13 @@ class Delegating(Exploration):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `sub`."""
-        if "sub" in state:
-            self.sub.set_state(state["sub"])
+        restore_exploration(self.sub, state.get("sub", {}))
+
+
+def restore_exploration(exploration: Exploration, state: Mapping[str, Any]) -> None:
+    """Let an exploration continue from a state; it keeps its own if the state is empty, unless it began without one."""
+    if state or exploration.begins_without_state:
+        exploration.set_state(state)
 
 
 def acts_by_module(exploration: Exploration) -> bool:

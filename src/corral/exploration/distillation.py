@@ -114,9 +114,8 @@ class RND(IntrinsicReward):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `get_state` returned."""
         super().set_state(state)
-        if "returns" in state:
-            self._returns = {index: total.copy() for index, total in state["returns"].items()}
-            self._return_moments.set_state(state["return_moments"])
+        self._returns = {index: total.copy() for index, total in state.get("returns", {}).items()}
+        self._return_moments = Moments(**state.get("return_moments", {}))
 
 
 class DistillationNet(nn.Module):

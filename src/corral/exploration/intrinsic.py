@@ -67,6 +67,8 @@ class IntrinsicReward(Delegating, ABC):
         self._num_threads: int | None = None
         self._waiting: list[Steps] = []  # too few for a gradient step
 
+    begins_without_state = True
+
     @abstractmethod
     def make_net(self) -> nn.Module:
         """Return one module with all nets."""
@@ -168,13 +170,15 @@ class IntrinsicReward(Delegating, ABC):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `get_state` returned.
+        """Restore a state that `get_state` returned; without a net in it, the net is made again at the next use.
 
         Raises:
             CheckpointError: The state belongs to a different net.
         """
         super().set_state(state)
-        if "weights" in state:
+        if "weights" not in state:
+            self._net, self._optimizers, self._waiting = None, {}, []
+        else:
             nets = {"net": self.net}
             set_learner_state(nets, self._optimizers, state)
             self._waiting = [Steps(*map_tree(torch.from_numpy, columns)) for columns in state["waiting"]]

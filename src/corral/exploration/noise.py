@@ -185,8 +185,8 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         return {"ou_state": self.state.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state with the same number of sub-envs; a state with another number is ignored."""
-        if state["ou_state"].shape == self.state.shape:
+        """Restore a state; with another number of sub-envs than it has, the processes start when they are used."""
+        if state["ou_state"].shape[1:] == self.state.shape[1:]:
             self.state = state["ou_state"].copy()
 
 

@@ -71,7 +71,8 @@ class RE3(IntrinsicReward):
         if rho > 1:
             raise ConfigError(f"{where}: rho={rho} must be in [0, 1].")
         self._decay = 1 - rho if beta_schedule == "linear_decay" else 1.0
-        self._memory = np.zeros((0, embeds_dim), np.float32)
+        self._first = np.zeros((0, embeds_dim), np.float32), self.beta
+        self._memory = self._first[0]
 
     def make_net(self) -> nn.Module:
         """Return the encoder."""
@@ -96,8 +97,8 @@ class RE3(IntrinsicReward):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `get_state` returned."""
         super().set_state(state)
-        if "memory" in state:
-            self._memory, self.beta = state["memory"][-self.memory_size :].copy(), state["beta"]
+        memory, self.beta = (state["memory"], state["beta"]) if "memory" in state else self._first
+        self._memory = memory[-self.memory_size :].copy()
 
 
 def neighbour_distances(points: NDArray[np.float32], among: NDArray[np.float32], k_nn: int) -> FloatArray:

@@ -23,6 +23,8 @@ FIRST_LR = 1e-3
 ParameterState = dict[str, Any]
 """Optimizer state of one parameter by name, such as Adam's moments."""
 
+_LRS = ("lr", "initial_lr")
+_MISSING = object()
 _requires_grad, _grad = attrgetter("requires_grad"), attrgetter("grad")
 
 
@@ -76,6 +78,7 @@ class ModuleOptimizer:
         self._scheduler: Any = None  # made when the first learning rate is known
         self._has_stepped = False  # since the last `end_update`
         self.torch_optimizer = self.make_torch_optimizer(optimizer_class)
+        self._first_settings = [_settings_of(group) for group in self.torch_optimizer.param_groups]
         self.trainable: dict[str, list[nn.Parameter]] = {}
         self.steppable: dict[str, list[nn.Parameter]] = {}
         self.fingerprint = 0
@@ -269,20 +272,33 @@ class ModuleOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return `{"state": {index of a parameter: state}}`, as torch's optimizers do, without copying.
 
-        The result does not depend on which parameters are frozen or joined in vectors. With a scheduler, `lr_scheduler`
-        holds its state, and the settings of each group that it may have changed.
+        The result does not depend on which parameters are frozen or joined in vectors. If user code changed settings,
+        `changed` holds the changed settings of each group. With a scheduler, `lr_scheduler` holds its state, and the
+        settings of each group that changed, learning rates included.
         """
         found: dict[str, Any] = {}
+        changed = self._changed_settings()
         if self._scheduler is not None:
-            settings = [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in self.torch_optimizer.param_groups
-            ]
-            found["lr_scheduler"] = {"state": self._scheduler.state_dict(), "groups": settings}
+            found["lr_scheduler"] = {"state": self._scheduler.state_dict(), "groups": changed}
+        elif not self.keeps_lrs and any(changed := [_without_lr(settings) for settings in changed]):
+            found["changed"] = changed
         if not self.is_flat:
             return {**self.torch_optimizer.state_dict(), **found}
         states = self._states()
         return {"state": {index: states[p] for index, p in enumerate(self._all) if p in states}, **found}
+
+    def _changed_settings(self) -> list[dict[str, Any]]:
+        """Return the settings of each group that are not those with which it began, with all learning rates.
+
+        An optimizer with learning rates of its own keeps all settings.
+        """
+        groups = [_settings_of(group) for group in self.torch_optimizer.param_groups]
+        if self.keeps_lrs:
+            return groups
+        return [
+            {name: value for name, value in group.items() if name in _LRS or value != first.get(name, _MISSING)}
+            for group, first in zip(groups, self._first_settings, strict=True)
+        ]
 
     def describe_state(self, describe: Callable[[Any], str]) -> list[dict[str, str]] | None:
         """Return what the state of each parameter looks like after a step, by name; `None` if that cannot be known.
@@ -309,11 +325,16 @@ class ModuleOptimizer:
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned; the settings of this optimizer stay."""
+        """Load what `state_dict` returned; the settings of this optimizer stay, unless user code changed them.
+
+        An optimizer with learning rates of its own has all settings of the state.
+        """
         if not self.is_flat:
             self.torch_optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
-            for group in self.torch_optimizer.param_groups:
-                group.update(self._settings)
+        if not self.keeps_lrs:
+            changed = state_dict.get("changed") or [{}] * len(self._first_settings)
+            for group, first, new in zip(self.torch_optimizer.param_groups, self._first_settings, changed, strict=True):
+                group.update({**first, **new})
         self._load_scheduler(state_dict.get("lr_scheduler"))
         if not self.is_flat:
             return
@@ -337,6 +358,14 @@ class ModuleOptimizer:
         self._scheduler.load_state_dict(dict(state["state"]))
         for group, saved in groups:
             group.update(saved)
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _without_lr(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _LRS}
 
 
 def check_disjoint(groups: Mapping[str, Sequence[nn.Parameter]]) -> None:

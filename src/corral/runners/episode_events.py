@@ -188,7 +188,7 @@ class EpisodeEvents:
         for i, saved in zip(range(num_envs), state["episodes"], strict=True):
             episode = self._view(saved["id"], i, before)
             custom, temporary = saved["notes"]
-            episode.notes = dict(custom), dict(temporary)
+            episode.notes = copy_nested(custom), copy_nested(temporary)
             if saved["is_reset"]:
                 episode.start(0, now_s - saved["age_s"])
                 episode.continue_from(int(saved["t"]), float(carry.returns[i]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,10 @@ class MultiAgentEvents(EpisodeEvents):
     def _small_columns(self, rollout: Rollout) -> dict[str, Rollout]:
         assert isinstance(rollout, MultiAgentRollout)
         return {module_id: part.without_large() for module_id, part in rollout.modules.items()}
+
+    def _kept(self, chunk: Any) -> Any:
+        chunk.read_complete_columns()
+        return super()._kept(chunk)
 
     def _view(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         return self._stepping.make_episode(id_, env_index, rollout)
