@@ -40,7 +40,7 @@ for refused in (lambda: type("Own", (Policy,), {}), lambda: Policy.from_checkpoi
         refused()
     except ValueError as error:
         print(error)
-for name in ("export_policy_checkpoint", "export_policy_model", "logdir"):
+for name in ("export_policy_checkpoint", "export_policy_model"):
     try:
         getattr(algo, name)
     except AttributeError as error:
