@@ -280,6 +280,20 @@ def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
 # How it ends.
 
 
+def test_a_run_that_ends_in_its_second_iteration_keeps_the_checkpoint_of_the_first(tmp_path: Path) -> None:
+    """It is written again, with the steps since then, under the name of the early one that goes with the next one."""
+    updates = iter([False, True])
+
+    def interrupt() -> None:
+        if next(updates):
+            raise KeyboardInterrupt
+
+    config = small_ppo().callbacks(on_learn_on_batch=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, tmp_path / "run", 5)
+    assert "iteration-000001" in names(tmp_path / "run")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
 def test_however_a_run_ends_its_last_state_is_kept(error: type[BaseException], tmp_path: Path) -> None:
     def fail(result: dict[str, Any]) -> None:
