@@ -225,7 +225,7 @@ class RunCheckpoints:
         found = {int(match[1]): path for path, match in matches if match}
         earlier = sorted(iteration for iteration in found if iteration <= self._algorithm.training_iteration)
         old = {*earlier[: -self._config.num_checkpoints_kept], self._early} & found.keys()
-        old -= {self._algorithm.training_iteration}  # which may be the early one again, with steps of the next iteration
+        old -= {self._algorithm.training_iteration}  # it may be the early one again, with steps of the next iteration
         self._early = -1
         for iteration in old:
             (found[iteration] / METADATA).unlink(missing_ok=True)  # first, so that no reader finds half a checkpoint
