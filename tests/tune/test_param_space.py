@@ -54,8 +54,8 @@ def test_callbacks_in_all_their_forms() -> None:
         pass
 
     base = PPOConfig().callbacks(First)
-    assert corral.tune.configured(base, {"callbacks": Second}).callbacks_class == [First, Second]
-    assert corral.tune.configured(base, {"callbacks": [Second, First]}).callbacks_class == [First, Second, First]
+    assert corral.tune.configured(base, {"callbacks": Second}).callbacks_class == [Second]
+    assert corral.tune.configured(base, {"callbacks": [Second, First]}).callbacks_class == [Second, First]
     config = corral.tune.configured(base, {"callbacks": {"on_train_result": note, "on_error": "log"}})
     assert (config.callbacks_class, config.on_error) == ([First], "log")
     assert config.callback_functions == {"on_train_result": [note]}

@@ -756,12 +756,12 @@ class Algorithm(metaclass=_WithHints):
         """Train until the iteration is as long as the settings say; `start` is the clock reading of its begin."""
         config = self.config
         steps_before = self._num_steps_before = self.num_env_steps_sampled_lifetime
-        group = self.env_runner_group
+        group, by_users = self.env_runner_group, self.env_runner_group.hand_sampler
         while True:
-            sampled = group.num_env_steps_returned + group.num_env_steps_by_hand
+            sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
             uncounted = sampled - self.num_env_steps_sampled_lifetime
             self.log_learner_results(self.training_step())
-            sampled = group.num_env_steps_returned + group.num_env_steps_by_hand
+            sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
             by_hand = sampled - self.num_env_steps_sampled_lifetime - uncounted
             self.num_env_steps_sampled_lifetime += max(0, by_hand)
             elapsed_s = time.perf_counter() - start

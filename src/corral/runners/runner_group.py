@@ -60,6 +60,7 @@ class EnvRunnerGroup:
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
         num_env_steps_returned: Env steps of the rollouts that calls of this group have returned.
+        hand_sampler: What counts the env steps that calls of `EnvRunner.sample` took, as `num_env_steps_by_hand`.
     """
 
     def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
@@ -107,6 +108,7 @@ class EnvRunnerGroup:
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
         self._user_calls = UserCalls(self._runners, self._fail)
+        self.hand_sampler: UserCalls | EnvRunner = self._user_calls
         self._start(module_specs, metrics, timers)
         self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
 
@@ -221,11 +223,6 @@ class EnvRunnerGroup:
     def counts(self) -> WorkerCounts:
         """What all runners have counted so far, where known: a runner of the engine reports it with its fragments."""
         return sum((runner.counts for runner in self._runners.values()), WorkerCounts())
-
-    @property
-    def num_env_steps_by_hand(self) -> int:
-        """Env steps that calls of `EnvRunner.sample` took, such as calls in a function of `foreach_env_runner`."""
-        return self._user_calls.num_env_steps
 
     @property
     def num_callback_errors(self) -> int:
@@ -741,6 +738,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         view = None if metrics is None else metrics.view("env_runners")
         self.local_env_runner = EnvRunner(self._config, makes_modules=False, metrics=view, timers=timers)
         try:
+            self.hand_sampler = self.local_env_runner
             self._describe(self.local_env_runner.describe_env(), module_specs)
             self.local_env_runner.make_modules(self.module_specs)
         except BaseException:
@@ -759,11 +757,6 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
     def counts(self) -> WorkerCounts:
         """What the runner has counted so far."""
         return WorkerCounts.of(self.local_env_runner)
-
-    @property
-    def num_env_steps_by_hand(self) -> int:
-        """Env steps that calls of `EnvRunner.sample` took."""
-        return self.local_env_runner.num_env_steps_by_hand
 
     @property
     def num_callback_errors(self) -> int:

@@ -18,7 +18,7 @@ class UserCalls:
         fail: Function that counts a failure of a runner and plans its restart; it raises what ends the run.
 
     Attributes:
-        num_env_steps: Env steps that the calls sampled, once they are done.
+        num_env_steps_by_hand: Env steps that the calls sampled, once they are done.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class UserCalls:
         """Keep the runners; no call is made yet."""
         self._runners = runners
         self._fail = fail
-        self.num_env_steps = 0
+        self.num_env_steps_by_hand = 0
         self._unnoted: list[PendingUserCall] = []  # calls whose effect on their runner is not known yet
         self._unfetched: list[PendingUserCall] = []  # calls whose results `fetch_ready` returns
         self._task_calls: list[PendingUserCall] = []  # of `choose_tasks`, in runners that were busy
@@ -108,6 +108,6 @@ class UserCalls:
                 self._fail(runner, error)
         elif error is None:
             _, state, changes_envs, num_env_steps = call.future.result()
-            self.num_env_steps += num_env_steps
+            self.num_env_steps_by_hand += num_env_steps
             runner.note_state(state, call.asked_s)
             call.round.note(changes_envs=changes_envs)
