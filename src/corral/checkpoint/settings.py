@@ -138,5 +138,6 @@ def _with_settings(config: AlgorithmConfig, given: dict[str, Any]) -> AlgorithmC
             hint = config.meaning_of(name) or nearest(name, known)
             raise ConfigError(f"from_checkpoint: unknown setting {name!r}. {hint}")
     functions = given.pop("callback_functions", {})
-    classes = {name: given.pop(name) for name in ("callbacks_class",) if name in given}
-    return config.copy(**given).callbacks(**classes, **functions)
+    if "callbacks_class" in given:
+        config = config.copy().callbacks(given.pop("callbacks_class"))
+    return config.copy(**given).callbacks(**functions)

@@ -14,13 +14,17 @@ Record = tuple[str, int, float, str]
 
 
 class WorkerLog(logging.Handler):
-    """Keeps what this process logs until the next answer of the worker takes it along."""
+    """Keeps what this process logs until the next answer of the worker takes it along.
+
+    Attributes:
+        records: What was logged since the last call of `take`.
+    """
 
     def __init__(self) -> None:
         """Begin without records."""
         super().__init__()
         self._owner = os.getpid()
-        self._records: list[Record] = []
+        self.records: list[Record] = []
         self._num_dropped = 0
 
     def install(self) -> None:
@@ -36,19 +40,14 @@ class WorkerLog(logging.Handler):
             logger.handlers = []  # not closed: they belong to the process that started this one
         self.install()
 
-    @property
-    def has_records(self) -> bool:
-        """Whether there are records to take."""
-        return bool(self._records)
-
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record; a process that was forked from the worker, such as a sub-env's, prints it."""
         if os.getpid() != self._owner:
             if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
                 logging.lastResort.handle(record)
-        elif len(self._records) < MAX_RECORDS:
+        elif len(self.records) < MAX_RECORDS:
             name = "corral" if record.name == "py.warnings" else record.name  # so that run.log has warnings
-            self._records.append((name, record.levelno, record.created, self.format(record).rstrip("\n")))
+            self.records.append((name, record.levelno, record.created, self.format(record).rstrip("\n")))
         else:
             self._num_dropped += 1
 
@@ -56,7 +55,7 @@ class WorkerLog(logging.Handler):
         """Return the records since the last call."""
         self.acquire()
         try:
-            records, self._records = self._records, []
+            records, self.records = self.records, []
             num_dropped, self._num_dropped = self._num_dropped, 0
         finally:
             self.release()

@@ -163,11 +163,13 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
                 obs, info = copy_nested(obs), copy_nested(info)
         except Exception as error:
             return self._no_obs, 0.0, False, False, self._failed("step", error)
-        return obs, reward, terminated, truncated, self._with_logs(info)
+        if self.logs is not None and self.logs.records:  # here, so that a step without a record makes no call
+            info = self._with_logs(info)
+        return obs, reward, terminated, truncated, info
 
     def _failed(self, method: str, error: Exception) -> dict[str, Any]:
         if not self._reports_failures:
-            if self.logs is not None and self.logs.has_records:
+            if self.logs is not None and self.logs.records:
                 print(*(text for *_, text in self.logs.take()), sep="\n", file=sys.stderr, flush=True)
             raise error
         failure = method, problem_of(error), "".join(traceback.format_exception(error))
@@ -175,7 +177,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def _with_logs(self, info: dict[str, Any]) -> dict[str, Any]:
         """Return an info with what this process has logged since the last one."""
-        if self.logs is None or not self.logs.has_records:
+        if self.logs is None or not self.logs.records:
             return info
         return {**info, _LOGS: self.logs.take()}
 
