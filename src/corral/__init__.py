@@ -13,8 +13,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from corral import coordination as coordination
     from corral.algorithms.algorithm import Algorithm as Algorithm
+    from corral.algorithms.appo import APPO as APPO
+    from corral.algorithms.appo import APPOConfig as APPOConfig
     from corral.algorithms.dqn import DQN as DQN
     from corral.algorithms.dqn import DQNConfig as DQNConfig
+    from corral.algorithms.impala import IMPALA as IMPALA
+    from corral.algorithms.impala import IMPALAConfig as IMPALAConfig
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
     from corral.algorithms.registry import register_algorithm as register_algorithm
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from corral.transforms.transform import Transform as Transform
 
 _HOMES = {
+    "APPO": "corral.algorithms.appo",
+    "APPOConfig": "corral.algorithms.appo",
     "Algorithm": "corral.algorithms.algorithm",
     "AlgorithmConfig": "corral.config.config",
     "Below": "corral.algorithms.stopping",
@@ -72,6 +78,8 @@ _HOMES = {
     "FlattenObservations": "corral.transforms.observations",
     "FrameStack": "corral.transforms.temporal",
     "HeuristicModule": "corral.modules.heuristic",
+    "IMPALA": "corral.algorithms.impala",
+    "IMPALAConfig": "corral.algorithms.impala",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",

@@ -45,7 +45,7 @@ from corral.core.tree import Tree, map_tree
 from corral.engines.lazy import LazyEngine
 from corral.episodes.lanes import count_agent_steps
 from corral.episodes.rollout import group_by_module
-from corral.errors import ConfigError, CorralError, nearest
+from corral.errors import ConfigError, CorralError, SampleError, nearest
 from corral.evaluation.evaluator import Evaluator
 from corral.exploration.base import Exploration, overrides_method
 from corral.learners.build import make_learner_group
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
     from corral.episodes.rollout import Rollout
     from corral.loggers.progress import Mode
+    from corral.runners.async_sampling import AsyncSampler
     from corral.runners.runner import EnvRunner
     from corral.transforms.pipeline import Pipeline
     from corral.transforms.transform import State
@@ -206,6 +207,7 @@ class Algorithm(metaclass=_WithHints):
                 config.for_workers(), self.engine, metrics=self.metrics, timers=self.timers
             )
             self.env_runner_group.on_recreated = self._announce_recreated
+            self._async_sampler = self._make_async_sampler() if config.sample_async else None
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
             specs = self.env_runner_group.module_specs
@@ -292,6 +294,14 @@ class Algorithm(metaclass=_WithHints):
             for module_id in self.records
             if module_id in grouped and self.trains(module_id) and any(map(_num_env_steps, grouped[module_id]))
         }
+
+    def shows_batches(self, config: Any) -> bool:
+        """Return whether code of the user gets the batches of a module with this config: a loss, learner or callback.
+
+        They then have columns that the algorithm's own loss does not read.
+        """
+        own = config.loss is not None or config.learner_class is not None
+        return own or "on_learn_on_batch" in self._callbacks.heard
 
     def resolve_module_id(self, module_id: str | None = None, policy_id: str | None = None) -> str:
         """Return the id of a module that exists.
@@ -583,8 +593,12 @@ class Algorithm(metaclass=_WithHints):
                 back if a fragment of an earlier call arrives late.
 
         Raises:
-            SampleError: Neither or both of the numbers are given.
+            SampleError: Neither or both of the numbers are given, or episodes with `sample_async`.
         """
+        if self._async_sampler is not None:
+            if num_timesteps is None or num_episodes is not None:
+                raise SampleError("sample(num_episodes=...) asks all runners at once: leave out sample_async=True.")
+            return self.sample_ahead(num_timesteps)
         rollouts: list[Rollout] = []
         left, by_episode = num_timesteps, num_timesteps is None
         if left is None or num_episodes is not None:
@@ -610,6 +624,43 @@ class Algorithm(metaclass=_WithHints):
         for learn in self._receivers:
             learn(rollouts)
         return rollouts
+
+    def sample_ahead(self, num_timesteps: int, *, wait: bool = True) -> list[Rollout]:
+        """Return the fragments that arrived first and hold at least so many steps, while runners sample the next ones.
+
+        `sample` calls it with `sample_async=True`, without which it cannot be called.
+
+        Args:
+            num_timesteps: As for `sample`. Fragments are whole, so there may be up to one fragment more.
+            wait: Whether to wait for them; otherwise nothing is returned unless there are so many steps.
+        """
+        assert self._async_sampler is not None
+        counts_agents = self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
+        num_env_steps = self._env_steps_for(num_timesteps, []) if counts_agents else num_timesteps
+        request = SampleRequest(
+            num_timesteps=-(-(self.num_env_steps_per_round or num_env_steps) // max(1, self.config.num_env_runners)),
+            with_infos=self.READS_INFOS,
+            training_iteration=self.training_iteration,
+        )
+        num_updates = self.learner_group.weights_version
+        received = self._async_sampler.sample(num_timesteps, request, num_updates, timers=self.timers, wait=wait)
+        self.count_dropped(received.num_env_steps_dropped)
+        self.num_env_steps_sampled_lifetime += received.num_env_steps_dropped
+        self.receive(received.rollouts)
+        return received.rollouts
+
+    def count_dropped(self, num_env_steps: int) -> None:
+        """Count env steps that were sampled, and that nothing will be learned from."""
+        self.metrics.log_reserved({("env_runners", "num_env_steps_dropped"): [num_env_steps]}, "sum")
+        self.metrics.log_reserved({("env_runners", "num_env_steps_dropped_lifetime"): [num_env_steps]}, "lifetime_sum")
+
+    def _make_async_sampler(self) -> AsyncSampler:
+        from corral.runners.async_sampling import AsyncSampler
+
+        self.count_dropped(0)
+        by_agent = self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
+        count = _count_own_agent_steps if by_agent else _num_env_steps
+        return AsyncSampler(self.env_runner_group, self.config, count)
 
     def receive(self, rollouts: Sequence[Rollout]) -> None:
         """Count the env steps of rollouts, and let statistics of transforms and explorations learn from them.
@@ -653,7 +704,10 @@ class Algorithm(metaclass=_WithHints):
     def sync_weights(self) -> None:
         """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
         start = time.perf_counter()
-        self.env_runner_group.sync_weights(*self.get_weight_parts())
+        parts, version = self.get_weight_parts()
+        self.env_runner_group.sync_weights(parts, version)
+        if self._async_sampler is not None:
+            self._async_sampler.note_weights(version, self.learner_group.weights_version)
         self.timers.seconds["syncing"] += time.perf_counter() - start
 
     def take_changed_weights(self) -> None:
@@ -876,6 +930,8 @@ class Algorithm(metaclass=_WithHints):
             engine=group.engine_name,
             config=self._config_dict,
         )
+        if self._async_sampler is not None:
+            result["runner_group"] |= self._async_sampler.take_costs()
         result |= self.metrics.peek()
         result[EARLY_MEANS] = self._find_early_means() if self._may_be_early else []
         if evaluation:
@@ -1237,6 +1293,10 @@ class Algorithm(metaclass=_WithHints):
 
 
 _num_env_steps = attrgetter("num_env_steps")
+
+
+def _count_own_agent_steps(rollout: Rollout) -> int:
+    return count_agent_steps([rollout])
 
 
 def _end_dropped(engine: LazyEngine) -> None:

@@ -183,7 +183,7 @@ class PPO(Algorithm):
             partial(self.advantages, config=config),
             normalize_advantages=config.normalize_advantages,
             max_seq_len=self.learner_group.get_module(module_id).max_seq_len,
-            for_user_code=self._reads_rewards(config),
+            for_user_code=self.shows_batches(config),
         )
 
     def update_modules(
@@ -210,11 +210,6 @@ class PPO(Algorithm):
         return gae(
             rollout.rewards, values, next_values, *ended, rollout.valid, gamma=config.gamma, lambda_=config.lambda_
         )
-
-    def _reads_rewards(self, config: PPOConfig) -> bool:
-        """Return whether code of the user gets the batch; the loss of PPO itself reads no rewards."""
-        own = config.loss is not None or config.learner_class is not None
-        return own or "on_learn_on_batch" in self._callbacks.heard
 
     def _coefficients(self, module_id: str) -> dict[str, float]:
         config, steps = self.module_config(module_id), self.num_env_steps_sampled_lifetime

@@ -17,6 +17,8 @@ from corral.errors import ConfigError, nearest_name
 # Short name -> import path of the config class. A module is imported when its algorithm is asked for.
 ALGORITHMS = {
     "PPO": "corral.algorithms.ppo:PPOConfig",
+    "APPO": "corral.algorithms.appo:APPOConfig",
+    "IMPALA": "corral.algorithms.impala:IMPALAConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
     "TD3": "corral.algorithms.td3:TD3Config",

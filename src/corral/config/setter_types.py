@@ -43,6 +43,9 @@ class EnvRunnersArgs(TypedDict, total=False):
     batch_mode: Literal["truncate_episodes", "complete_episodes"]
     sample_timeout_s: float
     straggler_factor: float | None
+    sample_async: bool
+    max_lag: int | None
+    on_lag: Literal["drop", "wait"]
     transforms: Sequence[Any]
     episode_class: Any
     num_cpus_per_env_runner: float
@@ -189,6 +192,45 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     kl_factors: Sequence[float]
     normalize_advantages: bool
     target_kl: float | None
+
+
+class APPOTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of APPO; see `APPOConfig`."""
+
+    lambda_: float
+    vtrace_clip_rho_threshold: float
+    vtrace_clip_c_threshold: float
+    vtrace_clip_pg_rho_threshold: float
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleArg
+    broadcast_interval: int
+    learner_queue_size: int
+    use_circular_buffer: bool
+    circular_buffer_num_batches: int
+    circular_buffer_iterations_per_batch: int
+    clip_param: float
+    target_worker_clipping: float
+    use_kl_loss: bool
+    kl_coeff: float
+    kl_target: float
+    target_network_update_freq: int
+    tau: float
+
+
+class IMPALATrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of IMPALA; see `IMPALAConfig`."""
+
+    lambda_: float
+    vtrace_clip_rho_threshold: float
+    vtrace_clip_c_threshold: float
+    vtrace_clip_pg_rho_threshold: float
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleArg
+    broadcast_interval: int
+    learner_queue_size: int
+    use_circular_buffer: bool
+    circular_buffer_num_batches: int
+    circular_buffer_iterations_per_batch: int
 
 
 class DQNTrainingArgs(TrainingArgs, total=False):

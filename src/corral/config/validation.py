@@ -468,6 +468,7 @@ def num_env_steps_per_round(config: AlgorithmConfig, num_envs: int) -> int | Non
     """Return the number of env steps that all runners sample in one round, or `None` if a round is the whole batch.
 
     Off-policy algorithms accept any number; with `rollout_fragment_length="auto"` a round is one step of each sub-env.
+    So does asynchronous sampling, whose batches are made of the fragments that arrive first.
 
     Args:
         config: Config of the algorithm.
@@ -484,7 +485,11 @@ def num_env_steps_per_round(config: AlgorithmConfig, num_envs: int) -> int | Non
     steps = fragment * num_envs * runners
     counts_agents = config.is_multi_agent and config.count_steps_by == "agent_steps"
     excess = -config.total_train_batch_size % steps
-    if config.ON_POLICY and not counts_agents and excess > LARGEST_EXCESS * config.total_train_batch_size:
+    if (
+        config.ON_POLICY
+        and not (counts_agents or config.sample_async)
+        and excess > LARGEST_EXCESS * config.total_train_batch_size
+    ):
         raise ConfigError(
             f"rollout_fragment_length={fragment} does not divide train_batch_size_per_learner="
             f"{config.train_batch_size_per_learner}: {runners} runner(s) of {num_envs} env(s) sample {steps} steps per "

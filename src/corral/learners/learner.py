@@ -354,27 +354,13 @@ class Learner(Viewable):
             states: For a module with memory, the states in which it sees them, a tree of `[B, ...]`.
         """
         inputs = {"obs": obs} if states is None else {"obs": obs, "states": states}
-        return self._evaluate(module_id, lambda module, rows: module.value(*rows.values()), inputs)
+        module, num_threads = self.modules[module_id], self._parts[module_id].num_threads
+        return evaluate_in_chunks(module, lambda module, rows: module.value(*rows.values()), inputs, num_threads)
 
     def dist_inputs(self, module_id: str, batch: Batch) -> NDArray[np.float32]:
         """Return the outputs of the module's policy, float32 `[B, d]`, for the observations of a batch."""
-        if "sequence_starts" not in batch:
-            return self._evaluate(module_id, lambda module, rows: module.policy(rows["obs"]), {"obs": batch["obs"]})
-        inputs = {name: batch[name] for name in ("obs", "states", "sequence_starts", "unit_starts")}
-        return self._evaluate(module_id, lambda module, rows: module.policy_and_value(*module_inputs(rows))[0], inputs)
-
-    def _evaluate(
-        self, module_id: str, evaluate: Callable[[Module, Batch], Tensor], batch: Batch
-    ) -> NDArray[np.float32]:
-        """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
-        module, bounds, parts = self.modules[module_id].eval(), Cuts(batch).bounds, []
-        size = len(bounds) - 1
-        units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
-        with torch_threads(self._parts[module_id].num_threads), torch.inference_mode():
-            for unit in range(0, max(1, size), units):
-                chunk = slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)]))
-                parts.append(evaluate(module, to_tensors(chunk, self.device)).cpu().numpy())
-        return np.concatenate(parts)
+        module, num_threads = self.modules[module_id], self._parts[module_id].num_threads
+        return evaluate_in_chunks(module, policy_of_rows, policy_columns(batch), num_threads)
 
     def get_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return the weights by module id and parameter name; on the CPU they are views: copy them before an update."""
@@ -424,6 +410,37 @@ class Learner(Viewable):
         set_rng(self.rng, state["rng"])
         self.callbacks.set_state(state["callbacks"])
         self.metrics.set_state(state["metrics"])
+
+
+def policy_columns(batch: Batch) -> Batch:
+    """Return the columns of a batch that a policy reads."""
+    names = ("obs", "states", "sequence_starts", "unit_starts") if "sequence_starts" in batch else ("obs",)
+    return {name: batch[name] for name in names}
+
+
+def policy_of_rows(module: Module, rows: Batch) -> Tensor:
+    """Return the outputs of a module's policy, float32 `[B, d]`, for columns of `policy_columns`, as tensors."""
+    if "sequence_starts" not in rows:
+        return module.policy(rows["obs"])
+    return module.policy_and_value(*module_inputs(rows))[0]
+
+
+def evaluate_in_chunks(
+    module: Module,
+    evaluate: Callable[[Module, Batch], Tensor],
+    batch: Batch,
+    num_threads: int | None,
+) -> NDArray[np.float32]:
+    """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
+    module, bounds, parts = module.eval(), Cuts(batch).bounds, []
+    device = next(module.parameters()).device
+    size = len(bounds) - 1
+    units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
+    with torch_threads(num_threads), torch.inference_mode():
+        for unit in range(0, max(1, size), units):
+            chunk = slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)]))
+            parts.append(evaluate(module, to_tensors(chunk, device)).cpu().numpy())
+    return np.concatenate(parts)
 
 
 def find_device(device: str) -> torch.device:

@@ -62,6 +62,13 @@ class EnvRunnersSettings(SettingGroup):
         straggler_factor: Ratio of durations above which a round does not wait for a runner that is slower than the
             others in several rounds; its fragments count when they arrive. `None` always waits for all runners. A
             round of complete episodes waits for all runners too.
+        sample_async: Whether runners of the engine sample while the algorithm learns: each has a next request before it
+            has answered the one before, and a batch is made of the fragments that arrive first. They were sampled with
+            older weights, see `max_lag`. One runner in this process has nobody to wait for, and samples in turn.
+        max_lag: Largest lag of a fragment that is learned from with `sample_async`: the updates that the learners have
+            made since the weights with which it was sampled. `None` has no limit.
+        on_lag: What happens to fragments with a larger lag: `"drop"` drops and counts them; `"wait"` waits, up to
+            `sample_timeout_s`, for fragments that the next update would make too old, and learns from them before.
         transforms: Transforms of observations and rewards between the env and the module, in order, such as
             `[FrameStack(4), NormalizeObservations()]`: instances or classes of `corral.Transform`, their names or
             import paths, or dicts with `type` and settings. See docs/transforms.md.
@@ -82,6 +89,9 @@ class EnvRunnersSettings(SettingGroup):
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     sample_timeout_s: PositiveFloat = 60.0
     straggler_factor: Annotated[float, Field(ge=1)] | None = 3.0
+    sample_async: bool = False
+    max_lag: NonNegativeInt | None = None
+    on_lag: Literal["drop", "wait"] = "drop"
     transforms: Transforms = field(default_factory=list)
     episode_class: Importable = None
     num_cpus_per_env_runner: NonNegativeFloat = 1
@@ -93,6 +103,8 @@ class EnvRunnersSettings(SettingGroup):
             ("sample_timeout_s", "straggler_factor"),
             Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
         ),
+        "max_lag": Need("sample_async=True", attrgetter("sample_async")),
+        "on_lag": Need("max_lag", lambda config: config.max_lag is not None),
         **dict.fromkeys(
             ("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
             Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners),

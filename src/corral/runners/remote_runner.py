@@ -51,11 +51,13 @@ class PendingSample(PendingCall):
 
     Attributes:
         request: What was asked for.
+        weights_version: Version of the weights with which the runner samples.
         timeout_s: Seconds after which the runner counts as hung; `None` is no limit.
         is_reported: Whether the log says that the fragment is late.
     """
 
     request: SampleRequest = field(kw_only=True)
+    weights_version: int = field(kw_only=True, default=-1)
     timeout_s: float | None = None
     is_reported: bool = False
 
@@ -293,7 +295,8 @@ class RemoteRunner:
         except BaseException as error:  # an interrupt, while a runner of the local engine samples in this process
             self.count_lost(getattr(error, "num_env_steps_lost", 0))
             raise
-        self.requests.append(PendingSample(future, start, request=request, timeout_s=limit_s))
+        call = PendingSample(future, start, request=request, weights_version=self.weights_version, timeout_s=limit_s)
+        self.requests.append(call)
 
     def count_lost(self, num_env_steps: int) -> None:
         """Count steps that were taken and will not arrive; the next reply of the same worker includes them."""

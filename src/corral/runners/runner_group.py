@@ -356,7 +356,7 @@ class EnvRunnerGroup:
                 self._take_arrived()
                 if time.perf_counter() >= deadline_s:
                     break
-        self._report_late()
+        self.report_late()
         return self._return_taken()
 
     def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
@@ -397,6 +397,42 @@ class EnvRunnerGroup:
         wait([] if self._taken else [call.future for call in self._pending()], timeout_seconds, FIRST_COMPLETED)
         self._take_arrived()
         return self._return_taken()
+
+    # What `AsyncSampler` needs, which receives fragments one by one.
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether a runner has sampled when the call that asks it returns, because it is in this process."""
+        return not self._engine.traits.has_own_process
+
+    @property
+    def num_env_steps_asked(self) -> int:
+        """Env steps of the fragments that runners are asked for, and that were not received yet."""
+        return sum(call.num_env_steps for call in self._pending())
+
+    def weights_versions_held(self) -> list[int]:
+        """Return the versions of the weights of all fragments that no call has returned yet, and of those asked for."""
+        received = [rollout.weights_version for _, rollout in self._taken]
+        return received + [call.weights_version for call in self._pending()]
+
+    def receive_samples(self) -> list[Rollout]:
+        """Receive what has arrived, and return all fragments that `next_sample` will return, in its order.
+
+        Raises:
+            Exception: As `sample` does.
+        """
+        self._take_arrived()
+        return [rollout for _, rollout in self._taken]
+
+    def next_sample(self) -> Rollout | None:
+        """Return the fragment that arrived first, or `None` if there is none."""
+        if not self._taken:
+            self._take_arrived()
+            if not self._taken:
+                return None
+        _, rollout = self._taken.pop(0)
+        self.num_env_steps_returned += rollout.num_env_steps
+        return rollout
 
     def _idle(self) -> list[RemoteRunner]:
         return [self._runners[index] for index in self._holding(0)]
@@ -482,16 +518,23 @@ class EnvRunnerGroup:
 
     def wait_for_restart(self, timeout_s: float) -> None:
         """Wait at most so long until `restore_runners` can take the next step of a restart: a start is over, or due."""
-        starting = [runner.starting for runner in self._runners.values() if runner.starting is not None]
-        due_s = [runner.restart_at_s for runner in self._runners.values() if runner.restart_at_s is not None]
-        now = time.perf_counter()
-        timeout_s = max(0.0, min([timeout_s, *(at_s - now for at_s in due_s)]))
-        if starting:
-            wait(starting, timeout_s, FIRST_COMPLETED)
+        self._wait([], timeout_s)
+
+    def wait_for_sample(self, timeout_s: float) -> None:
+        """Wait at most so long until a fragment arrives, or `restore_runners` can take the next step of a restart."""
+        self._wait([call.future for call in self._pending()], timeout_s)
+
+    def _wait(self, futures: list[Future[Any]], timeout_s: float) -> None:
+        runners, now = self._runners.values(), time.perf_counter()
+        futures += [runner.starting for runner in runners if runner.starting is not None]
+        due_s = [runner.restart_at_s - now for runner in runners if runner.restart_at_s is not None]
+        timeout_s = max(0.0, min([timeout_s, *due_s]))
+        if futures:
+            wait(futures, timeout_s, FIRST_COMPLETED)
         else:
             time.sleep(timeout_s)
 
-    def _report_late(self) -> None:
+    def report_late(self) -> None:
         """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once."""
         asked_before_s = time.perf_counter() - self._config.sample_timeout_s
         calls = [(runner, runner.sampling) for runner in self._runners.values() if runner.sampling is not None]
@@ -798,6 +841,14 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self.num_env_steps_returned -= rollout.num_env_steps  # until `fetch_samples` returns it
             self._num_env_steps += rollout.num_env_steps
         return num_asked
+
+    @property
+    def answers_at_once(self) -> bool:
+        """True: the runner is in this process."""
+        return True
+
+    def wait_for_sample(self, timeout_s: float) -> None:
+        """Do nothing: a fragment that was asked for is there."""
 
     def idle_runners(self) -> list[int]:
         """Return the index of the runner, which is never busy."""

@@ -1,0 +1,140 @@
+"""Asynchronous sampling: runners sample while the driver learns, and a batch is made of what arrives first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from corral.episodes.rollout import Rollout
+from corral.metrics.timers import Timers
+from corral.runners.requests import SampleRequest
+
+if TYPE_CHECKING:
+    from corral.runners.config import RunnerConfig
+    from corral.runners.runner_group import EnvRunnerGroup
+
+
+NUM_REQUESTS = 2
+"""Requests that a runner of the engine holds: the one that it samples for, and the next one."""
+
+_MOST_VERSIONS = 10_000  # of the weights, that are remembered
+
+
+class Received(NamedTuple):
+    """What a call of `AsyncSampler.sample` received.
+
+    Attributes:
+        rollouts: Fragments to learn from, in the order in which they arrived.
+        num_env_steps_dropped: Env steps of fragments that were too old.
+    """
+
+    rollouts: list[Rollout]
+    num_env_steps_dropped: int
+
+
+class AsyncSampler:
+    """Receives fragments of the runners of a group, each of which always has a next request.
+
+    A runner in this process samples when it is asked. So the same code runs in turn there: deterministic, and with the
+    runners of the local engine as old as with two requests in processes.
+
+    Args:
+        group: The runners.
+        config: Their settings.
+        count: Returns how many of the wanted steps a fragment holds.
+    """
+
+    def __init__(self, group: EnvRunnerGroup, config: RunnerConfig, count: Callable[[Rollout], int]) -> None:
+        """Ask for nothing yet."""
+        self._group, self._config, self._count = group, config, count
+        self._num_requests = 1 if group.local_env_runner is not None else NUM_REQUESTS
+        self._updates_at: dict[int, int] = {}  # updates of the learners, by version of the weights
+        self._num_updates = 0  # at the call before
+        self._num_env_steps = self._lag_sum = self._lag_max = 0
+
+    def note_weights(self, version: int, num_updates: int) -> None:
+        """Note after how many updates of the learners the weights of a version were sent."""
+        self._updates_at[version] = num_updates
+        if len(self._updates_at) > _MOST_VERSIONS:
+            del self._updates_at[next(iter(self._updates_at))]
+
+    def lag_of(self, version: int, num_updates: int) -> int:
+        """Return how many updates the learners have made since the weights of a version."""
+        oldest = next(iter(self._updates_at.values()), num_updates)
+        return num_updates - self._updates_at.get(version, oldest)
+
+    def sample(
+        self,
+        num_wanted: int,
+        request: SampleRequest,
+        num_updates: int,
+        *,
+        timers: Timers,
+        wait: bool = True,
+    ) -> Received:
+        """Return the fragments that arrived first and hold at least so many steps.
+
+        Args:
+            num_wanted: Steps that are wanted.
+            request: What each fragment is.
+            num_updates: Updates that the learners have made.
+            timers: Timers that count how long this process waits.
+            wait: Whether to wait for the steps. Otherwise nothing is returned unless all of them have arrived.
+
+        Raises:
+            CorralError: The group was stopped.
+            Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
+        """
+        group, config = self._group, self._config
+        if wait or not group.answers_at_once:
+            group.sample_async(request, max_requests=self._num_requests)
+        if not wait and sum(map(self._count, group.receive_samples())) < num_wanted:
+            return Received([], 0)
+        # As many updates as before are likely to follow before the next fragment is received.
+        next_updates = num_updates + max(1, num_updates - self._num_updates)
+        self._num_updates = num_updates
+        received: list[Rollout] = []
+        left, num_dropped, ends_s = num_wanted, 0, math.inf
+        while left > 0 or (config.on_lag == "wait" and self._holds_too_old(next_updates)):
+            if left <= 0 and ends_s == math.inf:
+                ends_s = time.perf_counter() + config.sample_timeout_s
+            rollout = group.next_sample()
+            if rollout is None:
+                if (left_s := min(config.sample_timeout_s, ends_s - time.perf_counter())) < 0:
+                    break
+                # Without a next request if enough is under way, so that the next one has the weights of then.
+                enough = left <= group.num_env_steps_asked
+                group.sample_async(request, max_requests=1 if enough else self._num_requests)
+                with timers.time("waiting"):
+                    group.wait_for_sample(left_s)
+                group.report_late()
+                continue
+            lag = self.lag_of(rollout.weights_version, num_updates)
+            if config.max_lag is not None and lag > config.max_lag:
+                num_dropped += rollout.num_env_steps
+                continue
+            self._note(rollout, lag)
+            received.append(rollout)
+            left -= self._count(rollout)
+        return Received(received, num_dropped)
+
+    def _holds_too_old(self, num_updates: int) -> bool:
+        """Return whether a fragment that is there or under way would be too old after so many updates."""
+        most = self._config.max_lag
+        versions = self._group.weights_versions_held()
+        return most is not None and any(self.lag_of(version, num_updates) > most for version in versions)
+
+    def _note(self, rollout: Rollout, lag: int) -> None:
+        self._num_env_steps += rollout.num_env_steps
+        self._lag_sum += lag * rollout.num_env_steps
+        self._lag_max = max(self._lag_max, lag)
+
+    def take_costs(self) -> dict[str, Any]:
+        """Return the mean and the largest lag, over the env steps to learn from since the last call."""
+        num_steps, total, largest = self._num_env_steps, self._lag_sum, self._lag_max
+        self._num_env_steps = self._lag_sum = self._lag_max = 0
+        if not num_steps:
+            return {"lag_mean": math.nan, "lag_max": math.nan}
+        return {"lag_mean": total / num_steps, "lag_max": largest}
