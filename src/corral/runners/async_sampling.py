@@ -49,7 +49,9 @@ class AsyncSampler:
     def __init__(self, group: EnvRunnerGroup, config: RunnerConfig, count: Callable[[Rollout], int]) -> None:
         """Ask for nothing yet."""
         self._group, self._config, self._count = group, config, count
-        self._num_requests = 1 if group.local_env_runner is not None else NUM_REQUESTS
+        samples_ahead = group.local_env_runner is None and config.max_lag != 0
+        self._num_requests = NUM_REQUESTS if samples_ahead else 1
+        self._num_spare = int(samples_ahead)  # requests that a runner holds when the batch needs no more
         self._updates_at: dict[int, int] = {}  # updates of the learners, by version of the weights
         self._num_updates = 0  # at the call before
         self._num_env_steps = self._lag_sum = self._lag_max = 0
@@ -104,9 +106,10 @@ class AsyncSampler:
             if rollout is None:
                 if (left_s := min(config.sample_timeout_s, ends_s - time.perf_counter())) < 0:
                     break
-                # Without a next request if enough is under way, so that the next one has the weights of then.
-                enough = left <= group.num_env_steps_asked
-                group.sample_async(request, max_requests=1 if enough else self._num_requests)
+                if left > 0:
+                    # What is not needed now is asked for when the next batch is, with the weights of then.
+                    needs_more = left > group.num_env_steps_asked
+                    group.sample_async(request, max_requests=self._num_requests if needs_more else self._num_spare)
                 with timers.time("waiting"):
                     group.wait_for_sample(left_s)
                 group.report_late()

@@ -362,6 +362,8 @@ class EnvRunnerGroup:
     def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
         """Ask each runner that holds fewer than `max_requests` for fragments, and return how many were asked for.
 
+        A runner also holds the fragments that have arrived and that no call has returned yet.
+
         Args:
             request: What each fragment is. Without a `timestep`, the group counts: the steps of all fragments that it
                 has received, and those that runners are at.
@@ -373,12 +375,13 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
         """
         self.restore_runners()
-        num_asked = 0
+        num_asked, arrived = 0, Counter(index for index, _ in self._taken)
         for num_held in range(max_requests):
             timestep = self._timestep_of(request)
-            for index in self._holding(num_held):
-                self.ask(index, request.part(request.num_wanted, timestep))
-                num_asked += 1
+            for index, runner in self._runners.items():
+                if runner.ready and len(runner.requests) + arrived[index] == num_held:
+                    self.ask(index, request.part(request.num_wanted, timestep))
+                    num_asked += 1
         return num_asked
 
     def _timestep_of(self, request: SampleRequest) -> int:
@@ -416,7 +419,7 @@ class EnvRunnerGroup:
         return received + [call.weights_version for call in self._pending()]
 
     def receive_samples(self) -> list[Rollout]:
-        """Receive what has arrived, and return all fragments that `next_sample` will return, in its order.
+        """Receive what has arrived, and return all fragments that `next_sample` will return.
 
         Raises:
             Exception: As `sample` does.
@@ -425,12 +428,12 @@ class EnvRunnerGroup:
         return [rollout for _, rollout in self._taken]
 
     def next_sample(self) -> Rollout | None:
-        """Return the fragment that arrived first, or `None` if there is none."""
+        """Return the fragment with the oldest weights that has arrived, of several the first; `None` if there is none."""
+        self._take_arrived()
         if not self._taken:
-            self._take_arrived()
-            if not self._taken:
-                return None
-        _, rollout = self._taken.pop(0)
+            return None
+        versions = [rollout.weights_version for _, rollout in self._taken]
+        _, rollout = self._taken.pop(versions.index(min(versions)))
         self.num_env_steps_returned += rollout.num_env_steps
         return rollout
 
