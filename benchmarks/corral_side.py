@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import agents_side
+import async_side
 import checkpoint_cost
 import cpu_time
 import large_nets
@@ -84,21 +85,25 @@ def dqn(options: Options) -> Fields:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
-def time_to_450(options: Options) -> Fields:
-    """Trains PPO with the settings of `examples/cartpole.yaml` until the mean episode return reaches 450."""
-    from corral.algorithms.registry import config_from_dict
-    from corral.cli.experiment import read_experiment
+def time_to_450(example: str) -> measuring.Measure:
+    """Returns the measure that trains with the settings of an example until the mean episode return reaches 450."""
 
-    settings = read_experiment(ROOT / "examples" / "cartpole.yaml")
-    del settings["stop"]  # `train_until_target` has its own
-    with config_from_dict(settings).debugging(seed=options.seed).build() as algo:
+    def measure(options: Options) -> Fields:
+        from corral.algorithms.registry import config_from_dict
+        from corral.cli.experiment import read_experiment
 
-        def train() -> tuple[float, int]:
-            result = algo.train()
-            mean = result["env_runners"].get("episode_return_mean", float("nan"))
-            return float(mean), int(result["num_env_steps_sampled_lifetime"])
+        settings = read_experiment(ROOT / "examples" / example)
+        del settings["stop"]  # `train_until_target` has its own
+        with config_from_dict(settings).debugging(seed=options.seed).build() as algo:
 
-        return measuring.train_until_target(train, options)
+            def train() -> tuple[float, int]:
+                result = algo.train()
+                mean = result["env_runners"].get("episode_return_mean", float("nan"))
+                return float(mean), int(result["num_env_steps_sampled_lifetime"])
+
+            return measuring.train_until_target(train, options)
+
+    return measure
 
 
 def import_package(options: Options) -> Fields:
@@ -174,7 +179,7 @@ if __name__ == "__main__":
             "td3_return": td3_side.td3_return,
             "replay_sampling": replay_side.sampling,
             "replay_insertion": replay_side.insertion,
-            "time_to_450": time_to_450,
+            "time_to_450": time_to_450("cartpole.yaml"),
             "cpu_per_wall": cpu_time.cpu_per_wall,
             "checkpoints_ppo": checkpoint_cost.ppo,
             "checkpoints_dqn": checkpoint_cost.dqn,
@@ -190,6 +195,10 @@ if __name__ == "__main__":
             "ray_start": runner_groups.ray_start,
             "weight_sync": runner_groups.weight_sync,
             "straggler": runner_groups.straggler,
+            "stalling": async_side.stalling,
+            "blocked_evaluation": async_side.blocked_evaluation,
+            "appo_time_to_450": time_to_450("cartpole_appo.yaml"),
+            "impala_time_to_450": time_to_450("cartpole_impala.yaml"),
             "agents_sampling": agents_side.sampling,
             "agents_ppo": agents_side.ppo,
             "cost_of_seats": agents_side.cost_of_seats,

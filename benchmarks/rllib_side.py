@@ -202,6 +202,37 @@ def time_to_450(options: Options) -> Fields:
     return measuring.train_until_target(train, options)
 
 
+def appo_time_to_450(options: Options) -> Fields:
+    """Trains APPO with the settings of RLlib's tuned example for CartPole until the mean return reaches 450."""
+    from ray.rllib.algorithms.appo import APPOConfig
+
+    return _async_time_to_450(APPOConfig(), options)
+
+
+def impala_time_to_450(options: Options) -> Fields:
+    """Trains IMPALA with the settings of RLlib's tuned example for CartPole until the mean return reaches 450."""
+    from ray.rllib.algorithms.impala import IMPALAConfig
+
+    return _async_time_to_450(IMPALAConfig(), options)
+
+
+def _async_time_to_450(config: Any, options: Options) -> Fields:
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    ray_runtime.start()
+    config.environment(measuring.ENV).training(vf_loss_coeff=0.05, entropy_coeff=0.0)
+    config.rl_module(model_config=DefaultModelConfig(vf_share_layers=True))
+    config.reporting(min_time_s_per_iteration=1)  # instead of 10, so that the end is seen sooner
+    algo = config.debugging(seed=options.seed, log_level="ERROR").build_algo()
+
+    def train() -> tuple[float, int]:
+        result = algo.train()["env_runners"]
+        mean = result.get("episode_return_mean", float("nan"))
+        return float(mean), int(result.get("num_env_steps_sampled_lifetime") or 0)
+
+    return measuring.train_until_target(train, options)
+
+
 def import_package(options: Options) -> Fields:
     """Seconds that `import ray.rllib` takes."""
     del options
@@ -278,6 +309,8 @@ if __name__ == "__main__":
             "ppo_memory": ppo_memory,
             "dqn": dqn,
             "time_to_450": time_to_450,
+            "appo_time_to_450": appo_time_to_450,
+            "impala_time_to_450": impala_time_to_450,
             "import": import_package,
             "import_ppo": import_ppo,
             "callbacks": callbacks,

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gated import GatedEnv
 
 from corral import DQNConfig, PPOConfig, SampleRequest
 from corral.algorithms.ppo import PPO
 from corral.core.tree import map_tree
 from corral.errors import SampleError
 from corral.testing import CountingEnv, IdentityEnv
+from gated import GatedEnv
 
 BATCH = 40
 

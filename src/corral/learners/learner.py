@@ -432,7 +432,9 @@ def evaluate_in_chunks(
     num_threads: int | None,
 ) -> NDArray[np.float32]:
     """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
-    module, bounds, parts = module.eval(), Cuts(batch).bounds, []
+    bounds, parts = Cuts(batch).bounds, []
+    if module.training:
+        module.eval()
     device = next(module.parameters()).device
     size = len(bounds) - 1
     units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
