@@ -1,4 +1,4 @@
-"""The measures of asynchronous sampling, which `corral_side.py` takes, and `rllib_side.py` those of RLlib."""
+"""The measures of asynchronous sampling, which `corral_side.py` takes; in `rllib_side.py` are RLlib's."""
 
 from time import perf_counter
 from typing import Any

@@ -428,7 +428,7 @@ class EnvRunnerGroup:
         return [rollout for _, rollout in self._taken]
 
     def next_sample(self) -> Rollout | None:
-        """Return the fragment with the oldest weights that has arrived, of several the first; `None` if there is none."""
+        """Return the fragment that has arrived with the oldest weights, of several the first; or `None`."""
         self._take_arrived()
         if not self._taken:
             return None
