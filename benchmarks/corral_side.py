@@ -85,14 +85,13 @@ def dqn(options: Options) -> Fields:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
-def time_to_450(example: str) -> measuring.Measure:
-    """Returns the measure that trains with the settings of an example until the mean episode return reaches 450."""
+def time_to_450(read_settings: Callable[[], dict[str, Any]]) -> measuring.Measure:
+    """Returns the measure that trains with given settings until the mean episode return reaches 450."""
 
     def measure(options: Options) -> Fields:
         from corral.algorithms.registry import config_from_dict
-        from corral.cli.experiment import read_experiment
 
-        settings = read_experiment(ROOT / "examples" / example)
+        settings = read_settings()
         del settings["stop"]  # `train_until_target` has its own
         with config_from_dict(settings).debugging(seed=options.seed).build() as algo:
 
@@ -104,6 +103,18 @@ def time_to_450(example: str) -> measuring.Measure:
             return measuring.train_until_target(train, options)
 
     return measure
+
+
+def _example() -> dict[str, Any]:
+    from corral.cli.experiment import read_experiment
+
+    return read_experiment(ROOT / "examples" / "cartpole.yaml")
+
+
+def _tuned(algo: str) -> dict[str, Any]:
+    from corral.algorithms.tuned_settings import tuned_settings
+
+    return tuned_settings(measuring.ENV, algo)
 
 
 def import_package(options: Options) -> Fields:
@@ -179,7 +190,7 @@ if __name__ == "__main__":
             "td3_return": td3_side.td3_return,
             "replay_sampling": replay_side.sampling,
             "replay_insertion": replay_side.insertion,
-            "time_to_450": time_to_450("cartpole.yaml"),
+            "time_to_450": time_to_450(_example),
             "cpu_per_wall": cpu_time.cpu_per_wall,
             "checkpoints_ppo": checkpoint_cost.ppo,
             "checkpoints_dqn": checkpoint_cost.dqn,
@@ -197,8 +208,8 @@ if __name__ == "__main__":
             "straggler": runner_groups.straggler,
             "stalling": async_side.stalling,
             "blocked_evaluation": async_side.blocked_evaluation,
-            "appo_time_to_450": time_to_450("cartpole_appo.yaml"),
-            "impala_time_to_450": time_to_450("cartpole_impala.yaml"),
+            "appo_time_to_450": time_to_450(lambda: _tuned("APPO")),
+            "impala_time_to_450": time_to_450(lambda: _tuned("IMPALA")),
             "agents_sampling": agents_side.sampling,
             "agents_ppo": agents_side.ppo,
             "cost_of_seats": agents_side.cost_of_seats,

@@ -11,7 +11,7 @@ import yaml
 
 from corral.errors import ConfigError, nearest
 
-TUNED_ALGORITHMS = ("PPO", "DQN", "SAC", "TD3")
+TUNED_ALGORITHMS = ("PPO", "DQN", "SAC", "TD3", "APPO", "IMPALA")
 """Algorithms with tuned settings. Where several have settings for an env, the first one is taken."""
 
 
