@@ -408,6 +408,53 @@ def test_connectors_of_learners_are_called_once_for_each_batch(config_class: typ
     assert calls == batches == 1
 
 
+class Gives(ConnectorV2):
+    """Writes rewards that it was given through the learners."""
+
+    reward: float
+
+    def __call__(self, *, episodes: Any, batch: Any, **kwargs: Any) -> Any:
+        for episode in self.single_agent_episode_iterator(episodes):
+            num_steps = len(episode)
+            self.add_n_batch_items(
+                batch=batch,
+                column="rewards",
+                items_to_add=[self.reward] * num_steps,
+                num_items=num_steps,
+                single_agent_episode=episode,
+            )
+        return batch
+
+
+def give(actor: Any) -> None:
+    """Give connectors a reward, as RLlib's example of an actor that all parts share does it."""
+    actor.given = True
+    if hasattr(actor, "_learner_connector") and actor._learner_connector:
+        for connector in actor._learner_connector:
+            connector.reward = 7.0
+    assert actor.module  # which only learners have
+
+
+@pytest.mark.parametrize("num_learners", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_connectors_are_reached_through_the_learners(num_learners: int) -> None:
+    seen: list[float] = []
+
+    def look(*, train_batch: Any, **kwargs: Any) -> None:
+        seen.extend(np.unique(train_batch["rewards"]).tolist())
+
+    class Shares(APPO):
+        def setup(self, config: Any) -> None:
+            super().setup(config)
+            assert len(self.learner_group.foreach_learner(func=give)) == 1
+
+    config = small(APPOConfig).callbacks(on_learn_on_batch=look).learners(num_learners=num_learners)
+    config.training(learner_connector=lambda obs_space, action_space: Gives())
+    with Shares(config) as algo:
+        algo.train()
+        assert all(connector.reward == 7.0 for connector in algo.native.learner_connectors.pipeline)
+    assert num_learners or set(seen) == {7.0}
+
+
 # Algorithm classes of scripts.
 
 

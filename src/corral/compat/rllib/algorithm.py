@@ -19,7 +19,7 @@ from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.column_views import ESTIMATES
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
-from corral.compat.rllib.learner_groups import LearnerGroup
+from corral.compat.rllib.learner_groups import LearnerGroup, view_learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
@@ -650,6 +650,7 @@ def make_viewed(name: str, config: Any) -> Any:
             super().setup()
             if (pipeline := make_pipeline(self.config.origin, self)) is not None:
                 self.learner_connectors = LearnerConnectors(pipeline, self)
+                view_learner(self.learner_group.learner_here, self.config.origin)._pipeline = pipeline
 
         def send_weights(self) -> None:
             """Send the weights to the runners, also if they were changed by hand since the last update."""
