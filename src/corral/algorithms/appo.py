@@ -22,7 +22,7 @@ from torch import Tensor
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.impala import IMPALA, IMPALAConfig, policy_outputs
 from corral.algorithms.ppo import adapted_kl_coeff
-from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, PositiveInt, Probability
+from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, Probability
 from corral.episodes.rollout import Rollout
 from corral.learners.learner import evaluate_in_chunks, policy_of_rows
 from corral.learners.losses import Batch
@@ -51,7 +51,8 @@ class APPOConfig(IMPALAConfig):
         kl_coeff: Weight of this penalty at first.
         kl_target: Divergence in nats to which the weight adapts after each update.
         target_network_update_freq: How often the target policy becomes the policy, in traversals of the circular
-            buffer: one is `circular_buffer_num_batches` times `circular_buffer_iterations_per_batch` updates.
+            buffer: one is `circular_buffer_num_batches` times `circular_buffer_iterations_per_batch` updates. It may be
+            a fraction, such as 0.125.
         tau: How far the target policy then moves towards the policy; 1 copies it.
     """
 
@@ -61,7 +62,7 @@ class APPOConfig(IMPALAConfig):
     use_kl_loss: bool = False
     kl_coeff: NonNegativeFloat = 1.0
     kl_target: PositiveFloat = 0.01
-    target_network_update_freq: PositiveInt = 2
+    target_network_update_freq: PositiveFloat = 2.0
     tau: Probability = 1.0
 
     NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
@@ -81,7 +82,7 @@ class APPOConfig(IMPALAConfig):
     def num_updates_per_target(self) -> int:
         """Updates from one change of the target policy to the next."""
         num_batches = self.circular_buffer_num_batches if self.use_circular_buffer else 1
-        return self.target_network_update_freq * num_batches * self.num_updates_per_batch
+        return max(1, round(self.target_network_update_freq * num_batches * self.num_updates_per_batch))
 
 
 class APPO(IMPALA):
@@ -158,7 +159,7 @@ class APPO(IMPALA):
         """Adapt the weight of the penalty, and move the target policy if that is due."""
         super().after_update(module_id, metrics)
         config = self.module_config(module_id)
-        if config.use_kl_loss:
+        if config.use_kl_loss and "mean_kl_loss" in metrics:  # it is not measured while the weight is 0
             before = self._kl_coeff.get(module_id, config.kl_coeff)
             kl = metrics["mean_kl_loss"]
             self._kl_coeff[module_id] = adapted_kl_coeff(before, kl, config.kl_target, KL_BAND, KL_FACTORS)

@@ -213,7 +213,7 @@ class APPOTrainingArgs(TrainingArgs, total=False):
     use_kl_loss: bool
     kl_coeff: float
     kl_target: float
-    target_network_update_freq: int
+    target_network_update_freq: float
     tau: float
 
 

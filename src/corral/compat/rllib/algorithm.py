@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from corral.algorithms.ppo import PPOConfig as NativePPOConfig
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.column_views import ESTIMATES
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
-from corral.compat.rllib.learner_groups import LearnerGroup
+from corral.compat.rllib.learner_groups import LearnerGroup, view_learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
@@ -87,11 +88,15 @@ class Algorithm:
 
     ALGORITHM: ClassVar[str] = ""
     HAS_OWN_STEP: ClassVar[bool] = False
+    HAS_OWN_RESTORE: ClassVar[bool] = False
+    HAS_OWN_STATE: ClassVar[bool] = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Note whether the class has a training step of its own."""
+        """Note what the class overrides."""
         super().__init_subclass__(**settings)
         cls.HAS_OWN_STEP = cls.training_step is not Algorithm.training_step
+        cls.HAS_OWN_RESTORE = cls.restore_env_runners is not Algorithm.restore_env_runners
+        cls.HAS_OWN_STATE = (cls.get_state, cls.set_state) != (Algorithm.get_state, Algorithm.set_state)
 
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, logger_creator: Any = None
@@ -108,10 +113,26 @@ class Algorithm:
         self.config = config
         self._counters: dict[str, Any] = defaultdict(int)
         self._latest_result: dict[str, Any] = {}
-        native = to_native(config)
+        self._restored: list[int] | None = None
         self.native: Any = None
-        make_viewed(algorithm_name(config) or type(self).__name__, native)(native, self)
+        try:
+            self.setup(config)
+            if self.native is None:
+                raise ConfigError(f"{type(self).__name__}.setup: call super().setup(config) first.")
+        except BaseException:
+            if self.native is not None:
+                self.native.stop()
+            raise
         config.freeze()
+
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Build Corral's algorithm; a subclass may make more parts after `super().setup(config)`.
+
+        Args:
+            config: The config of this algorithm.
+        """
+        native = to_native(config)
+        make_viewed(algorithm_name(config) or type(self).__name__, native)(native, self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "native":
@@ -253,7 +274,12 @@ class Algorithm:
     cleanup = stop
 
     def restore_env_runners(self, group: Any = None) -> list[int]:
-        """Replace the runners that have failed, and return their indices."""
+        """Replace the runners that have failed, and return their indices.
+
+        A subclass that overrides it is called whenever runners were replaced.
+        """
+        if self._restored is not None:
+            return self._restored
         native = self.native.env_runner_group if group is None else group._native
         found: list[int] = native.restore_runners()
         return found
@@ -389,6 +415,16 @@ class Algorithm:
         """
         set_module_states(self.native, weights, "set_weights")
 
+    def get_state(self, *args: Any, **settings: Any) -> dict[str, Any]:
+        """Return a copy of the whole state, which checkpoints hold; a subclass may add parts of its own.
+
+        Args:
+            *args: Not used.
+            **settings: Not used.
+        """
+        found: dict[str, Any] = self.native.own_state()
+        return found
+
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue where the algorithm of this state was; see `set_state` of Corral's algorithm.
 
@@ -402,7 +438,7 @@ class Algorithm:
         part: Any = state
         for name in checkpoints.MODULES.parts:
             if not (isinstance(part, Mapping) and part.keys() == {name}):
-                self.native.set_state(state)
+                self.native.set_own_state(state)
                 return
             part = part[name]
         set_module_states(self.native, part, "set_state")
@@ -548,16 +584,61 @@ class _TakesEstimates:
         return found
 
 
+class _Connects:
+    """An algorithm whose rollouts pass the connectors of learners."""
+
+    config: Any
+    learner_connectors: LearnerConnectors | None = None
+
+    def sample(self, num_timesteps: int) -> Any:
+        """Return rollouts behind the connectors of learners."""
+        algorithm: Any = super()
+        rollouts = algorithm.sample(num_timesteps)
+        return rollouts if self.config.sample_async else self._connect(rollouts)
+
+    def sample_ahead(self, num_timesteps: int, *, wait: bool = True) -> Any:
+        """Return rollouts behind the connectors of learners."""
+        algorithm: Any = super()
+        return self._connect(algorithm.sample_ahead(num_timesteps, wait=wait))
+
+    def _connect(self, rollouts: Any) -> Any:
+        return rollouts if self.learner_connectors is None or not rollouts else self.learner_connectors(rollouts)
+
+
+class _HasState:
+    """An algorithm whose state may have parts that the class of the view adds."""
+
+    view: Algorithm
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, with what the class of the view adds."""
+        return self.view.get_state() if self.view.HAS_OWN_STATE else self.own_state()
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the state of Corral's algorithm."""
+        algorithm: Any = super()
+        found: dict[str, Any] = algorithm.get_state()
+        return found
+
+    def set_state(self, state: Any) -> None:
+        """Continue from a state, as the class of the view does it."""
+        (self.view.set_state if self.view.HAS_OWN_STATE else self.set_own_state)(state)
+
+    def set_own_state(self, state: Any) -> None:
+        """Continue from a state of Corral's algorithm."""
+        algorithm: Any = super()
+        algorithm.set_state(state)
+
+
 def make_viewed(name: str, config: Any) -> Any:
     """Return Corral's algorithm class for a config, whose instances know their view."""
     base: Any = config.algo_class
-    bases = (_TakesEstimates, base) if hasattr(base, "advantages") else (base,)
+    bases = (_Connects, _HasState, *([_TakesEstimates] if isinstance(config, NativePPOConfig) else []), base)
 
     class Viewed(*bases):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
 
         READS_INFOS = base.READS_INFOS or config.origin.learner_connector is not None
-        learner_connectors: LearnerConnectors | None = None
         num_env_steps_sampled_lifetime: int
 
         def __init__(self, config: Any, view: Algorithm) -> None:
@@ -569,11 +650,7 @@ def make_viewed(name: str, config: Any) -> Any:
             super().setup()
             if (pipeline := make_pipeline(self.config.origin, self)) is not None:
                 self.learner_connectors = LearnerConnectors(pipeline, self)
-
-        def sample(self, num_timesteps: int) -> Any:
-            """Return rollouts behind the connectors of learners."""
-            rollouts = super().sample(num_timesteps)
-            return rollouts if self.learner_connectors is None else self.learner_connectors(rollouts)
+                view_learner(self.learner_group.learner_here, self.config.origin)._pipeline = pipeline
 
         def send_weights(self) -> None:
             """Send the weights to the runners, also if they were changed by hand since the last update."""
@@ -613,6 +690,39 @@ class PPOConfig(AlgorithmConfig):
         super().__init__(algo_class or PPO)
 
 
+class IMPALA(Algorithm):
+    """RLlib's IMPALA on Corral's."""
+
+    ALGORITHM = "IMPALA"
+    _aggregator_actor_manager: ClassVar[None] = None  # as in RLlib without aggregators
+
+
+class IMPALAConfig(AlgorithmConfig):
+    """RLlib's settings of IMPALA."""
+
+    ALGORITHM = "IMPALA"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or IMPALA)
+
+
+class APPO(IMPALA):
+    """RLlib's APPO on Corral's."""
+
+    ALGORITHM = "APPO"
+
+
+class APPOConfig(IMPALAConfig):
+    """RLlib's settings of APPO."""
+
+    ALGORITHM = "APPO"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or APPO)
+
+
 class DQN(Algorithm):
     """RLlib's DQN on Corral's."""
 
@@ -645,5 +755,11 @@ class SACConfig(AlgorithmConfig):
         super().__init__(algo_class or SAC)
 
 
-CONFIGS: dict[str, type[AlgorithmConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig}
+CONFIGS: dict[str, type[AlgorithmConfig]] = {
+    "PPO": PPOConfig,
+    "APPO": APPOConfig,
+    "IMPALA": IMPALAConfig,
+    "DQN": DQNConfig,
+    "SAC": SACConfig,
+}
 """Config classes by the name of the algorithm."""

@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 _NOT_GIVEN: Any = NotProvided
 
 # Settings that take None as a value, although their default is another one. For all others None means "leave as is".
-_NONE_IS_A_VALUE = {"lr", "grad_clip", "minibatch_size", "vf_clip_param", "kl_target", "training_intensity"}
+_NONE_IS_A_VALUE = {"lr", "grad_clip", "minibatch_size", "vf_clip_param", "kl_target", "training_intensity"} | {
+    *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
+}
 
 _EVENTS = "callbacks_on_"
 _FUNCTIONS = tuple(
@@ -458,10 +460,10 @@ class AlgorithmConfig:
     def get_default_rl_module_spec(self) -> Any:
         """Return the spec of the default module; subclasses may return their own."""
         from corral.compat.rllib.adapted_modules import DefaultRLModule
-        from corral.compat.rllib.default_modules import DefaultPPOTorchRLModule
+        from corral.compat.rllib.default_modules import DEFAULTS
         from corral.compat.rllib.modules import RLModuleSpec
 
-        return RLModuleSpec(module_class=DefaultPPOTorchRLModule if self.ALGORITHM == "PPO" else DefaultRLModule)
+        return RLModuleSpec(module_class=DEFAULTS.get(self.ALGORITHM, DefaultRLModule))
 
     def get_default_learner_class(self) -> Any:
         """Return the learner class of the algorithm; subclasses may return their own."""

@@ -1,4 +1,4 @@
-"""RLlib's default module of PPO as a class that user code derives from: the layers are Corral's."""
+"""RLlib's default modules of PPO, APPO and IMPALA as classes that user code derives from: the layers are Corral's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from corral.compat.rllib.constants import ACTOR, CRITIC, ENCODER_OUT, Columns
+from corral.compat.rllib.constants import ACTOR, CRITIC, ENCODER_OUT, TARGET_NETWORK_ACTION_DIST_INPUTS, Columns
+from corral.compat.rllib.learner import make_target_network
 from corral.compat.rllib.model_config import translated
 from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyHead, ValueHead
-from corral.compat.rllib.modules import TorchRLModule, ValueFunctionAPI
+from corral.compat.rllib.modules import TargetNetworkAPI, TorchRLModule, ValueFunctionAPI
 from corral.errors import ConfigError
 from corral.modules.module import ActorCritic
 
@@ -53,3 +54,26 @@ class DefaultPPOTorchRLModule(TorchRLModule, ValueFunctionAPI):
             embeddings = self.encoder(batch)[ENCODER_OUT][CRITIC]
         values: Tensor = self.vf(embeddings).squeeze(-1)
         return values
+
+
+class DefaultAPPOTorchRLModule(DefaultPPOTorchRLModule, TargetNetworkAPI):
+    """The same with target networks, which a loss of your own may ask for; Corral's APPO has a target policy itself."""
+
+    IS_DEFAULT = True
+
+    def make_target_networks(self) -> None:
+        """Copy the encoder and `pi`."""
+        self._old_encoder, self._old_pi = make_target_network(self.encoder), make_target_network(self.pi)
+
+    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
+        """Return pairs of networks and their copies."""
+        return [(self.encoder, self._old_encoder), (self.pi, self._old_pi)]
+
+    def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return what the copies output for observations."""
+        features = self._old_encoder(batch)[ENCODER_OUT][ACTOR]
+        return {TARGET_NETWORK_ACTION_DIST_INPUTS: self._old_pi(features)}
+
+
+DEFAULTS = {"PPO": DefaultPPOTorchRLModule, "APPO": DefaultAPPOTorchRLModule, "IMPALA": DefaultPPOTorchRLModule}
+"""Default module classes of the algorithms that have a class of their own."""

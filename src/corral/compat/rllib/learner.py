@@ -319,6 +319,22 @@ class PPOTorchLearner(PPOLearner, TorchLearner):
     """The learner of PPO."""
 
 
+class IMPALALearner(Learner):
+    """The learner of IMPALA."""
+
+
+class IMPALATorchLearner(IMPALALearner, TorchLearner):
+    """The learner of IMPALA."""
+
+
+class APPOLearner(IMPALALearner):
+    """The learner of APPO."""
+
+
+class APPOTorchLearner(APPOLearner, IMPALATorchLearner):
+    """The learner of APPO."""
+
+
 class DQNTorchLearner(TorchLearner):
     """The learner of DQN."""
 
@@ -327,7 +343,13 @@ class SACTorchLearner(DQNTorchLearner):
     """The learner of SAC."""
 
 
-DEFAULTS = {"PPO": PPOTorchLearner, "DQN": DQNTorchLearner, "SAC": SACTorchLearner}
+DEFAULTS = {
+    "PPO": PPOTorchLearner,
+    "APPO": APPOTorchLearner,
+    "IMPALA": IMPALATorchLearner,
+    "DQN": DQNTorchLearner,
+    "SAC": SACTorchLearner,
+}
 """Learner classes of the algorithms, whose losses and steps are Corral's."""
 
 BY_HAND = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,16 @@ class LearnerGroup:
         set_module_states(self._algorithm, weights, "learner_group.set_weights")
 
     def foreach_learner(self, func: Callable[..., Any], **settings: Any) -> list[Any]:
-        """Return `func(learner)` of each learner, each with a method `get()`."""
+        """Return `func(learner)` of each learner, each with a method `get()`.
+
+        If learners are in other processes, `func` is also called for the connectors of learners, which are in this one.
+        """
         config = self._algorithm.config.origin
-        return [Answer(value) for value in self._native.foreach_learner(_call_with_view, func, config)]
+        answers = [Answer(value) for value in self._native.foreach_learner(_call_with_view, func, config)]
+        if self.is_remote and (connectors := self._algorithm.learner_connectors) is not None:
+            with suppress(_OnlyConnectorsError):
+                func(_OnlyConnectors(connectors.pipeline))
+        return answers
 
     def update(
         self,
@@ -216,8 +224,8 @@ def _learn(learner: Any, data: Any, updates: Mapping[str, UpdateSettings], is_ba
     """Learn from episodes or a batch in one learner; return results, and the same for `MetricsLogger.aggregate`."""
     if not isinstance(learner, OwnLearner):
         raise ConfigError(
-            "learner_group.update: the losses of PPO, DQN and SAC need what their training steps compute: call "
-            "super().training_step(), or give a learner_class with compute_loss_for_module."
+            "learner_group.update: the losses of PPO, APPO, IMPALA, DQN and SAC need what their training steps "
+            "compute: call super().training_step(), or give a learner_class with compute_loss_for_module."
         )
     results = learner.learn_from_batch(data, updates) if is_batch else learner.learn_from_episodes(data, updates)
     logger = MetricsLogger()
@@ -244,6 +252,25 @@ class Answer:
     def get(self) -> Any:
         """Return the value."""
         return self._value
+
+
+class _OnlyConnectorsError(AttributeError):
+    """An attribute was asked for that only learners have."""
+
+
+class _OnlyConnectors:
+    """Stands for a learner, of which it has the connectors only.
+
+    Args:
+        pipeline: The connectors.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        """Keep the connectors."""
+        self._learner_connector = pipeline
+
+    def __getattr__(self, name: str) -> Any:
+        raise _OnlyConnectorsError(name)
 
 
 def view_learner(native: NativeLearner, config: Any = None) -> Learner:

@@ -57,6 +57,8 @@ class DefaultModelConfig:
 _ACTIVATIONS = {"swish": "silu", None: "linear"}
 # The parts of DQN's settings that RLlib shows to its modules as well.
 _OF_ALGORITHM = {"double_q", "dueling", "epsilon", "num_atoms", "std_init", "v_max", "v_min", "twin_q"}
+_ACTOR_CRITICS = ("PPO", "APPO", "IMPALA")
+_SEPARATE = ("PPO", "APPO")  # whose policy and value function share layers only if the settings say so
 _WITHOUT_EFFECT = {"uses_new_env_runners", "_uses_new_env_runners"}
 _OLD_MODEL_IGNORED = {"custom_model_config", "framestack", "dim", "grayscale", "zero_mean", "_disable_preprocessor_api"}
 
@@ -69,7 +71,7 @@ def translated(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
         algorithm: Name of the algorithm.
     """
     known = {f.name: getattr(DefaultModelConfig(), f.name) for f in dataclasses.fields(DefaultModelConfig)}
-    known["vf_share_layers"] = algorithm != "PPO"
+    known["vf_share_layers"] = algorithm not in _SEPARATE
     return _translate({**known, **{name: value for name, value in settings.items() if name in known}}, algorithm)
 
 
@@ -121,12 +123,12 @@ def settings_of_default(config: Any, module_id: str) -> dict[str, Any]:
 
 
 def _given(config: Any) -> dict[str, Any]:
-    """Return the settings of default modules that a config gives; modules of PPO share no layers unless it says so."""
+    """Return the settings of default modules that a config gives; PPO and APPO share no layers unless it says so."""
     given = getattr(config.rl_module_spec, "model_config", None) or config.model_config
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
         return dataclasses.asdict(given)
     settings = {**_of_old_model(config), **_with_new_names(given or {})}
-    if config.ALGORITHM == "PPO":
+    if config.ALGORITHM in _SEPARATE:
         settings.setdefault("vf_share_layers", False)
     return settings
 
@@ -178,7 +180,7 @@ def _translate(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
             is_read = native != "head" or algorithm == "DQN"  # RLlib's PPO and SAC do not read the heads' settings
             found[f"{native}_{part}"] = (is_read and settings[f"{name}_{part}"]) or "torch"
             found[f"{native}_{part}_kwargs"] = (is_read and settings[f"{name}_{part}_kwargs"]) or {}
-    if algorithm == "PPO":
+    if algorithm in _ACTOR_CRITICS:
         found |= {name: settings[name] for name in ("free_log_std", "vf_share_layers")}
         if settings["log_std_clip_param"] != DefaultModelConfig.log_std_clip_param:  # the default limits nothing
             found["log_std_clip"] = settings["log_std_clip_param"]

@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from corral.algorithms.appo import APPOConfig
 from corral.algorithms.dqn import DQNConfig
+from corral.algorithms.impala import IMPALAConfig
 from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.sac import SACConfig
 from corral.compat.rllib import callbacks
@@ -26,7 +28,7 @@ from corral.compat.rllib.learner import DEFAULTS, Learner, TorchLearner, steps_b
 from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.model_config import to_model_config
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
-from corral.compat.rllib.own_algorithm import OwnConfig
+from corral.compat.rllib.own_algorithm import OwnConfig, RestoreEvents
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import IN_EVALUATION, SETTINGS, TRAINING
@@ -40,8 +42,17 @@ from corral.transforms.rewards import ClipRewards
 if TYPE_CHECKING:
     from corral.compat.rllib.config import AlgorithmConfig
 
-_CLASSES: dict[str, type[NativeConfig]] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig, "": OwnConfig}
+_CLASSES: dict[str, type[NativeConfig]] = {
+    "PPO": PPOConfig,
+    "APPO": APPOConfig,
+    "IMPALA": IMPALAConfig,
+    "DQN": DQNConfig,
+    "SAC": SACConfig,
+    "": OwnConfig,
+}
+_NO_LIMIT = 1e9  # of importance weights
 _OFF_POLICY = ("DQN", "SAC")
+_ASYNC = ("APPO", "IMPALA")
 
 # Settings of the same meaning that are translated with others, or whose default leaves Corral's.
 _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "exploration_config", "lr"} | {
@@ -64,7 +75,8 @@ def to_native(config: AlgorithmConfig) -> NativeConfig:
     learner_settings = _learner_settings(config)
     native = _CLASSES[name](**settings, **learner_settings)
     classes, functions = callbacks.to_native(config)
-    own = [LearnerConnectorEvents] if config.learner_connector is not None or learner_settings else []
+    own: list[Any] = [RestoreEvents] if getattr(config.algo_class, "HAS_OWN_RESTORE", False) else []
+    own += [LearnerConnectorEvents] if config.learner_connector is not None or learner_settings else []
     native.callbacks([*_connector_events(settings), *own, *classes], **functions)  # type: ignore[arg-type]
     native.evaluation(
         evaluation_config=_evaluation_settings(config, name, settings),
@@ -125,7 +137,7 @@ def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     settings["episode_class"] = MultiAgentEpisode if config.is_multi_agent else SingleAgentEpisode
     settings |= env_settings(config) | _sampling_settings(config, name) | _learning_settings(config)
     if name:
-        settings |= {"PPO": _ppo_settings, "DQN": _dqn_settings, "SAC": _sac_settings}[name](config)
+        settings |= _TRAINING_SETTINGS[name](config)
     spec = config.rl_module_spec
     if isinstance(spec, MultiRLModuleSpec) and not config.is_multi_agent:
         spec = spec.spec_of(DEFAULT_MODULE_ID)
@@ -214,7 +226,7 @@ def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if name in _OFF_POLICY:
         n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
         length = n_step if length == "auto" else length
-    elif length != "auto":
+    elif length != "auto" and name not in _ASYNC:  # these learn from whole fragments as they arrive
         in_round = length * config.num_envs_per_env_runner * max(1, config.num_env_runners)
         total = math.ceil(total / in_round) * in_round
     each = math.ceil(total / learners)
@@ -343,6 +355,40 @@ def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
     if kind == "StochasticSampling":  # RLlib samples the policy before learning starts, too
         settings["exploration_config"] = {"type": kind, "random_timesteps": 0, **config.exploration_config}
     return settings
+
+
+def _impala_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = {"entropy_coeff": config.entropy_coeff_schedule or config.entropy_coeff}
+    for name in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
+        settings[name] = _NO_LIMIT if (threshold := vars(config)[name]) is None else threshold
+    if config.opt_type == "rmsprop":
+        settings["optimizer"] = "rmsprop"
+        settings["optimizer_config"] = {"alpha": config.decay, "momentum": config.momentum, "eps": config.epsilon}
+    elif config.opt_type != "adam":
+        raise ConfigError(f"opt_type={config.opt_type!r:.60}: use 'adam' or 'rmsprop'.")
+    return settings
+
+
+def _appo_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    settings = _impala_settings(config)
+    every = config.target_network_update_freq
+    if not config.use_circular_buffer:
+        settings["learner_queue_size"] = config.simple_queue_size
+        every *= config.circular_buffer_num_batches * config.circular_buffer_iterations_per_batch
+    return settings | {
+        "target_network_update_freq": every,
+        "kl_coeff": config.kl_coeff,
+        "kl_target": config.kl_target,
+    }
+
+
+_TRAINING_SETTINGS: dict[str, Callable[[AlgorithmConfig], dict[str, Any]]] = {
+    "PPO": _ppo_settings,
+    "APPO": _appo_settings,
+    "IMPALA": _impala_settings,
+    "DQN": _dqn_settings,
+    "SAC": _sac_settings,
+}
 
 
 def _connector_events(settings: Mapping[str, Any]) -> list[Any]:

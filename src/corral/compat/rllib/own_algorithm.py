@@ -1,4 +1,4 @@
-"""Corral's algorithm without a loss and a training step of its own, for algorithm classes of scripts that have both."""
+"""What algorithm classes of scripts need: an algorithm without a loss and a training step, and events for overrides."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.algorithms.algorithm import Algorithm
+from corral.callbacks.callback import Callback
+from corral.compat.rllib.runners import EnvRunnerGroup
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
@@ -37,6 +39,21 @@ class OwnAlgorithm(Algorithm):
             ConfigError: Always: the class of the script has no training step.
         """
         raise ConfigError("Algorithm.training_step: this class defines none: override it, or derive from PPO.")
+
+
+class RestoreEvents(Callback):
+    """Calls `restore_env_runners` of an algorithm class that overrides it, after runners were replaced."""
+
+    def on_env_runners_recreated(
+        self, *, algorithm: Any, env_runner_group: Any, env_runner_indices: list[int], **kwargs: Any
+    ) -> None:
+        """Call it with RLlib's runner group; the method of the base class then returns these indices."""
+        view = algorithm.view
+        view._restored = list(env_runner_indices)
+        try:
+            view.restore_env_runners(EnvRunnerGroup(env_runner_group, algorithm))
+        finally:
+            view._restored = None
 
 
 def no_loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:

@@ -15,7 +15,8 @@ _HOME = f"{__package__}.algorithm"
 ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 """Functions that return the class and the default config of an algorithm, by its name."""
 
-_NOT_SERVED = ("APPO", "BC", "CQL", "DreamerV3", "IMPALA", "IQL", "MARWIL")
+_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC")
+_NOT_SERVED = ("BC", "CQL", "DreamerV3", "IQL", "MARWIL")
 
 
 def _class_and_config(name: str) -> tuple[Any, Any]:
@@ -62,4 +63,4 @@ def _register_all() -> None:
             registry.register("trainable_class", name, _ByName(name))
 
 
-ALGORITHMS.update({name: lambda name=name: _class_and_config(name) for name in ("PPO", "DQN", "SAC")})  # type: ignore[misc]
+ALGORITHMS.update({name: lambda name=name: _class_and_config(name) for name in _SERVED})  # type: ignore[misc]

@@ -63,12 +63,13 @@ def other_names(result: Mapping[str, Any], names: Collection[str]) -> Iterator[s
             yield path
 
 
-def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) -> None:
+def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None, lag: float | None = None) -> None:
     """Add names of losses, and counts of modules, weights and updates to the group `learners`.
 
     Args:
         learners: The group, whose parts are changed.
         algorithm: Algorithm of Corral, which has the modules.
+        lag: Mean number of updates by which weights that sampled were older; `None` without asynchronous sampling.
     """
     modules = {name: part for name, part in learners.items() if name != ALL_MODULES and isinstance(part, dict)}
     for name, numbers in modules.items():
@@ -77,6 +78,10 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) ->
         steps = numbers.get("num_gradient_steps", math.nan) * numbers.get("module_train_batch_size_mean", math.nan)
         if math.isfinite(steps):  # NaN before the first update
             numbers.setdefault("num_module_steps_trained", round(steps))
+        if lag is not None:
+            numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", lag)
+        if "mean_ratio" in numbers:
+            _add_names_of_async(numbers)
         if "mean_kl" in numbers:
             numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
         if "qf_mean" in numbers and "total_loss" in numbers:  # the loss of a Q-network is the only one that it has
@@ -85,6 +90,20 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None) ->
         _add_sums(modules, together)
     if algorithm is not None and algorithm.config.lr_scheduler is not None:
         _show_next_rates(modules, algorithm)
+
+
+def _add_names_of_async(numbers: dict[str, Any]) -> None:
+    """Add the names that the learners of APPO and IMPALA report.
+
+    RLlib's IMPALA has sums over the batch under the names that elsewhere are means.
+    """
+    if "curr_kl_coeff" in numbers:  # APPO
+        numbers.setdefault("mean_IS", numbers["mean_ratio"])
+        numbers.setdefault("mean_kl_loss", 0.0)
+    elif "mean_vf_loss" not in numbers:
+        num_steps = numbers.get("module_train_batch_size_mean", math.nan)
+        numbers |= {"mean_pi_loss": numbers["policy_loss"], "pi_loss": numbers["policy_loss"] * num_steps}
+        numbers |= {"mean_vf_loss": numbers["vf_loss"], "vf_loss": numbers["vf_loss"] * num_steps}
 
 
 def _show_next_rates(modules: Mapping[str, dict[str, Any]], algorithm: Any) -> None:

@@ -31,7 +31,7 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
     now = time.time()
     runners = result.get("env_runners") or {}
     add_names_of_runners(runners)
-    add_names_of_learners(result.get("learners") or {}, algorithm)
+    add_names_of_learners(result.get("learners") or {}, algorithm, (result.get("runner_group") or {}).get("lag_mean"))
     episodes = _latest_episodes(algorithm)
     more: dict[str, Any] = {
         "done": False,

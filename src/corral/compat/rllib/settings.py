@@ -284,7 +284,65 @@ _OFF_POLICY = {
     "n_step": same(1),
 }
 
+_CIRCULAR = "use the circular buffer of `APPOConfig`, which learns from each batch several times"
+
+_ASYNC = {
+    "vtrace": refused(True, "V-trace weighs the steps of older weights: leave it on, or use `PPOConfig`"),
+    "vtrace_clip_rho_threshold": adapted(1.0, "None clips nothing"),
+    "vtrace_clip_pg_rho_threshold": adapted(1.0, "None clips nothing"),
+    "broadcast_interval": same(1),
+    "vf_loss_coeff": same(0.5),
+    "entropy_coeff": same(0.01),
+    "entropy_coeff_schedule": adapted(None, "a schedule in `entropy_coeff`"),
+    "opt_type": adapted("adam", "`optimizer`: `adam` or `rmsprop`"),
+    "decay": adapted(0.99, "`alpha` of RMSProp"),
+    "momentum": adapted(0.0, "`momentum` of RMSProp"),
+    "epsilon": adapted(0.1, "`eps` of RMSProp"),
+    "_separate_vf_optimizer": refused(
+        False, "register both optimizers in `configure_optimizers_for_module` of a learner class"
+    ),
+    "_lr_vf": ignored(0.0005, "RLlib reads it with `_separate_vf_optimizer` only"),
+    "replay_proportion": refused(0.0, _CIRCULAR),
+    "replay_buffer_num_slots": ignored(0, "RLlib reads it with `replay_proportion` only"),
+    "minibatch_buffer_size": refused(1, _CIRCULAR),
+    "num_multi_gpu_tower_stacks": ignored(1, _OLD_STACK),
+    "num_gpu_loader_threads": ignored(8, "a learner moves its batch to its GPU itself"),
+    "learner_queue_timeout": ignored(300, "`sample_timeout_s` limits how long a batch is waited for"),
+    "timeout_s_sampler_manager": ignored(0.0, "samples are received as soon as they are there"),
+    "timeout_s_aggregator_manager": ignored(0.0, "samples are received as soon as they are there"),
+    "num_aggregation_workers": ignored(0, _RAY),
+    "max_requests_in_flight_per_aggregator_worker": ignored(2, _RAY),
+    "after_train_step": refused(None, "use `on_train_result`, or `after_gradient_based_update` of a learner class"),
+    "_env_runners_only": refused(False, "call `algo.env_runner_group.sample(...)` to sample without learning"),
+    "_skip_learners": refused(False, "call `algo.env_runner_group.sample(...)` to sample without learning"),
+}
+
 TRAINING: dict[str, dict[str, Setting]] = {
+    "IMPALA": {
+        **_ASYNC,
+        "learner_queue_size": same(3),
+    },
+    "APPO": {
+        **_ASYNC,
+        "use_critic": refused(True, "APPO always has a critic: leave it out"),
+        "use_gae": ignored(True, "V-trace estimates the advantages; RLlib reads it without `vtrace` only"),
+        "lambda_": ignored(1.0, "RLlib reads it without `vtrace` only; `corral.APPOConfig` has a lambda of V-trace"),
+        "clip_param": same(0.4),
+        "use_kl_loss": same(False),
+        "kl_coeff": same(1.0),
+        "kl_target": same(0.01),
+        "target_worker_clipping": same(2.0),
+        "target_network_update_freq": adapted(
+            2, "in traversals of the circular buffer, which RLlib counts by its settings also without the buffer"
+        ),
+        "target_update_frequency": refused(None, "use `target_network_update_freq`"),
+        "tau": same(1.0),
+        "use_circular_buffer": same(True),
+        "circular_buffer_num_batches": same(8),
+        "circular_buffer_iterations_per_batch": same(2),
+        "simple_queue_size": adapted(32, "`learner_queue_size`, without the circular buffer"),
+        "learner_queue_size": ignored(16, "the circular buffer, or `simple_queue_size`, limits the batches that wait"),
+    },
     "PPO": {
         "use_critic": refused(True, "PPO without a critic is not built; see docs/write-an-algorithm.md"),
         "use_gae": refused(True, "use `lambda_=1.0` for returns without GAE"),
@@ -334,7 +392,20 @@ TRAINING: dict[str, dict[str, Setting]] = {
 }
 """By algorithm, what it adds to `training`."""
 
+_ASYNC_DEFAULTS = {
+    "num_env_runners": 2,
+    "num_learners": 1,
+    "rollout_fragment_length": 50,
+    "train_batch_size": 500,
+    "lr": 5e-4,
+    "grad_clip": 40.0,
+    "min_time_s_per_iteration": 10,
+    "use_env_runner_state_server": True,
+}
+
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "IMPALA": _ASYNC_DEFAULTS,
+    "APPO": {**_ASYNC_DEFAULTS, "replay_buffer_num_slots": 100},
     "PPO": {
         "num_env_runners": 2,
         "rollout_fragment_length": "auto",

@@ -12,7 +12,7 @@ from types import ModuleType
 EXTRA = "pip install 'corral[rllib]'"
 
 HOMES = {
-    "algorithm": "Algorithm PPO PPOConfig DQN DQNConfig SAC SACConfig",
+    "algorithm": "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig",
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
     "catalogs": "Catalog PPOCatalog DQNCatalog SACCatalog",
@@ -21,7 +21,7 @@ HOMES = {
         "ConnectorV2 "
         "FlattenObservations MeanStdFilter FrameStackingEnvToModule FrameStackingLearner PrevActionsPrevRewards "
     ),
-    "default_modules": "DefaultPPOTorchRLModule",
+    "default_modules": "DefaultPPOTorchRLModule DefaultAPPOTorchRLModule",
     "default_connectors": (
         "AddObservationsFromEpisodesToBatch AddColumnsFromEpisodesToTrainBatch "
         "AddNextObservationsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch ComputeReturnsToGo "
@@ -39,7 +39,10 @@ HOMES = {
     "examples": (
         "add_rllib_example_script_args run_rllib_example_script_experiment should_stop check_learning_achieved"
     ),
-    "learner": "Learner TorchLearner PPOLearner PPOTorchLearner DQNTorchLearner SACTorchLearner make_target_network",
+    "learner": (
+        "Learner TorchLearner PPOLearner PPOTorchLearner IMPALALearner IMPALATorchLearner APPOLearner APPOTorchLearner "
+        "DQNTorchLearner SACTorchLearner make_target_network"
+    ),
     "lookback_buffers": "InfiniteLookbackBuffer",
     "metrics": "MetricsLogger ",
     "model_config": "DefaultModelConfig",
@@ -60,10 +63,7 @@ HOMES = {
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
     ),
     "preprocessors": "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor",
-    "unbuilt": (
-        "APPO APPOConfig IMPALA IMPALAConfig BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig "
-        "DreamerV3 DreamerV3Config"
-    ),
+    "unbuilt": ("BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig DreamerV3 DreamerV3Config"),
     "corral.envs.agent_copies": "make_multi_agent",
     "corral.envs.multi_agent_env": "MultiAgentEnv",
     "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
@@ -89,6 +89,11 @@ _PPO_KEYS = (
     "constants:LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY"
 )
 
+_APPO_KEYS = (
+    "constants:LEARNER_RESULTS_CURR_KL_COEFF_KEY constants:LEARNER_RESULTS_KL_KEY "
+    "constants:LEARNER_RESULTS_MEAN_IS_KEY constants:LEARNER_RESULTS_VAR_IS_KEY"
+)
+
 _COMMON = "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
 _COMMON += "AgentToModuleMapping BatchIndividualItems NumpyToTensor "
 
@@ -106,17 +111,34 @@ MODULES = {
     "agents.sac.sac": "SAC algorithm:SAC=SACTrainer SACConfig",
     "algorithms": (
         "Algorithm AlgorithmConfig PPO PPOConfig DQN DQNConfig SAC SACConfig APPO APPOConfig IMPALA IMPALAConfig "
-        "unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL "
+        "algorithm:IMPALA=Impala algorithm:IMPALAConfig=ImpalaConfig BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL "
         "IQLConfig DreamerV3 DreamerV3Config"
     ),
     "algorithms.algorithm": "Algorithm AlgorithmConfig",
     "algorithms.algorithm_config": "AlgorithmConfig helpers:NotProvided",
     "algorithms.callbacks": "DefaultCallbacks MultiCallbacks RLlibCallback make_multi_callbacks",
+    "algorithms.appo": "APPO APPOConfig",
+    "algorithms.appo.appo": f"APPO APPOConfig {_APPO_KEYS}",
+    "algorithms.appo.appo_learner": f"APPOLearner learner:APPOLearner=AppoLearner {_APPO_KEYS}",
+    "algorithms.appo.appo_rl_module": "default_modules:DefaultAPPOTorchRLModule=APPORLModule",
+    "algorithms.appo.default_appo_rl_module": "default_modules:DefaultAPPOTorchRLModule=DefaultAPPORLModule",
+    "algorithms.appo.torch.appo_torch_learner": "APPOTorchLearner",
+    "algorithms.appo.torch.appo_torch_rl_module": "default_modules:DefaultAPPOTorchRLModule=APPOTorchRLModule",
+    "algorithms.appo.torch.default_appo_torch_rl_module": "DefaultAPPOTorchRLModule",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn_catalog": "DQNCatalog",
     "algorithms.dqn.dqn_rainbow_catalog": "catalogs:DQNCatalog=DQNRainbowCatalog",
     "algorithms.dqn.torch.dqn_torch_learner": "DQNTorchLearner",
+    "algorithms.impala": "IMPALA IMPALAConfig algorithm:IMPALA=Impala algorithm:IMPALAConfig=ImpalaConfig",
+    "algorithms.impala.impala": (
+        "IMPALA IMPALAConfig algorithm:IMPALA=Impala algorithm:IMPALAConfig=ImpalaConfig "
+        "constants:LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY"
+    ),
+    "algorithms.impala.impala_learner": (
+        "IMPALALearner learner:IMPALALearner=ImpalaLearner constants:LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY"
+    ),
+    "algorithms.impala.torch.impala_torch_learner": "IMPALATorchLearner",
     "algorithms.ppo": "PPO PPOConfig PPOTorchLearner",
     "algorithms.ppo.ppo": f"PPO PPOConfig {_PPO_KEYS}",
     "algorithms.ppo.ppo_catalog": "PPOCatalog",
@@ -126,10 +148,6 @@ MODULES = {
     "algorithms.ppo.torch.ppo_torch_rl_module": "default_modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
     "algorithms.registry": "ALGORITHMS",
     # Algorithms that are not built.
-    "algorithms.appo": "APPO APPOConfig",
-    "algorithms.appo.appo": "APPO APPOConfig",
-    "algorithms.impala": "IMPALA IMPALAConfig unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig",
-    "algorithms.impala.impala": "IMPALA IMPALAConfig unbuilt:IMPALA=Impala unbuilt:IMPALAConfig=ImpalaConfig",
     "algorithms.bc": "BC BCConfig",
     "algorithms.bc.bc": "BC BCConfig",
     "algorithms.marwil": "MARWIL MARWILConfig",
@@ -376,9 +394,14 @@ NOT_SERVED = (
         "choose an algorithm's config, and write a TorchRLModule for a network of your own",
     ),
     (
-        r"impala|IMPALA|Impala|appo|APPO|vtrace",
-        "IMPALA and APPO, which are not built",
-        "PPO with the same settings learns from the same data: use PPOConfig",
+        r"vtrace|make_time_major",
+        "V-trace as functions on tensors, which are not served",
+        "use corral.core.returns.vtrace, or super().compute_loss_for_module(...) in a learner class",
+    ),
+    (
+        r"CircularBuffer|impala_learner|appo_learner|appo[.]utils|impala[.]utils",
+        "threads and queues of IMPALA and APPO, which Corral has in another form",
+        "set learner_queue_size, simple_queue_size or circular_buffer_num_batches in .training(...)",
     ),
     (
         r"dreamer|^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable|iql",

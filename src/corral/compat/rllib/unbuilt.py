@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from corral.errors import NotServedError, UnknownAttributeError
 
 _STORED = "it learns from stored data, and Corral learns from envs only"
-_LIKE_PPO = "PPO with the same settings learns from the same data: use PPOConfig"
 
 
 class _Meta(type):
@@ -40,8 +39,6 @@ def _make(name: str, reason: str) -> Any:
     return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__, "__doc__": about})
 
 
-APPO, APPOConfig = _make("APPO", _LIKE_PPO), _make("APPOConfig", _LIKE_PPO)
-IMPALA, IMPALAConfig = _make("IMPALA", _LIKE_PPO), _make("IMPALAConfig", _LIKE_PPO)
 BC, BCConfig = _make("BC", _STORED), _make("BCConfig", _STORED)
 MARWIL, MARWILConfig = _make("MARWIL", _STORED), _make("MARWILConfig", _STORED)
 CQL, CQLConfig = _make("CQL", _STORED), _make("CQLConfig", _STORED)
