@@ -162,7 +162,7 @@ def test_a_full_circular_buffer_drops_the_oldest_batch_and_counts_it() -> None:
         rollouts = [algo.sample(BATCH) for _ in range(5)]
         for part in rollouts:
             algo._add_batch(part)
-        assert [waiting.rollouts["default_policy"] for waiting in algo._waiting] == rollouts[2:]
+        assert [waiting.received for waiting in algo._waiting] == rollouts[2:]
         drawn = [algo._draw_batch()["default_policy"] for _ in range(6)]
         assert all(drawn.count(part) == 2 for part in rollouts[2:])
         assert drawn != [part for part in rollouts[2:] for _ in range(2)]  # not in order

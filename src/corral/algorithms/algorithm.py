@@ -598,8 +598,10 @@ class Algorithm(metaclass=_WithHints):
         if self._async_sampler is not None:
             if num_timesteps is None or num_episodes is not None:
                 raise SampleError("sample(num_episodes=...) asks all runners at once: leave out sample_async=True.")
-            return self.sample_ahead(num_timesteps)
-        rollouts: list[Rollout] = []
+            rollouts = self.sample_ahead(num_timesteps)
+            self._async_sampler.note_lag(rollouts, self.learner_group.weights_version)
+            return rollouts
+        rollouts = []
         left, by_episode = num_timesteps, num_timesteps is None
         if left is None or num_episodes is not None:
             left = SampleRequest(num_timesteps=num_timesteps, num_episodes=num_episodes).num_wanted  # one of the two
@@ -628,7 +630,7 @@ class Algorithm(metaclass=_WithHints):
     def sample_ahead(self, num_timesteps: int, *, wait: bool = True) -> list[Rollout]:
         """Return the fragments that arrived first and hold at least so many steps, while runners sample the next ones.
 
-        `sample` calls it with `sample_async=True`, without which it cannot be called.
+        `sample` calls it with `sample_async=True`, without which it cannot be called, and notes their lag.
 
         Args:
             num_timesteps: As for `sample`. Fragments are whole, so there may be up to one fragment more.

@@ -8,6 +8,7 @@ of fragments that has arrived. V-trace corrects the value targets and the policy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -117,14 +118,14 @@ class WaitingBatch:
     """Fragments that wait for the learners.
 
     Attributes:
-        rollouts: Fragments of each module, as the module saw them.
-        num_env_steps: Env steps in them.
-        num_updates_left: Updates that may still be made from it.
-        is_new: Whether no update was made from it.
+        received: The fragments, as they were received.
+        rollouts: The fragments of each module, as the module saw them.
+        num_updates_left: Updates that may still be made from them.
+        is_new: Whether no update was made from them.
     """
 
+    received: Sequence[Rollout]
     rollouts: dict[str, list[Rollout]]
-    num_env_steps: int
     num_updates_left: int
     is_new: bool = True
 
@@ -156,8 +157,8 @@ class IMPALA(Algorithm):
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Receive the batches that have arrived, and begin an update from one of them.
 
-        Learners of an engine learn while this process waits for the next batch; the update before is then received
-        here.
+        Learners of an engine learn while this process receives and prepares the next batch; the update before is then
+        received here.
         """
         self._receive_batches()
         return self._update_once()
@@ -165,32 +166,42 @@ class IMPALA(Algorithm):
     def _receive_batches(self) -> None:
         """Let the batches wait that have arrived and that there is room for; wait for one only if there is none."""
         config, size = self.config, self.config.total_train_batch_size
+        if config.sample_async:
+            while config.use_circular_buffer or len(self._waiting) < config.learner_queue_size:
+                rollouts = self.sample_ahead(size, wait=False)
+                if not rollouts:
+                    break
+                self._add_batch(rollouts)
         if not self._waiting:
-            self._add_batch(self.sample(size))
-        while config.sample_async and (config.use_circular_buffer or len(self._waiting) < config.learner_queue_size):
-            rollouts = self.sample_ahead(size, wait=False)
-            if not rollouts:
-                return
-            self._add_batch(rollouts)
+            self.log_learner_results(self._receive_update())  # first, so that the runners get its weights
+            self._add_batch(self.sample_ahead(size) if config.sample_async else self.sample(size))
 
-    def _add_batch(self, rollouts: Sequence[Rollout]) -> None:
+    def _add_batch(self, received: Sequence[Rollout]) -> None:
         with self.timers.time("returns"):
-            grouped = self.group_trained(rollouts)
+            grouped = self.group_trained(received)
             seen = {module_id: [part.transformed() for part in parts] for module_id, parts in grouped.items()}
         if not seen:
             return
         config = self.config
         if config.use_circular_buffer and len(self._waiting) == config.circular_buffer_num_batches:
-            oldest = self._waiting.pop(0)
-            if oldest.is_new:
-                self.count_dropped(oldest.num_env_steps)
-        num_env_steps = sum(rollout.num_env_steps for rollout in rollouts)
-        self._waiting.append(WaitingBatch(seen, num_env_steps, config.num_updates_per_batch))
+            self._count_unused(self._waiting.pop(0))
+        self._waiting.append(WaitingBatch(received, seen, config.num_updates_per_batch))
+
+    def _count_unused(self, batch: WaitingBatch) -> None:
+        """Count the steps of a batch that is dropped, if nothing was learned from it."""
+        if batch.is_new:
+            self.count_dropped(sum(rollout.num_env_steps for rollout in batch.received))
 
     def _draw_batch(self) -> dict[str, list[Rollout]]:
         """Return the fragments for the next update: of the oldest batch, or of one of the circular buffer."""
         index = int(self._draw_rng.integers(len(self._waiting))) if self.config.use_circular_buffer else 0
-        drawn = self._waiting[index]
+        drawn, sampler = self._waiting[index], self._async_sampler
+        if sampler is not None:
+            num_updates = self.learner_group.weights_version + (self._pending is not None)
+            if any(sampler.is_too_old(rollout, num_updates) for rollout in drawn.received):
+                self._count_unused(self._waiting.pop(index))  # it has become too old while it waited
+                return self._draw_batch() if self._waiting else {}
+            sampler.note_lag(drawn.received, num_updates)
         drawn.num_updates_left -= 1
         drawn.is_new = False
         if not drawn.num_updates_left:
@@ -238,11 +249,19 @@ class IMPALA(Algorithm):
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of the state; see `Algorithm.get_state`. An update that is under way is received first."""
-        try:
-            self.log_learner_results(self._receive_update())
-        except CorralError:  # the learners are gone, and their error was raised in training, or will be
-            self._pending = None
+        self._end_update()
         return super().get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; see `Algorithm.set_state`. Batches that wait are forgotten."""
+        self._end_update()
+        super().set_state(state)
+        self._waiting.clear()
+
+    def _end_update(self) -> None:
+        """Receive the update that is under way, if the learners are still there."""
+        with suppress(CorralError):  # it was raised in training, or will be
+            self.log_learner_results(self._receive_update())
 
     # Pieces of an update.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from corral.episodes.rollout import Rollout
@@ -114,11 +114,9 @@ class AsyncSampler:
                     group.wait_for_sample(left_s)
                 group.report_late()
                 continue
-            lag = self.lag_of(rollout.weights_version, num_updates)
-            if config.max_lag is not None and lag > config.max_lag:
+            if self.is_too_old(rollout, num_updates):
                 num_dropped += rollout.num_env_steps
                 continue
-            self._note(rollout, lag)
             received.append(rollout)
             left -= self._count(rollout)
         return Received(received, num_dropped)
@@ -129,13 +127,21 @@ class AsyncSampler:
         versions = self._group.weights_versions_held()
         return most is not None and any(self.lag_of(version, num_updates) > most for version in versions)
 
-    def _note(self, rollout: Rollout, lag: int) -> None:
-        self._num_env_steps += rollout.num_env_steps
-        self._lag_sum += lag * rollout.num_env_steps
-        self._lag_max = max(self._lag_max, lag)
+    def is_too_old(self, rollout: Rollout, num_updates: int) -> bool:
+        """Return whether a fragment is older than `max_lag` allows, after so many updates of the learners."""
+        most = self._config.max_lag
+        return most is not None and self.lag_of(rollout.weights_version, num_updates) > most
+
+    def note_lag(self, rollouts: Iterable[Rollout], num_updates: int) -> None:
+        """Note that the next update, after so many others, is made from fragments."""
+        for rollout in rollouts:
+            lag = self.lag_of(rollout.weights_version, num_updates)
+            self._num_env_steps += rollout.num_env_steps
+            self._lag_sum += lag * rollout.num_env_steps
+            self._lag_max = max(self._lag_max, lag)
 
     def take_costs(self) -> dict[str, Any]:
-        """Return the mean and the largest lag, over the env steps to learn from since the last call."""
+        """Return the mean and the largest lag, over the env steps that updates were made from since the last call."""
         num_steps, total, largest = self._num_env_steps, self._lag_sum, self._lag_max
         self._num_env_steps = self._lag_sum = self._lag_max = 0
         if not num_steps:
