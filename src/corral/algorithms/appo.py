@@ -67,6 +67,9 @@ class APPOConfig(IMPALAConfig):
     NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
         ("kl_coeff", "kl_target"), Need("use_kl_loss=True", attrgetter("use_kl_loss"))
     )
+    RUNNER_NEEDS: ClassVar[Mapping[str, Need]] = {
+        "circular_buffer_num_batches": Need("nothing: it is in `num_updates_per_target`", lambda config: True)
+    }
 
     def training(self, **settings: Unpack[APPOTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""

@@ -27,7 +27,7 @@ from corral.core.sequences import find_sequence_starts
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout
-from corral.errors import CorralError
+from corral.errors import ConfigError, CorralError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.distributions import ActionDistribution
@@ -96,6 +96,11 @@ class IMPALAConfig(AlgorithmConfig):
             lambda config: config.sample_async and not config.use_circular_buffer,
         ),
     }
+    # One runner in this process samples a batch when none is left.
+    RUNNER_NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
+        ("learner_queue_size", "circular_buffer_num_batches"),
+        Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
+    )
 
     def training(self, **settings: Unpack[IMPALATrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
@@ -105,6 +110,16 @@ class IMPALAConfig(AlgorithmConfig):
     def algo_class(self) -> type[Algorithm]:
         """`IMPALA`."""
         return IMPALA
+
+    def validate(self) -> None:
+        """Refuse contradictions; see `AlgorithmConfig.validate`."""
+        super().validate()
+        if self.sample_async and self.max_lag is not None and self.max_lag < self.broadcast_interval - 1:
+            raise ConfigError(
+                f"max_lag={self.max_lag} drops all fragments, because broadcast_interval={self.broadcast_interval} "
+                f"leaves the runners with weights that are up to {self.broadcast_interval - 1} updates old: give a "
+                "larger max_lag or a smaller broadcast_interval."
+            )
 
     @property
     def num_updates_per_batch(self) -> int:
