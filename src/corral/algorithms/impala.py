@@ -55,7 +55,8 @@ class IMPALAConfig(AlgorithmConfig):
         vtrace_clip_pg_rho_threshold: The largest importance weight in the policy gradient.
         vf_loss_coeff: Weight of the value loss, half the mean squared error.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
-        broadcast_interval: Updates from one broadcast of the weights to the runners to the next.
+        broadcast_interval: Updates from one broadcast of the weights to the runners to the next; there is one more at
+            the end of each iteration.
         learner_queue_size: Batches that wait for the learners at most; the runners pause while there are more.
         use_circular_buffer: Whether batches wait in a circular buffer instead (Luo et al. 2020, arXiv:1912.00167): a
             batch is learned from several times, in random order, and when the buffer is full, the oldest batch makes
@@ -150,7 +151,7 @@ class IMPALA(Algorithm):
     METRICS: ClassVar[tuple[str, ...]] = (
         *("policy_loss", "vf_loss", "entropy", "mean_kl", "mean_ratio", "vf_explained_var", "curr_entropy_coeff"),
     )
-    STATE: ClassVar[tuple[str, ...]] = (*Algorithm.STATE, "_draw_rng", "_num_updates_unsent")
+    STATE: ClassVar[tuple[str, ...]] = (*Algorithm.STATE, "_draw_rng")
 
     config: IMPALAConfig
 
@@ -241,23 +242,42 @@ class IMPALA(Algorithm):
             self.after_update(module_id, metrics)
         self._num_updates_unsent += 1
         if self._num_updates_unsent >= self.config.broadcast_interval:
-            self._num_updates_unsent = 0
-            self.sync_weights()
+            self._broadcast()
         return results
 
+    def _broadcast(self) -> None:
+        self._num_updates_unsent = 0
+        self.sync_weights()
+
     def _repeat_training_step(self, start: float) -> None:
-        """Train, and end the iteration without batches that wait and without an update that is under way."""
+        """Train, and end the iteration without batches that wait, an update under way, or weights to send.
+
+        So a checkpoint holds all that the next iteration begins with, except what runners of an engine have sampled.
+        """
         super()._repeat_training_step(start)
         while self._waiting or self._pending:
             self.log_learner_results(self._update_once())
+        if self._num_updates_unsent:
+            self._broadcast()
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of the state; see `Algorithm.get_state`. An update that is under way is received first."""
+        self._end_update()
+        return super().get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; see `Algorithm.set_state`. Batches that an interrupted iteration left are dropped."""
+        self._end_update()
+        super().set_state(state)
+        self._waiting.clear()
+        self._num_updates_unsent = 0
+
+    def _end_update(self) -> None:
+        """Receive the update that an interrupted iteration left under way."""
         try:
             self.log_learner_results(self._receive_update())
         except CorralError:  # the learners are gone, and their error was raised in training, or will be
             self._pending = None
-        return super().get_state()
 
     # Pieces of an update.
 
