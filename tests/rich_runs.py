@@ -257,7 +257,8 @@ def td3_with_noise() -> AlgorithmConfig:
 
 def impala() -> AlgorithmConfig:
     """IMPALA whose runner has weights that are some updates old, with RMSProp and evaluation that carries over."""
-    config = _begin(IMPALAConfig(), fails=0.02).evaluation(**IN_TURN).fault_tolerance(restart_failed_sub_environments=True)
+    config = _begin(IMPALAConfig(), fails=0.02).evaluation(**IN_TURN)
+    config.fault_tolerance(restart_failed_sub_environments=True)
     config.training(broadcast_interval=5, optimizer="rmsprop", optimizer_config={"momentum": 0.5}, lr=0.01)
     return config.callbacks(Busy, on_error="log")
 

@@ -7,6 +7,7 @@ has the reason in `UNSEEN`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -254,6 +255,7 @@ AGENTS = {
     **{"env": make_multi_agent(Walk), "env_config": {"num_agents": 2}},
     **{"policies": {"a", "b"}, "policy_mapping_fn": by_number},
 }
+AGENTS_IN_TURN = {**AGENTS, "train_batch_size_per_learner": 32}  # two fragments of env steps, one of agent steps
 IMAGES = {"env_config": {"obs": "image"}, "model_config": {"conv_filters": [[2, 3, 2]], "conv_features": 8}}
 BOX = {"env_config": {"actions": "bounded"}}
 LSTM = {"model_config": {"use_lstm": True, "max_seq_len": 4}}
@@ -280,7 +282,7 @@ WITH: dict[str, dict[str, Any]] = {
     },
     "evaluation_parallel_to_training": {"evaluation_interval": 1},
     **dict.fromkeys(("policy_mapping_fn", "policies_to_train", "count_steps_by"), AGENTS),
-    **dict.fromkeys(("APPO.count_steps_by", "IMPALA.count_steps_by"), {**AGENTS, "train_batch_size_per_learner": 32}),
+    **dict.fromkeys(("APPO.count_steps_by", "IMPALA.count_steps_by"), AGENTS_IN_TURN),
     **dict.fromkeys(("algorithm_config_overrides_per_module", "shared_layers"), AGENTS),
     **{
         f"model_config.head_{name}": {"model_config": {"head_hiddens": [4]}} for name in ("activation", "use_layernorm")
@@ -337,8 +339,8 @@ SCENES: dict[str, dict[str, Any]] = {
     "on_evaluation_failure": {"evaluation_interval": 1, "evaluation_config": {"env_config": {"fails_after": 2}}},
     "best_checkpoint_mode": {"best_checkpoint_metric": "num_env_steps_sampled_lifetime"},
     "tau": {"target_network_update_freq": 20},
-    **dict.fromkeys(("APPO.tau", "APPO.target_network_update_freq"), {"circular_buffer_num_batches": 1}),
-    **dict.fromkeys(("APPO.clip_param", "APPO.target_worker_clipping"), {"lr": 0.05}),
+    **{f"APPO.{name}": {"circular_buffer_num_batches": 1} for name in ("tau", "target_network_update_freq")},
+    **{f"APPO.{name}": {"lr": 0.05} for name in ("clip_param", "target_worker_clipping")},
     "double_q": {"lr": 1.0, "target_network_update_freq": 1000, "n_step": 1},
 }
 # Settings of all algorithms that others than the first one use in code of their own.
@@ -523,8 +525,20 @@ def test_a_setting_of_an_exploration_has_an_effect_or_is_refused(algo: str, path
     check(algo, path, hint, default)
 
 
-def test_two_runs_of_one_config_show_the_same() -> None:
-    assert run("PPO")[0] == run("PPO")[0]
+@pytest.mark.parametrize("algo", ["PPO", "IMPALA"])
+def test_two_runs_of_one_config_show_the_same(algo: str) -> None:
+    context = {**IN_TURN, "max_lag": 2} if algo == "IMPALA" else {}
+    assert run(algo, context)[0] == run(algo, context)[0]
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_another_default_takes_no_value_away(algo: str) -> None:
+    cls = config_class(algo)
+    for base in cls.__mro__[1:]:
+        for name, hint in setting_types(base).items() if dataclasses.is_dataclass(base) else ():
+            words = [value for value in values_of(hint, None) if value is None or isinstance(value, str)]
+            refused = [value for value in words if not is_accepted(algo, name, name, False, value)]
+            assert refused == [], name
 
 
 def test_the_lists_name_only_settings_that_exist() -> None:

@@ -57,7 +57,7 @@ def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
     else:
         training |= {"num_steps_sampled_before_learning_starts": 64}
     return (
-        cls(num_env_runners=0, rollout_fragment_length="auto")
+        cls(num_env_runners=0, rollout_fragment_length="auto")  # IMPALA and APPO have other defaults
         .environment(
             IdentityEnv,
             env_config={"episode_length": 8, "space": "box" if cls in (SACConfig, TD3Config) else "discrete"},

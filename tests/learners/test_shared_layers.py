@@ -14,8 +14,8 @@ import torch
 from gymnasium import spaces
 from learner_cases import (
     ALGORITHMS,
-    ON_POLICY,
     OBS,
+    ON_POLICY,
     OPTIMIZERS,
     PPO_COEFFICIENTS,
     SMALL,

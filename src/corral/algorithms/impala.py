@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class IMPALAConfig(AlgorithmConfig):
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     num_env_runners: int = 2
-    rollout_fragment_length: int = 50
+    rollout_fragment_length: int | Literal["auto"] = 50
     sample_async: bool = True
     min_sample_timesteps_per_iteration: int = 5000
     lr: Schedule = 5e-4
