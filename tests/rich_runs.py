@@ -266,7 +266,7 @@ def impala() -> AlgorithmConfig:
 def appo() -> AlgorithmConfig:
     """APPO with an LSTM, transforms, an adaptive penalty, and a target policy between two changes."""
     config = _begin(APPOConfig()).training(use_kl_loss=True, kl_target=1e-4, lr=[[0, 1e-2], [900, 1e-3]])
-    config.training(circular_buffer_num_batches=3, circular_buffer_iterations_per_batch=2, tau=0.5)
+    config.training(circular_buffer_num_batches=5, target_network_update_freq=1, tau=0.5)
     config.rl_module(model_config={"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5})
     return config.env_runners(transforms=[NormalizeObservations(), PrevActionsPrevRewards(2, 2), NormalizeRewards()])
 

@@ -27,6 +27,7 @@ from corral.algorithms.appo import appo_loss
 from corral.algorithms.impala import impala_loss
 from corral.core.tree import map_tree
 from corral.testing import DoorCorridor
+from exact_runs import StatefulDrift
 from random_agents import RandomAgents
 
 BASES = (IMPALAConfig, APPOConfig)
@@ -147,6 +148,23 @@ def test_a_saved_run_with_memory_transforms_and_masks_continues_exactly(
         expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
     with Algorithm.from_checkpoint(path) as restored:
         assert [restored.train()["learners"]["default_policy"] for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_draws_from_a_circular_buffer_continue_exactly(base: type[AlgorithmConfig]) -> None:
+    """Runners of the local engine have sampled nothing that the iteration has not learned from."""
+    config = small(base, **TWO_LOCAL, use_circular_buffer=True).environment(StatefulDrift)
+    config.training(circular_buffer_num_batches=4)
+    with config.copy().build() as algorithm:
+        algorithm.train()
+        state = algorithm.get_state()
+        expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
+    for seed, same in ((None, True), (9, False)):
+        if seed is not None:
+            state["attributes"]["draw_rng"] = np.random.default_rng(seed).bit_generator.state
+        with config.copy().build() as restored:
+            restored.set_state(state)
+            assert ([restored.train()["learners"]["default_policy"] for _ in range(2)] == expected) == same
 
 
 @pytest.mark.parametrize("runners", [pytest.param({}, marks=pytest.mark.slow), TWO_LOCAL], ids=["embedded", "local"])

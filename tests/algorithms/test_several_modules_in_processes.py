@@ -31,7 +31,7 @@ def train_on(engine: str, base: type[AlgorithmConfig], num_learners: int) -> Any
     config = config_of(base, policies_to_train=["red", "blue"]).env_runners(num_env_runners=2, straggler_factor=None)
     config.learners(num_learners=num_learners).engine(engine)
     if base is APPOConfig:
-        config.env_runners(sample_async=False)  # else the batches hold what arrives first
+        config.env_runners(sample_async=False, rollout_fragment_length=4)  # else batches hold what arrives first
     if num_learners and base is PPOConfig:
         config.training(train_batch_size_per_learner=32)
     with config.build() as algo:
