@@ -184,7 +184,7 @@ class APPO(IMPALA):
         """Adapt the weight of the penalty, and move the target policy if that is due."""
         super().after_update(module_id, metrics)
         config = self.module_config(module_id)
-        if config.use_kl_loss and "mean_kl_loss" in metrics:  # else the weight is 0, or a loss of the user has none
+        if config.use_kl_loss and "mean_kl_loss" in metrics:  # it is not measured while the weight is 0
             before = self._kl_coeff.get(module_id, config.kl_coeff)
             kl = metrics["mean_kl_loss"]
             self._kl_coeff[module_id] = adapted_kl_coeff(before, kl, config.kl_target, KL_BAND, KL_FACTORS)
