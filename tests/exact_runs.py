@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral import Algorithm, AlgorithmConfig, DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral import Algorithm, AlgorithmConfig, SACConfig
+from corral.algorithms.registry import config_class
 
 K = 2
 
@@ -63,12 +64,16 @@ OFF_POLICY: dict[str, Any] = {
 
 
 def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> AlgorithmConfig:
-    """The config of a small run: `algo` is PPO, DQN, SAC, SAC-discrete, TD3 or DDPG."""
-    config: Any = {"PPO": PPOConfig, "DQN": DQNConfig, "TD3": TD3Config, "DDPG": DDPGConfig}.get(algo, SACConfig)()
+    """The config of a small run: `algo` is the name of an algorithm, or SAC-discrete."""
+    config: Any = SACConfig() if algo == "SAC-discrete" else config_class(algo)()
     config.environment(env, env_config={"box": algo in ("SAC", "TD3", "DDPG")}, wrappers=[limited])
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=3).rl_module(model_config=SMALL)
     if algo == "PPO":
         config.training(train_batch_size_per_learner=90, minibatch_size=32, num_epochs=2, lr=[[0, 1e-2], [900, 1e-3]])
+    elif algo in ("APPO", "IMPALA"):
+        config.env_runners(num_env_runners=0, rollout_fragment_length=10)
+        config.training(train_batch_size_per_learner=30, lr=[[0, 1e-2], [900, 1e-3]])
+        config.reporting(min_sample_timesteps_per_iteration=90)
     else:
         config.training(**OFF_POLICY).reporting(min_sample_timesteps_per_iteration=60)
     copied: AlgorithmConfig = config.copy(**settings)

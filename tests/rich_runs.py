@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from corral import (
     AlgorithmConfig,
+    APPOConfig,
     Callback,
     DQNConfig,
     FrameStack,
+    IMPALAConfig,
     NormalizeObservations,
     NormalizeRewards,
     PPOConfig,
@@ -175,6 +177,9 @@ def _begin(config: Any, env: Any = SavedGusts, **env_config: Any) -> Any:
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=3).rl_module(model_config=SMALL_NET)
     if isinstance(config, PPOConfig):
         config.training(train_batch_size_per_learner=48, minibatch_size=24, num_epochs=1, lr=[[0, 1e-2], [900, 1e-3]])
+    elif isinstance(config, IMPALAConfig):  # one runner in this process: between iterations nothing is under way
+        config.env_runners(num_env_runners=0, rollout_fragment_length=4).training(train_batch_size_per_learner=12)
+        config.reporting(min_sample_timesteps_per_iteration=48)
     else:
         config.training(**REPLAY).reporting(min_sample_timesteps_per_iteration=40)
     return config
@@ -250,6 +255,22 @@ def td3_with_noise() -> AlgorithmConfig:
     return config.exploration(exploration_config={"type": "OrnsteinUhlenbeckNoise", "random_timesteps": 10})
 
 
+def impala() -> AlgorithmConfig:
+    """IMPALA whose runner has weights that are some updates old, with RMSProp and evaluation that carries over."""
+    config = _begin(IMPALAConfig(), fails=0.02).evaluation(**IN_TURN)
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    config.training(broadcast_interval=5, optimizer="rmsprop", optimizer_config={"momentum": 0.5}, lr=0.01)
+    return config.callbacks(Busy, on_error="log")
+
+
+def appo() -> AlgorithmConfig:
+    """APPO with an LSTM, transforms, an adaptive penalty, and a target policy between two changes."""
+    config = _begin(APPOConfig()).training(use_kl_loss=True, kl_target=1e-4, lr=[[0, 1e-2], [900, 1e-3]])
+    config.training(circular_buffer_num_batches=5, target_network_update_freq=1, tau=0.5)
+    config.rl_module(model_config={"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5})
+    return config.env_runners(transforms=[NormalizeObservations(), PrevActionsPrevRewards(2, 2), NormalizeRewards()])
+
+
 def _of_agents(config: Any, **env_config: Any) -> Any:
     config.environment(RandomAgents, env_config={"num_agents": 3} | env_config)
     config.env_runners(num_envs_per_env_runner=2).debugging(seed=3).rl_module(model_config=SMALL_NET)
@@ -311,6 +332,8 @@ FAST: dict[str, Callable[[], AlgorithmConfig]] = {
         bandit,
         sac_with_noise_of_weights,
         td3_with_noise,
+        impala,
+        appo,
     )
 }
 SLOW: dict[str, Callable[[], AlgorithmConfig]] = {

@@ -10,8 +10,10 @@ from gymnasium import spaces
 from corral import (
     Algorithm,
     AlgorithmConfig,
+    APPOConfig,
     DQNConfig,
     HeuristicModule,
+    IMPALAConfig,
     MultiAgentEnv,
     PPOConfig,
     RandomModule,
@@ -94,7 +96,7 @@ def all_to_red(agent_id: str, episode: Any, **_: Any) -> str:
     return "red"
 
 
-CONFIGS: list[type[AlgorithmConfig]] = [PPOConfig, DQNConfig, SACConfig]
+CONFIGS: list[type[AlgorithmConfig]] = [PPOConfig, APPOConfig, IMPALAConfig, DQNConfig, SACConfig]
 SMALL = {"fcnet_hiddens": [8]}
 
 
@@ -116,6 +118,11 @@ def config_of(base: type[AlgorithmConfig], **multi_agent: Any) -> AlgorithmConfi
     )
     if base is PPOConfig:
         return config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=2)
+    if base in (APPOConfig, IMPALAConfig):
+        config.env_runners(num_env_runners=0, rollout_fragment_length=8).training(train_batch_size_per_learner=16)
+        if base is APPOConfig:
+            config.training(use_kl_loss=True, circular_buffer_num_batches=2, target_network_update_freq=3, tau=0.5)
+        return config.reporting(min_sample_timesteps_per_iteration=48)
     settings = {"num_steps_sampled_before_learning_starts": 20, "train_batch_size_per_learner": 16}
     return config.training(**settings).reporting(min_sample_timesteps_per_iteration=40)
 

@@ -14,8 +14,12 @@ OFF_POLICY: dict[str, Any] = {
     "num_steps_sampled_before_learning_starts": 100,
     "replay_buffer_config": {"capacity": 10_000},
 }
+ON_POLICY = ("PPO", "APPO", "IMPALA")
+IN_TURN: dict[str, Any] = {"gamma": 0.0, "lr": 5e-3, "train_batch_size_per_learner": 128}
 TRAINING: dict[str, dict[str, Any]] = {
     "PPO": {"gamma": 0.0, "lr": 3e-3, "train_batch_size_per_learner": 256, "minibatch_size": 128},
+    "APPO": {**IN_TURN, "circular_buffer_num_batches": 1},
+    "IMPALA": {**IN_TURN, "lr": 1e-2},
     "DQN": {
         "num_steps_sampled_before_learning_starts": 64,
         "train_batch_size_per_learner": 32,
@@ -34,11 +38,13 @@ def small_config(algo: str, space: Any = None, **training: Any) -> Any:
     """Return the config of a run of seconds; `space` names the action space of the env."""
     config: Any = config_class(algo)().training(**{**TRAINING[algo], **training})
     if space is None:
-        space = "discrete" if algo in ("PPO", "DQN") else "box"
+        space = "discrete" if algo in (*ON_POLICY, "DQN") else "box"
     config.environment(IdentityEnv, env_config={"space": space}).debugging(seed=1)
     if algo == "DQN":
         config.environment(env_config={"space": space, "episode_length": 8}).debugging(seed=0)
         config.exploration(exploration_config={"epsilon_timesteps": 500})
+    if algo in ("APPO", "IMPALA"):
+        config.env_runners(num_env_runners=0, num_envs_per_env_runner=8, rollout_fragment_length=16)
     if algo != "PPO":
         config.reporting(min_sample_timesteps_per_iteration=100 if algo == "DQN" else 50)
     return config.rl_module(model_config={"fcnet_hiddens": [16, 16] if algo == "DQN" else [32, 32]})

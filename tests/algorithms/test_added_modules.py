@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
 
-from corral import Algorithm, AlgorithmConfig, Callback, DQNConfig, NormalizeObservations, PPOConfig
+from corral import Algorithm, AlgorithmConfig, APPOConfig, Callback, DQNConfig, NormalizeObservations, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError, ConfigError, CorralError
 
@@ -185,6 +185,19 @@ def test_removing_a_module_takes_it_from_everywhere(tmp_path: Path) -> None:
         with Algorithm.from_checkpoint(tmp_path / "checkpoint") as other:
             assert other.module_ids == ["red", "rest"]
             other.train()
+
+
+@pytest.mark.parametrize("base", [PPOConfig, APPOConfig])
+def test_a_module_that_comes_back_begins_with_the_first_coefficient(base: type[AlgorithmConfig]) -> None:
+    config = config_of(base, policy_mapping_fn=module_of).training(kl_coeff=0.5, kl_target=1e-9)
+    with config.build() as algo:
+        algo.train()
+        adapted = algo.train()["learners"]["blue"]["curr_kl_coeff"]
+        algo.remove_module("blue", policy_mapping_fn=all_to_red)
+        algo.add_module("blue", policy_mapping_fn=module_of)
+        results = [algo.train() for _ in range(3)]  # episodes that have begun have no such module
+        first = next(found for result in results if (found := result["learners"]["blue"]["curr_kl_coeff"]) > 0)
+        assert adapted > 0.5 and first < adapted
 
 
 def test_episodes_that_have_begun_keep_their_modules() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_configs import TRAINING, small_config
+from small_configs import ON_POLICY, TRAINING, small_config
 
 from corral import Algorithm
 from corral.algorithms.registry import ALGORITHMS
@@ -16,8 +16,11 @@ from corral.errors import ConfigError
 from corral.learners.settings import UpdateSettings
 from exact_runs import differences, without_times
 
-FORMS = [("PPO", "discrete"), ("DQN", "discrete"), ("SAC", "box"), ("SAC", "discrete"), ("TD3", "box"), ("DDPG", "box")]
-OFF_POLICY_FORMS = [form for form in FORMS if form[0] != "PPO"]
+FORMS = [
+    *((algo, "discrete") for algo in (*ON_POLICY, "DQN", "SAC")),
+    *((algo, "box") for algo in ("SAC", "TD3", "DDPG")),
+]
+OFF_POLICY_FORMS = [form for form in FORMS if form[0] not in ON_POLICY]
 SLOW_FORMS = [("SAC", "box_uneven"), ("SAC", "discrete_from_minus_2"), ("DDPG", "box")]
 # Settings that make it learn faster.
 SOLVES: dict[str, dict[str, Any]] = {"SAC": {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}}
@@ -57,7 +60,7 @@ def test_it_solves_the_identity_env(algo: str, space: str) -> None:
 
 @pytest.mark.parametrize(("algo", "space"), FORMS)
 def test_the_same_seed_gives_the_same_results(algo: str, space: str) -> None:
-    settings = {} if algo == "PPO" else {"num_steps_sampled_before_learning_starts": 32, "gamma": 0.9}
+    settings = {} if algo in ON_POLICY else {"num_steps_sampled_before_learning_starts": 32, "gamma": 0.9}
     config = small_config(algo, space, **settings, **(PRIORITIZED | {"noisy": True} if algo == "DQN" else {}))
 
     def results(seed: int) -> list[Any]:
@@ -74,7 +77,7 @@ def test_the_result_has_its_keys_before_anything_is_learned(algo: str, space: st
     with small_config(algo, space).build() as algorithm:
         first, *_, last = (algorithm.train()["learners"]["default_policy"] for _ in range(3))
         assert sorted(first) == sorted(last)
-        if algo != "PPO":  # which learns in each iteration
+        if algo not in ON_POLICY:  # which learn in each iteration
             assert sorted(first) == sorted(algorithm.METRICS)
             starts = algorithm.config.num_steps_sampled_before_learning_starts
             has_learned = algorithm.config.min_sample_timesteps_per_iteration >= starts
@@ -129,6 +132,7 @@ def test_targets_become_the_networks_as_tau_says(algo: str, space: str) -> None:
 # Learners shuffle only their own parts of a batch, so they take the minibatches of one learner if each is a whole part.
 WHOLE_PARTS: dict[str, dict[str, Any]] = {
     "PPO": {"minibatch_size": None},
+    "APPO": {"circular_buffer_iterations_per_batch": 1},  # a second one would begin before the first one is received
     "DQN": {**PRIORITIZED, "dueling": True, "n_step": 3},
 }
 
@@ -140,6 +144,8 @@ def test_learners_together_take_the_steps_of_one(algo: str, space: str) -> None:
         config = small_config(algo, space, **WHOLE_PARTS.get(algo, {}))
         size = config.train_batch_size_per_learner // max(1, num_learners)
         config.training(train_batch_size_per_learner=size)
+        if algo in ON_POLICY:  # one update per iteration: others are made while the next batch is sampled
+            config.reporting(min_sample_timesteps_per_iteration=0)
         with config.learners(num_learners=num_learners).engine("process").build() as algorithm:
             for _ in range(3):
                 algorithm.train()
@@ -167,12 +173,28 @@ OF_TD3 = [
     ({"target_noise": -0.1}, "target_noise=-0.1"),
     ({"target_noise_clip": -1.0}, "target_noise_clip"),
 ]
+OF_IMPALA = [
+    ({"broadcast_interval": 0}, "broadcast_interval=0 must be at least 1"),
+    ({"broadcast_interval": 4, "max_lag": 2}, "max_lag=2 drops all fragments, because broadcast_interval=4"),
+    ({"lambda_": 1.5}, "lambda_=1.5"),
+    (
+        {"circular_buffer_num_batches": 4, "use_circular_buffer": False},
+        "circular_buffer_num_batches=4 has no effect without use_circular_buffer=True",
+    ),
+]
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "PPO": [
         ({"clip_param": 0.0}, "clip_param=0.0"),
         ({"kl_target": 0.01}, "kl_target=0.01"),
         ({"kl_band": 2}, "kl_band=2.0 has no effect without kl_target"),
         ({"target_kl": 0.0}, "target_kl"),
+    ],
+    "IMPALA": OF_IMPALA,
+    "APPO": [
+        *OF_IMPALA,
+        ({"clip_param": 0.0}, "clip_param"),
+        ({"kl_target": 0.1}, "kl_target=0.1 has no effect without use_kl_loss=True"),
+        ({"learner_queue_size": 5}, "learner_queue_size=5 has no effect without sample_async=True and no circular"),
     ],
     "DQN": [
         *OFF_POLICY,
@@ -196,7 +218,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(algo: str)
     wrong = []
     for settings, message in REFUSED[algo]:
         try:
-            small_config(algo, **settings).build().stop()
+            small_config(algo).copy(**settings).build().stop()
         except ConfigError as error:
             if message not in str(error):
                 wrong.append(f"{settings}: {error}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from corral import DQNConfig, Module, PPOConfig
+from corral import APPOConfig, DQNConfig, IMPALAConfig, Module, PPOConfig
 from corral.errors import ConfigError
 from corral.modules.q_module import QModule
 
@@ -50,14 +50,30 @@ class OwnConfig(PPOConfig):
 
 
 @dataclass(kw_only=True)
+class OwnIMPALAConfig(IMPALAConfig):
+    @property
+    def default_module_class(self) -> type[Module]:
+        return Net
+
+
+@dataclass(kw_only=True)
+class OwnAPPOConfig(APPOConfig):
+    @property
+    def default_module_class(self) -> type[Module]:
+        return Net
+
+
+@dataclass(kw_only=True)
 class OwnQConfig(DQNConfig):
     @property
     def default_module_class(self) -> type[Module]:
         return OwnQ
 
 
-def test_a_plain_module_is_a_default() -> None:
-    config = OwnConfig(train_batch_size_per_learner=64).environment("CartPole-v1")
+@pytest.mark.parametrize("base", [OwnConfig, OwnIMPALAConfig, OwnAPPOConfig])
+def test_a_plain_module_is_a_default(base: Any) -> None:
+    config = base(num_env_runners=0, train_batch_size_per_learner=64, rollout_fragment_length="auto")
+    config.environment("CartPole-v1").reporting(min_sample_timesteps_per_iteration=64)
     with config.build() as algorithm:
         algorithm.train()
         assert isinstance(algorithm.get_module(), Net)

@@ -35,6 +35,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("PPO", {}),
     "ppo_evaluating": ("PPO", IN_TURN),
     "ppo_lstm": ("PPO", IN_TURN | {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 5}}),
+    "impala": ("IMPALA", SAME_STEP | {"broadcast_interval": 4, "use_circular_buffer": True}),
+    "appo_lstm": (
+        "APPO",
+        IN_TURN
+        | {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 5}}
+        | {"use_kl_loss": True, "circular_buffer_num_batches": 3, "tau": 0.5},
+    ),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
     "sac": ("SAC", NOISY),
     "sac_discrete": ("SAC-discrete", {}),
@@ -73,6 +80,8 @@ SLOW["SAC-evaluating"] = ("SAC", IN_PARALLEL)
 SLOW["DDPG"] = ("DDPG", {})
 SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})
 SLOW["PPO-two_learners"] = ("PPO", {"num_learners": 2, "engine_name": "process"})
+SLOW["APPO-two_learners"] = ("APPO", {"num_learners": 2, "engine_name": "process"})
+SLOW["IMPALA-async"] = ("IMPALA", ASYNC)
 SLOW["DQN-noisy"] = ("DQN", {"noisy": True})
 
 

@@ -13,11 +13,24 @@ import pytest
 from several_agents import CONFIGS, Repeats, Signals, config_of, module_of, same, weights_of
 from torch import Tensor, nn
 
-from corral import Algorithm, AlgorithmConfig, DQNConfig, Module, PPOConfig, SACConfig, load_policy
+from corral import (
+    Algorithm,
+    AlgorithmConfig,
+    APPOConfig,
+    DQNConfig,
+    IMPALAConfig,
+    Module,
+    PPOConfig,
+    SACConfig,
+    load_policy,
+)
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.build import _make_worker
 
-PATHS = {PPOConfig: "policy_encoder", DQNConfig: "q.encoder", SACConfig: "actor.encoder"}
+PATHS = {
+    **dict.fromkeys((PPOConfig, APPOConfig, IMPALAConfig), "policy_encoder"),
+    **{DQNConfig: "q.encoder", SACConfig: "actor.encoder"},
+}
 
 
 def green_to_new(agent_id: str, episode: Any, **_: Any) -> str:

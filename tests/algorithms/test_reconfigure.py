@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral import PPO, PPOConfig
+from corral import PPO, Algorithm, APPOConfig, IMPALAConfig, PPOConfig
+from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
 
@@ -15,6 +17,13 @@ def config(**settings: Any) -> PPOConfig:
     config = PPOConfig().environment(IdentityEnv).env_runners(num_envs_per_env_runner=4)
     config.training(train_batch_size_per_learner=128, minibatch_size=32, num_epochs=2, lr=1e-3)
     return config.debugging(seed=0).copy(**settings)
+
+
+def in_turn(base: type[AlgorithmConfig] = APPOConfig, **settings: Any) -> AlgorithmConfig:
+    """IMPALA or APPO on the same env, with several updates per iteration and one runner in this process."""
+    config = base().environment(IdentityEnv).env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+    config.env_runners(rollout_fragment_length=8).training(train_batch_size_per_learner=32, lr=0.02)
+    return config.reporting(min_sample_timesteps_per_iteration=128).debugging(seed=0).copy(**settings)
 
 
 def learner(result: dict[str, Any]) -> dict[str, float]:
@@ -58,11 +67,11 @@ def test_a_batch_has_whole_rounds_which_may_exceed_it_by_a_tenth() -> None:
             algo.reconfigure(train_batch_size_per_learner=174)
 
 
-def twice(**changes: Any) -> tuple[dict[str, float], dict[str, float]]:
+def twice(made: AlgorithmConfig | None = None, **changes: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the learner's metrics of a second iteration, with settings changed before it and without."""
     results = []
     for settings in (changes, {}):
-        with config().build() as algo:
+        with (made or config()).copy().build() as algo:
             algo.train()
             algo.reconfigure(**settings)
             results.append(learner(algo.train()))
@@ -91,8 +100,38 @@ def test_every_setting_reaches_the_gradient_steps(changes: dict[str, Any]) -> No
     assert changed["policy_loss"] != unchanged["policy_loss"]
 
 
-def test_no_change_changes_nothing() -> None:
-    changed, unchanged = twice(lr=1e-3, gamma=0.99)
+IN_TURN: list[dict[str, Any]] = [
+    *({"gamma": 0.5}, {"lambda_": 0.0}, {"vf_loss_coeff": 0.1}, {"grad_clip": 1e-3}, {"entropy_coeff": 1.0}),
+    *({"vtrace_clip_rho_threshold": 0.1}, {"vtrace_clip_pg_rho_threshold": 0.1}, {"vtrace_clip_c_threshold": 0.1}),
+    *({"use_circular_buffer": True, "circular_buffer_iterations_per_batch": 3}, {"broadcast_interval": 4}),
+    {"train_batch_size_per_learner": 64},
+]
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        *((IMPALAConfig, changes) for changes in IN_TURN),
+        *((APPOConfig, changes) for changes in IN_TURN),
+        *((APPOConfig, {name: 0.01}) for name in ("clip_param", "target_worker_clipping", "tau")),
+        (APPOConfig, {"use_kl_loss": True, "kl_coeff": 5.0}),
+        (APPOConfig, {"use_kl_loss": True, "kl_target": 1e-9}),
+        (APPOConfig, {"target_network_update_freq": 5}),
+        (APPOConfig, {"circular_buffer_num_batches": 3}),
+    ],
+    ids=str,
+)
+def test_every_setting_reaches_the_next_updates(base: type[AlgorithmConfig], changes: dict[str, Any]) -> None:
+    made = in_turn(base)
+    if base is APPOConfig:
+        made.training(circular_buffer_num_batches=1, target_network_update_freq=1)
+    changed, unchanged = twice(made, **changes)
+    assert changed["policy_loss"] != unchanged["policy_loss"]
+
+
+@pytest.mark.parametrize("made", [None, in_turn(IMPALAConfig), in_turn()], ids=["PPO", "IMPALA", "APPO"])
+def test_no_change_changes_nothing(made: AlgorithmConfig | None) -> None:
+    changed, unchanged = twice(made, lr=1e-3 if made is None else 0.02, gamma=0.99)
     assert changed == unchanged
 
 
@@ -104,6 +143,22 @@ def test_an_adaptive_coefficient_starts_again_where_it_was_set() -> None:
         assert learner(algo.train())["curr_kl_coeff"] == 0.2 * 2**3
         algo.reconfigure(kl_coeff=0.5)
         assert learner(algo.train())["curr_kl_coeff"] == 0.5
+
+
+def test_the_weight_of_a_penalty_starts_again_where_it_was_set(tmp_path: Path) -> None:
+    config = in_turn(use_kl_loss=True, kl_target=100.0, kl_coeff=0.5, min_sample_timesteps_per_iteration=32)
+    config.training(circular_buffer_iterations_per_batch=1)
+    with config.build() as algo:
+        for _ in range(3):  # one update each, after which the weight is halved
+            algo.train()
+        algo.reconfigure(lr=1e-4)
+        assert learner(algo.train())["curr_kl_coeff"] == 0.5 / 2**3
+        algo.save(tmp_path / "saved")
+        algo.reconfigure(kl_coeff=8.0)
+        assert learner(algo.train())["curr_kl_coeff"] == 8.0
+    for given, expected in ((0.5, 0.5 / 2**4), (8.0, 8.0)):
+        with Algorithm.from_checkpoint(tmp_path / "saved", kl_coeff=given) as restored:
+            assert learner(restored.train())["curr_kl_coeff"] == expected
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from gymnasium import spaces
 from several_agents import CONFIGS, Repeats, Signals, all_to_red, config_of, same, weights_of
 
 from corral import (
+    APPO,
     Algorithm,
     AlgorithmConfig,
+    APPOConfig,
     ClipObservations,
     DQNConfig,
     HeuristicModule,
@@ -260,7 +262,7 @@ def spread_weights(module: Any) -> None:
             parameter.add_(torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("base", [PPOConfig, DQNConfig])
+@pytest.mark.parametrize("base", [PPOConfig, APPOConfig, DQNConfig])
 def test_weights_of_one_module_come_from_another_run(base: type[AlgorithmConfig], tmp_path: Path) -> None:
     with config_of(base).debugging(seed=5).build() as source:
         source.train()
@@ -272,6 +274,8 @@ def test_weights_of_one_module_come_from_another_run(base: type[AlgorithmConfig]
         after = weights_of(algo)
         assert same(after["blue"], given["red"])
         assert same(after["red"], before["red"])
+        if isinstance(algo, APPO):
+            assert same(algo.target_weights["blue"], given["red"]) and same(algo.target_weights["red"], before["red"])
         acting = algo.env_runner.actors["blue"].module.acting_weights()  # type: ignore[union-attr]
         assert acting
         assert all(np.array_equal(value.numpy(), given["red"][name]) for name, value in acting.items())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from several_agents import config_of, weights_of
 
-from corral import AlgorithmConfig, DQNConfig, PPOConfig
+from corral import AlgorithmConfig, APPOConfig, DQNConfig, PPOConfig
 
 RAY = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 DEADLINE_S = 120.0
@@ -30,6 +30,8 @@ def train_on(engine: str, base: type[AlgorithmConfig], num_learners: int) -> Any
     """Train on two runners, and return the numbers that do not depend on time, and the weights."""
     config = config_of(base, policies_to_train=["red", "blue"]).env_runners(num_env_runners=2, straggler_factor=None)
     config.learners(num_learners=num_learners).engine(engine)
+    if base is APPOConfig:
+        config.env_runners(sample_async=False, rollout_fragment_length=4)  # else batches hold what arrives first
     if num_learners and base is PPOConfig:
         config.training(train_batch_size_per_learner=32)
     with config.build() as algo:
@@ -43,6 +45,7 @@ def train_on(engine: str, base: type[AlgorithmConfig], num_learners: int) -> Any
     ("engine", "base"),
     [
         pytest.param("process", PPOConfig, marks=pytest.mark.slow),
+        pytest.param("process", APPOConfig, marks=pytest.mark.slow),
         pytest.param("process", DQNConfig, marks=pytest.mark.slow),
         pytest.param("ray", PPOConfig, marks=RAY),
         pytest.param("ray", DQNConfig, marks=RAY),

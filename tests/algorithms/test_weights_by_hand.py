@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from corral import PPO, DQNConfig, PPOConfig, evaluate_policy, load_policy
+from corral import PPO, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, evaluate_policy, load_policy
 from corral.algorithms.algorithm import Algorithm
 
 OBS = np.zeros((50, 4), np.float32)
@@ -89,6 +89,28 @@ def test_the_next_iteration_samples_with_them(num_env_runners: int) -> None:
         algorithm.train()
         assert actions and all(part.all() for part in actions)
         assert length(algorithm) < 12
+
+
+@pytest.mark.parametrize("base", [IMPALAConfig, APPOConfig])
+def test_algorithms_that_sample_ahead_act_and_learn_with_them(base: Any, tmp_path: Path) -> None:
+    config = base().environment("CartPole-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=4)
+    config.env_runners(rollout_fragment_length=8).training(train_batch_size_per_learner=32, lr=1e-6)
+    config.reporting(min_sample_timesteps_per_iteration=64).debugging(seed=0)
+    config.evaluation(evaluation_duration=5, evaluation_config={"explore": False})
+    with config.build() as algorithm:
+        algorithm.train()
+        push_right(algorithm)
+        assert length(algorithm) < 12 and all(rollout.actions.all() for rollout in algorithm.sample(32))
+        algorithm.train()
+        assert float(last_bias(algorithm.get_module())[1].detach()) == pytest.approx(50.0, abs=0.1)
+        path = algorithm.save(tmp_path / "saved")
+        assert load_policy(path).batch(OBS).all()
+        given = algorithm.learner_group.get_weights()["default_policy"]
+    with config.copy().rl_module(load_from=path).build() as loaded:
+        assert loaded.compute_actions(OBS).all()
+        if base is APPOConfig:
+            target = loaded.target_weights["default_policy"]  # type: ignore[attr-defined]
+            assert all(np.array_equal(target[name], value) for name, value in given.items())
 
 
 def test_learners_in_processes_have_them_too(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ OFF_POLICY = {
 }
 TRAINING: dict[str, dict[str, Any]] = {
     "PPO": {"train_batch_size_per_learner": 32, "minibatch_size": 16, "num_epochs": 1, "lr": [[0, 1e-2], [1000, 0.0]]},
+    "APPO": {"train_batch_size_per_learner": 16, "use_kl_loss": True, "circular_buffer_num_batches": 2},
+    "IMPALA": {"train_batch_size_per_learner": 16},
     "DQN": OFF_POLICY,
     "SAC": OFF_POLICY,
     "TD3": OFF_POLICY,
@@ -50,6 +52,8 @@ def sample_config(algo: str) -> AlgorithmConfig:
         .rl_module(model_config={"fcnet_hiddens": [4]})
         .debugging(seed=0)
     )
+    if algo in ("APPO", "IMPALA"):
+        config.env_runners(num_env_runners=0, rollout_fragment_length=8)
     if algo != "PPO":
         config.reporting(min_sample_timesteps_per_iteration=100)
     return config

@@ -47,6 +47,7 @@ WITHOUT_EFFECT = {
     "exploration/waiting/*/[01]*": "random distillation looks at the next observations only, and curiosity at all",
     "runner/episodes/infos/*/task": "the infos of steps, t, are seen",
     "exploration/due": "the noise of weights is in the runners",
+    "attributes/draw_rng": "in test_appo_and_impala_everywhere.py: one runner in this process fills no circular buffer",
     "exploration/stddev": "the noise of weights is in the runners",
     "runner/episodes/lanes/*/lengths": "the results have no lengths of agents",
     "runner/env/envs/*/seat_state/*": "test_who_has_ended_is_part_of_the_state",

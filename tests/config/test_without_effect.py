@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from corral import DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral import APPOConfig, DDPGConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
+from corral.config.without_effect import warn_of_settings_without_effect
 from corral.errors import ConfigError
 
-CONFIGS: dict[str, Any] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config, "DDPG": DDPGConfig}
+CONFIGS: dict[str, Any] = {
+    **{"PPO": PPOConfig, "APPO": APPOConfig, "IMPALA": IMPALAConfig, "DQN": DQNConfig},
+    **{"SAC": SACConfig, "TD3": TD3Config, "DDPG": DDPGConfig},
+}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +39,13 @@ CONFIGS: dict[str, Any] = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig,
         ("SAC", {"alpha_lr": 0, "target_entropy": -1}, r"target_entropy=-1.0 has no effect without alpha_lr above 0"),
         ("PPO", {"vf_loss_coeff": 0, "vf_clip_param": 0.1}, r"vf_clip_param=0.1 has no effect without vf_loss_coeff"),
         ("PPO", {"num_epochs": 1, "target_kl": 0.1}, r"target_kl=0.1 has no effect without num_epochs above 1"),
+        ("APPO", {"kl_coeff": 0.5}, r"kl_coeff=0.5 has no effect without use_kl_loss=True"),
+        ("APPO", {"learner_queue_size": 5}, r"learner_queue_size=5 has no effect without .* no circular buffer"),
+        (
+            "IMPALA",
+            {"circular_buffer_num_batches": 5},
+            r"circular_buffer_num_batches=5 has no effect without use_circular_buffer=True",
+        ),
     ],
 )
 def test_a_setting_of_a_part_that_is_off_is_refused(algo: str, settings: dict[str, Any], message: str) -> None:
@@ -83,6 +94,30 @@ def test_a_setting_that_waits_for_an_env_or_for_runners_is_warned_of(
     with caplog.at_level(logging.WARNING, "corral"):
         PPOConfig().environment("CartPole-v1").copy(**settings).build().stop()
     assert [record for record in caplog.messages if message in record]
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "num_runners"),
+    [
+        ("IMPALA", {"max_lag": 5}, 0),
+        ("IMPALA", {"learner_queue_size": 5}, 0),
+        ("IMPALA", {"use_circular_buffer": True, "circular_buffer_num_batches": 5}, 0),
+        ("PPO", {"max_lag": 5}, 2),  # without sample_async
+        ("PPO", {"on_lag": "wait", "sample_async": True}, 2),  # without max_lag
+        ("APPO", {"circular_buffer_num_batches": 5}, None),  # which is the period of its target policy too
+        ("IMPALA", {"max_lag": 5, "learner_queue_size": 5}, None),
+    ],
+)
+def test_a_limit_of_batches_that_wait_needs_runners(
+    algo: str, settings: dict[str, Any], num_runners: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = CONFIGS[algo]().environment("CartPole-v1").copy(**settings)
+    if num_runners is not None:
+        config.env_runners(num_env_runners=num_runners)
+    with caplog.at_level(logging.WARNING, "corral"):
+        warn_of_settings_without_effect(config)
+    named = [message for message in caplog.messages if f"{[*settings][-1 if num_runners == 0 else 0]}=" in message]
+    assert len(named) == (num_runners is not None)
 
 
 def test_an_exploration_that_only_evaluation_uses_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from corral import DDPGConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral import APPOConfig, DDPGConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from corral.errors import ConfigError
 
 DEFAULTS = [
@@ -15,6 +16,8 @@ DEFAULTS = [
     (SACConfig, "Pendulum-v1", "StochasticSampling"),
     (DQNConfig, "CartPole-v1", "EpsilonGreedy"),
     (PPOConfig, "CartPole-v1", "StochasticSampling"),
+    (partial(IMPALAConfig, num_env_runners=0), "CartPole-v1", "StochasticSampling"),
+    (partial(APPOConfig, num_env_runners=0), "Pendulum-v1", "StochasticSampling"),
 ]
 
 

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from corral import DQNConfig, PPOConfig, SACConfig
+from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 from corral.callbacks.dispatch import Dispatcher
 from corral.config.config import AlgorithmConfig
 from corral.learners.distributed import Peers
@@ -117,9 +117,11 @@ def algorithm_batch(name: str, size: int = 12) -> Batch:
     def normal(*shape: int) -> Any:
         return rng.standard_normal((size, *shape), dtype=np.float32)
 
-    if name == "ppo":
+    if name in ON_POLICY:
         columns = ("logp", "values", "advantages", "value_targets")
         inputs = {"obs": normal(3), "actions": normal(2), "dist_inputs": 0.1 * normal(4)}
+        if name == "appo":
+            inputs["target_dist_inputs"] = 0.1 * normal(4)
         return {**inputs, **{column: normal() for column in columns}}
     batch = {
         "obs": normal(3),
@@ -136,9 +138,12 @@ def algorithm_batch(name: str, size: int = 12) -> Batch:
 
 ALGORITHMS: dict[str, tuple[Callable[[], Module], AlgorithmConfig]] = {
     "ppo": (ppo_module, PPOConfig()),
+    "impala": (ppo_module, IMPALAConfig()),
+    "appo": (ppo_module, APPOConfig()),
     "dqn": (dqn_module, DQNConfig()),
     "sac": (sac_module, SACConfig()),
 }
+ON_POLICY = ("ppo", "impala", "appo")
 PPO_COEFFICIENTS = {"kl_coeff": 0.1, "entropy_coeff": 0.01, "clip_param": 0.2}
 
 

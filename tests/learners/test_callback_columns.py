@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral import DQNConfig, PPOConfig, SACConfig
+from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 from corral.config.config import AlgorithmConfig
 from corral.testing import CountingEnv
 
-CONFIGS: dict[str, type[AlgorithmConfig]] = {"ppo": PPOConfig, "dqn": DQNConfig, "sac": SACConfig}
+CONFIGS: dict[str, type[AlgorithmConfig]] = {
+    **{"ppo": PPOConfig, "impala": IMPALAConfig, "appo": APPOConfig, "dqn": DQNConfig, "sac": SACConfig},
+}
 
 
 def note_columns(train_batch: Any, metrics_logger: Any) -> None:
@@ -28,8 +30,8 @@ def note_columns(train_batch: Any, metrics_logger: Any) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "num_learners"),
     [
-        *(("ppo", 0), ("dqn", 0), ("sac", 0)),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ppo", "dqn")),
+        *((name, 0) for name in CONFIGS),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ppo", "appo", "dqn")),
     ],
 )
 def test_callbacks_of_learners_read_rewards_and_ends(algorithm: str, num_learners: int) -> None:
@@ -37,6 +39,8 @@ def test_callbacks_of_learners_read_rewards_and_ends(algorithm: str, num_learner
     config.training(train_batch_size_per_learner=32, gamma=0.5)
     if algorithm == "ppo":
         config.training(minibatch_size=16)
+    elif algorithm in ("impala", "appo"):
+        config.env_runners(num_env_runners=0, rollout_fragment_length=8)
     else:
         config.training(num_steps_sampled_before_learning_starts=32, n_step=1)
     config.learners(num_learners=num_learners).engine("process").reporting(min_sample_timesteps_per_iteration=64)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from learner_cases import LossResult, make_learner, regression, squares, update
 from torch import Tensor
 
-from corral import AlgorithmConfig, DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral import AlgorithmConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import LossError
 from corral.learners import losses, numpy_q_learning
@@ -52,12 +52,12 @@ def test_compiled_gradient_steps_are_the_same() -> None:
 
 def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
     training: dict[str, Any] = {"lr": 1e-3, "train_batch_size_per_learner": 64}
-    if cls is PPOConfig:
+    if cls in (PPOConfig, IMPALAConfig, APPOConfig):
         training |= {"num_epochs": 2, "minibatch_size": 32, "entropy_coeff": [(0, 0.1), (1000, 0.0)]}
     else:
         training |= {"num_steps_sampled_before_learning_starts": 64}
     return (
-        cls()
+        cls(num_env_runners=0, rollout_fragment_length="auto")  # IMPALA and APPO have other defaults
         .environment(
             IdentityEnv,
             env_config={"episode_length": 8, "space": "box" if cls in (SACConfig, TD3Config) else "discrete"},
@@ -72,7 +72,7 @@ def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
 
 @pytest.mark.slow  # each compiles forward and backward passes with a C++ compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler, at its breaks
-@pytest.mark.parametrize("cls", [PPOConfig, DQNConfig, SACConfig, TD3Config])
+@pytest.mark.parametrize("cls", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TD3Config])
 def test_compiled_runs_equal_other_runs_and_share_their_checkpoints(cls: type[AlgorithmConfig], tmp_path: Path) -> None:
     weights = []
     for compile in (True, False):

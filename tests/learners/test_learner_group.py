@@ -349,6 +349,8 @@ def test_a_stop_gets_scalars_that_only_some_learners_report(build: Build, limit:
     [
         ("ppo", "adam"),
         ("ppo", "adagrad"),
+        pytest.param("impala", "rmsprop", marks=pytest.mark.slow),
+        pytest.param("appo", "adam", marks=pytest.mark.slow),
         ("dqn", "sgd"),
         ("sac", "adamw"),
         pytest.param("sac", "own", marks=pytest.mark.slow),

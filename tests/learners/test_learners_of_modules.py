@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learner_cases import ALGORITHMS, PPO_COEFFICIENTS, algorithm_batch, algorithm_loss
+from learner_cases import ALGORITHMS, ON_POLICY, PPO_COEFFICIENTS, algorithm_batch, algorithm_loss
 
 from corral.learners.learner import Learner
 from corral.learners.settings import LearningSpec, UpdateSettings
@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 
 def settings(name: str, lr: float, **more: Any) -> UpdateSettings:
-    return UpdateSettings(lr=lr, coefficients=PPO_COEFFICIENTS if name == "ppo" else {}, **more)
+    return UpdateSettings(lr=lr, coefficients=PPO_COEFFICIENTS if name in ON_POLICY else {}, **more)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from corral import Algorithm, DQNConfig, PPOConfig, SACConfig, TD3Config, make_multi_agent
+from corral import (
+    Algorithm,
+    APPOConfig,
+    DQNConfig,
+    IMPALAConfig,
+    PPOConfig,
+    SACConfig,
+    TD3Config,
+    make_multi_agent,
+)
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, LossError
 from corral.learners import numpy_q_learning
@@ -19,6 +28,7 @@ from corral.modules.module import ActorCritic
 from corral.testing import CountingEnv, IdentityEnv
 
 SMALL = {"fcnet_hiddens": [8]}
+ON_POLICY = (PPOConfig, IMPALAConfig, APPOConfig)
 REPLAY: dict[str, Any] = {
     "train_batch_size_per_learner": 16,
     "num_steps_sampled_before_learning_starts": 16,
@@ -29,7 +39,9 @@ REPLAY: dict[str, Any] = {
 def config(cls: type[AlgorithmConfig], **training: Any) -> AlgorithmConfig:
     space = "box" if cls in (SACConfig, TD3Config) else "discrete"
     made = cls().environment(IdentityEnv, env_config={"space": space}).rl_module(model_config=SMALL)
-    given = {"train_batch_size_per_learner": 64, "minibatch_size": 32, "num_epochs": 2} if cls is PPOConfig else REPLAY
+    given = {"train_batch_size_per_learner": 64, "minibatch_size": 32, "num_epochs": 2} if cls in ON_POLICY else REPLAY
+    if cls in (IMPALAConfig, APPOConfig):
+        made.env_runners(num_env_runners=0, rollout_fragment_length=16)
     made.training(**{**given, **training}).debugging(seed=0)
     return made.reporting(min_sample_timesteps_per_iteration=64)
 
@@ -49,10 +61,11 @@ def with_entropy(module: Any, batch: Any, coefficients: Mapping[str, float], def
     return loss - 0.05 * entropy, {**reported, "own_entropy": entropy.detach()}
 
 
-def test_an_auxiliary_loss_does_what_the_same_term_in_the_algorithm_does() -> None:
-    weights, metrics = train(config(PPOConfig, loss=with_entropy))
-    expected, _ = train(config(PPOConfig, entropy_coeff=0.05))
-    plain, _ = train(config(PPOConfig))
+@pytest.mark.parametrize("cls", ON_POLICY)
+def test_an_auxiliary_loss_does_what_the_same_term_in_the_algorithm_does(cls: type[AlgorithmConfig]) -> None:
+    weights, metrics = train(config(cls, loss=with_entropy, entropy_coeff=0.0))
+    expected, _ = train(config(cls, entropy_coeff=0.05))
+    plain, _ = train(config(cls, entropy_coeff=0.0))
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6)
     assert not torch.equal(plain["policy_head.weight"], expected["policy_head.weight"])
@@ -81,6 +94,12 @@ def test_no_forward_pass_is_made_twice() -> None:
 # What the outputs of each default loss hold: names with shapes, for batches of B rows.
 OUTPUTS: dict[str, tuple[type[AlgorithmConfig], dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "ppo": (PPOConfig, {}, {"dist_inputs": ("B", 4), "values": ("B",), "logp": ("B",), "ratio": ("B",)}),
+    "impala": (IMPALAConfig, {}, {"dist_inputs": ("B", 4), "values": ("B",), "logp": ("B",)}),
+    "appo": (
+        APPOConfig,
+        {"use_kl_loss": True},
+        {"dist_inputs": ("B", 4), "values": ("B",), "logp": ("B",), "ratio": ("B",)},
+    ),
     "dqn": (DQNConfig, {}, {"q_values": ("B", 4), "q_taken": ("B",), "targets": ("B",)}),
     "c51": (DQNConfig, {"num_atoms": 5}, {"logits": ("B", 4, 5), "targets": ("B", 5)}),
     "sac": (
@@ -147,11 +166,14 @@ def test_the_form_in_numpy_is_not_used_for_another_loss(monkeypatch: pytest.Monk
         train(config(DQNConfig).environment(CountingEnv, env_config={}))
 
 
-def test_a_loss_may_leave_the_default_loss_out() -> None:
+@pytest.mark.parametrize(
+    ("cls", "training"), [(PPOConfig, {}), (IMPALAConfig, {}), (APPOConfig, {}), (APPOConfig, {"use_kl_loss": True})]
+)
+def test_a_loss_may_leave_the_default_loss_out(cls: type[AlgorithmConfig], training: dict[str, Any]) -> None:
     def regression(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
         return (module.value(batch["obs"]) - 7).square().mean(), {}
 
-    made = config(PPOConfig, loss=regression, lr=0.1, num_epochs=10)
+    made = config(cls, loss=regression, lr=0.1, num_epochs=10, **training)
     with made.build() as algo:
         for _ in range(3):
             algo.train()
@@ -159,8 +181,9 @@ def test_a_loss_may_leave_the_default_loss_out() -> None:
     assert values == pytest.approx(7, abs=0.5)
 
 
-def test_modules_and_reconfigure_have_losses_of_their_own() -> None:
-    made = config(PPOConfig).environment(make_multi_agent(IdentityEnv), env_config={"num_agents": 2})
+@pytest.mark.parametrize("cls", ON_POLICY)
+def test_modules_and_reconfigure_have_losses_of_their_own(cls: type[AlgorithmConfig]) -> None:
+    made = config(cls).environment(make_multi_agent(IdentityEnv), env_config={"num_agents": 2})
     made.multi_agent(
         policies={"a", "b"},
         policy_mapping_fn=lambda agent, episode: "ab"[int(agent)],
@@ -169,7 +192,7 @@ def test_modules_and_reconfigure_have_losses_of_their_own() -> None:
     with made.build() as algo:
         result = algo.train()["learners"]
         assert "own_entropy" in result["b"] and "own_entropy" not in result["a"]
-    with config(PPOConfig).build() as algo:
+    with config(cls).build() as algo:
         assert "own_entropy" not in algo.train()["learners"]["default_policy"]
         algo.reconfigure(loss=with_entropy)
         assert "own_entropy" in algo.train()["learners"]["default_policy"]
@@ -196,9 +219,9 @@ def test_checkpoints_name_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [PPOConfig, TD3Config])
+@pytest.mark.parametrize("cls", [*ON_POLICY, TD3Config])
 def test_two_learners_use_it(cls: type[AlgorithmConfig]) -> None:
-    loss = with_entropy if cls is PPOConfig else with_small_actions
+    loss = with_entropy if cls in ON_POLICY else with_small_actions
     made = config(cls, loss=loss).learners(num_learners=2).engine("process")
     _, metrics = train(made)
     assert np.isfinite(metrics["total_loss"])
@@ -207,9 +230,9 @@ def test_two_learners_use_it(cls: type[AlgorithmConfig]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("cls", [PPOConfig, TD3Config])
+@pytest.mark.parametrize("cls", [*ON_POLICY, TD3Config])
 def test_it_is_compiled_too(cls: type[AlgorithmConfig]) -> None:
-    loss = with_entropy if cls is PPOConfig else with_small_actions
+    loss = with_entropy if cls in ON_POLICY else with_small_actions
     weights, _ = train(config(cls, loss=loss).learners(compile=True))
     plain, _ = train(config(cls, loss=loss))
     for name, value in plain.items():

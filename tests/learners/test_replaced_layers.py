@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_cases import ALGORITHMS, PPO_COEFFICIENTS, algorithm_batch, algorithm_loss, make_learner, update
+from learner_cases import ALGORITHMS, ON_POLICY, PPO_COEFFICIENTS, algorithm_batch, algorithm_loss, make_learner, update
 from torch import nn
 
 from corral import DQNConfig, PPOConfig, SACConfig
@@ -16,7 +16,7 @@ from corral.errors import ConfigError
 from corral.modules.module import Module
 from corral.testing import IdentityEnv
 
-ENCODERS = {"ppo": "policy_encoder", "dqn": "q.encoder", "sac": "actor.encoder"}
+ENCODERS = {**dict.fromkeys(ON_POLICY, "policy_encoder"), "dqn": "q.encoder", "sac": "actor.encoder"}
 
 
 def replace_layer(module: Module, encoder: str) -> None:
@@ -82,6 +82,10 @@ def test_what_replaces_no_layer_is_allowed() -> None:
 
 CONFIGS: dict[str, AlgorithmConfig] = {
     "ppo": PPOConfig().training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1),
+    **{
+        name: ALGORITHMS[name][1].copy(num_env_runners=0, train_batch_size_per_learner=32)
+        for name in ("impala", "appo")
+    },
     "dqn": DQNConfig().training(train_batch_size_per_learner=8, num_steps_sampled_before_learning_starts=8),
     "sac": SACConfig().training(train_batch_size_per_learner=8, num_steps_sampled_before_learning_starts=8),
 }

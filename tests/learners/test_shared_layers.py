@@ -15,6 +15,7 @@ from gymnasium import spaces
 from learner_cases import (
     ALGORITHMS,
     OBS,
+    ON_POLICY,
     OPTIMIZERS,
     PPO_COEFFICIENTS,
     SMALL,
@@ -38,7 +39,7 @@ from corral.modules.layers import share_layers
 from corral.modules.module import ActorCritic, Module
 from corral.modules.spec import ModuleSpec
 
-PATHS = {"ppo": ("policy_encoder",), "dqn": ("q.encoder",), "sac": ("actor.encoder", "q.0.mlp")}
+PATHS = {**dict.fromkeys(ON_POLICY, ("policy_encoder",)), "dqn": ("q.encoder",), "sac": ("actor.encoder", "q.0.mlp")}
 
 
 def make_pair(name: str) -> dict[str, Module]:
@@ -59,7 +60,7 @@ def steps_of_reference(
     groups = {group: [p for p in parts if p.requires_grad] for group, parts in module.parameter_groups().items()}
     optimizer = optimizer_class([{"params": group} for group in groups.values()], lr=lr, **config)  # type: ignore[call-arg]
     loss_fn, size = algorithm_loss(name), len(next(iter(batch.values())))
-    coefficients = PPO_COEFFICIENTS if name == "ppo" else {}
+    coefficients = PPO_COEFFICIENTS if name in ON_POLICY else {}
     while True:
         for start, stop in itertools.pairwise(np.linspace(0, size, round(size / minibatch_size) + 1).astype(int)):
             rows = {key: torch.from_numpy(column[start:stop]) for key, column in batch.items()}
@@ -85,7 +86,7 @@ def test_modules_take_their_steps_in_turn(name: str, kind: str) -> None:
     spec = LearningSpec(algorithm_loss(name), *OPTIMIZERS[kind])
     learner = Learner(modules, dict.fromkeys(modules, spec), device="cpu")
     sizes, lrs = {"left": 4, "right": 5}, {"left": 0.01, "right": 0.003}
-    coefficients = PPO_COEFFICIENTS if name == "ppo" else {}
+    coefficients = PPO_COEFFICIENTS if name in ON_POLICY else {}
     how = {
         key: UpdateSettings(lr=lrs[key], num_epochs=2, minibatch_size=size, shuffle=False, coefficients=coefficients)
         for key, size in sizes.items()

@@ -10,7 +10,7 @@ import torch
 from learner_cases import OPTIMIZERS, freeze
 from torch import Tensor
 
-from corral import DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
@@ -40,6 +40,8 @@ if hasattr(torch.optim, "Adafactor"):
 REPLAY = {"train_batch_size_per_learner": 8, "num_steps_sampled_before_learning_starts": 8}
 FORMS: dict[str, tuple[Callable[[], AlgorithmConfig], str]] = {
     "ppo": (lambda: PPOConfig().training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=2), "box"),
+    "impala": (lambda: IMPALAConfig(num_env_runners=0).training(train_batch_size_per_learner=32), "box"),
+    "appo": (lambda: APPOConfig(num_env_runners=0).training(train_batch_size_per_learner=32), "box"),
     "dqn": (lambda: DQNConfig().training(**REPLAY), "discrete"),
     "sac": (lambda: SACConfig().training(**REPLAY), "box"),
     "discrete sac": (lambda: SACConfig().training(**REPLAY), "discrete"),
@@ -143,7 +145,7 @@ def test_zero_grad_in_a_callback_stops_no_learning(form: str, set_to_none: bool,
 
 
 OUTPUT_LAYERS = {
-    "ppo": "policy_head",
+    **dict.fromkeys(("ppo", "impala", "appo"), "policy_head"),
     "dqn": "q.head",
     "sac": "actor.head.0",
     "discrete sac": "actor.head.0",

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from corral import AlgorithmConfig, DQNConfig, Module, PPOConfig, SACConfig, TD3Config
+from corral import AlgorithmConfig, APPOConfig, DQNConfig, IMPALAConfig, Module, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
 from corral.config.validation import validate
 from corral.core.tree import leaves, map_tree
@@ -95,9 +95,9 @@ def test_inference_keeps_the_state_of_each_row(settings: dict[str, Any]) -> None
         assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(leaves(memory.states), leaves(state), strict=True))
 
 
-@pytest.mark.parametrize("base", [PPOConfig, DQNConfig, SACConfig])
+@pytest.mark.parametrize("base", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig])
 def test_settings_of_layers_that_the_module_does_not_have_are_refused(base: Any) -> None:
-    config = base().environment("CartPole-v1")
+    config = base(num_env_runners=0).environment("CartPole-v1")
     for settings, message in (
         ({"use_lstm": True, "use_gru": True}, "use_lstm and use_gru are both True"),
         ({"lstm_cell_size": 64}, "lstm_cell_size=64 has no effect without use_lstm=True"),

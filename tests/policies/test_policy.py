@@ -13,7 +13,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import DQNConfig, Module, Policy, PPOConfig, SACConfig, TD3Config, load_policy
+from corral import DQNConfig, Module, Policy, PPOConfig, load_policy
+from corral.algorithms.registry import config_class
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ObservationError
 from corral.modules.module import ActorCritic
@@ -43,7 +44,9 @@ class SpacesEnv(gym.Env[Any, Any]):
 
 
 def small_config(algo: str, observation_space: Any, action_space: Any) -> Any:
-    config = {"PPO": PPOConfig, "DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config}[algo]()
+    config: Any = config_class(algo)()
+    if algo in ("APPO", "IMPALA"):
+        config.env_runners(num_env_runners=0)
     config.environment(SpacesEnv, env_config={"observation_space": observation_space, "action_space": action_space})
     config.rl_module(model_config={"fcnet_hiddens": [16], "conv_features": 16}).debugging(seed=1)
     return config
@@ -59,6 +62,8 @@ def batch_of(space: spaces.Space[Any], size: int) -> Any:
     [
         ("PPO", CAMERA, spaces.MultiDiscrete([2, 3], start=[1, 5]), {}),
         ("PPO", POSITION, BOUNDED, {"action_bounds": "squash"}),
+        ("APPO", CAMERA, spaces.MultiDiscrete([2, 3], start=[1, 5]), {}),
+        ("IMPALA", POSITION, BOUNDED, {"action_bounds": "squash"}),
         ("DQN", POSITION, spaces.Discrete(4, start=3), {}),
         ("DQN", CAMERA, spaces.Discrete(2), {"noisy": True, "dueling": True, "num_atoms": 5}),
         ("SAC", CAMERA, BOUNDED, {}),

@@ -50,14 +50,14 @@ def run(algo: str, num_iterations: int = 3, **settings: Any) -> tuple[list[Any],
 
 
 @pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
-@pytest.mark.parametrize("algo", ["PPO", "DQN", "SAC"])
+@pytest.mark.parametrize("algo", ["PPO", "APPO", "DQN", "SAC"])
 def test_stacks_train_exactly_as_stacks_of_a_wrapper(algo: str, autoreset_mode: str) -> None:
     settings: dict[str, Any] = {"autoreset_mode": autoreset_mode, "env": Drift}
-    replay = {} if algo == "PPO" else {"replay_buffer_config": {"capacity": 500, "frame_stack": 3}}
+    replay = {} if algo in ("PPO", "APPO") else {"replay_buffer_config": {"capacity": 500, "frame_stack": 3}}
     expected, _ = run(algo, wrappers=STACKED, **settings, **replay)
     found, algorithm = run(algo, transforms=[FrameStack(3)], **settings)
     assert found == expected
-    if algo != "PPO":
+    if replay:
         assert algorithm.replay_buffers["default_policy"].frame_stack == 3
 
 

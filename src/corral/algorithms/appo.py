@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import numpy as np
@@ -30,6 +31,7 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
+    from corral.checkpoint.directory import Checkpoint
     from corral.config.setter_types import APPOTrainingArgs
 
 # How far the divergence may be from `kl_target` before the coefficient changes, and by what it is multiplied, as in
@@ -68,6 +70,9 @@ class APPOConfig(IMPALAConfig):
     NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
         ("kl_coeff", "kl_target"), Need("use_kl_loss=True", attrgetter("use_kl_loss"))
     )
+    RUNNER_NEEDS: ClassVar[Mapping[str, Need]] = {
+        "circular_buffer_num_batches": Need("nothing: it is in `num_updates_per_target`", lambda config: True)
+    }
 
     def training(self, **settings: Unpack[APPOTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
@@ -102,12 +107,33 @@ class APPO(IMPALA):
         self.setup_modules()
 
     def setup_modules(self) -> None:
-        """Make the target policies of new modules, and forget the target policies of removed modules."""
+        """Make the target policies of new modules, and forget what is kept of removed modules."""
         learning = self.learner_group.learning_ids
         self._targets = {module_id: self._targets.get(module_id) or self._copy_of(module_id) for module_id in learning}
+        for kept in (self._kl_coeff, self._updates_since_target):
+            for module_id in kept.keys() - set(learning):
+                kept.pop(module_id)
 
     def _copy_of(self, module_id: str) -> Module:
         return copy.deepcopy(self.learner_group.get_module(module_id)).requires_grad_(False)
+
+    def load_module_weights(self, path: str | Path, module_id: str, from_module_id: str | None = None) -> None:
+        """Load the weights of one module, also into its target policy; see `Algorithm.load_module_weights`."""
+        super().load_module_weights(path, module_id, from_module_id)
+        self._targets.pop(self.resolve_module_id(module_id), None)
+        self.setup_modules()
+
+    def reconfigure(self, **settings: Any) -> None:
+        """Change settings; see `Algorithm.reconfigure`. The weights of penalties start again at a new `kl_coeff`."""
+        super().reconfigure(**settings)
+        if "kl_coeff" in settings:
+            self._kl_coeff.clear()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; the weights of penalties start again at a `kl_coeff` other than its own."""
+        super()._restore(checkpoint)
+        if checkpoint.config["training"].get("kl_coeff", self.config.kl_coeff) != self.config.kl_coeff:
+            self._kl_coeff.clear()
 
     @property
     def target_weights(self) -> dict[str, dict[str, NDArray[Any]]]:

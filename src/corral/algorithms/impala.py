@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from corral.core.sequences import find_sequence_starts
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout
-from corral.errors import CorralError
+from corral.errors import ConfigError, CorralError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.distributions import ActionDistribution
@@ -56,7 +56,8 @@ class IMPALAConfig(AlgorithmConfig):
         vtrace_clip_pg_rho_threshold: The largest importance weight in the policy gradient.
         vf_loss_coeff: Weight of the value loss, half the mean squared error.
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
-        broadcast_interval: Updates from one broadcast of the weights to the runners to the next.
+        broadcast_interval: Updates from one broadcast of the weights to the runners to the next; there is one more at
+            the end of each iteration.
         learner_queue_size: Batches that wait for the learners at most; the runners pause while there are more.
         use_circular_buffer: Whether batches wait in a circular buffer instead (Luo et al. 2020, arXiv:1912.00167): a
             batch is learned from several times, in random order, and when the buffer is full, the oldest batch makes
@@ -69,7 +70,7 @@ class IMPALAConfig(AlgorithmConfig):
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     num_env_runners: int = 2
-    rollout_fragment_length: int = 50
+    rollout_fragment_length: int | Literal["auto"] = 50
     sample_async: bool = True
     min_sample_timesteps_per_iteration: int = 5000
     lr: Schedule = 5e-4
@@ -97,6 +98,11 @@ class IMPALAConfig(AlgorithmConfig):
             lambda config: config.sample_async and not config.use_circular_buffer,
         ),
     }
+    # One runner in this process samples a batch when none is left.
+    RUNNER_NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
+        ("learner_queue_size", "circular_buffer_num_batches"),
+        Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
+    )
 
     def training(self, **settings: Unpack[IMPALATrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""
@@ -106,6 +112,16 @@ class IMPALAConfig(AlgorithmConfig):
     def algo_class(self) -> type[Algorithm]:
         """`IMPALA`."""
         return IMPALA
+
+    def validate(self) -> None:
+        """Refuse contradictions; see `AlgorithmConfig.validate`."""
+        super().validate()
+        if self.sample_async and self.max_lag is not None and self.max_lag < self.broadcast_interval - 1:
+            raise ConfigError(
+                f"max_lag={self.max_lag} drops all fragments, because broadcast_interval={self.broadcast_interval} "
+                f"leaves the runners with weights that are up to {self.broadcast_interval - 1} updates old: give a "
+                "larger max_lag or a smaller broadcast_interval."
+            )
 
     @property
     def num_updates_per_batch(self) -> int:
@@ -136,7 +152,7 @@ class IMPALA(Algorithm):
     METRICS: ClassVar[tuple[str, ...]] = (
         *("policy_loss", "vf_loss", "entropy", "mean_kl", "mean_ratio", "vf_explained_var", "curr_entropy_coeff"),
     )
-    STATE: ClassVar[tuple[str, ...]] = (*Algorithm.STATE, "_draw_rng", "_num_updates_unsent")
+    STATE: ClassVar[tuple[str, ...]] = (*Algorithm.STATE, "_draw_rng")
 
     config: IMPALAConfig
 
@@ -237,15 +253,23 @@ class IMPALA(Algorithm):
             self.after_update(module_id, metrics)
         self._num_updates_unsent += 1
         if self._num_updates_unsent >= self.config.broadcast_interval:
-            self._num_updates_unsent = 0
-            self.sync_weights()
+            self._broadcast()
         return results
 
+    def _broadcast(self) -> None:
+        self._num_updates_unsent = 0
+        self.sync_weights()
+
     def _repeat_training_step(self, start: float) -> None:
-        """Train, and end the iteration without batches that wait and without an update that is under way."""
+        """Train, and end the iteration without batches that wait, an update under way, or weights to send.
+
+        So a checkpoint holds all that the next iteration begins with, except what runners of an engine have sampled.
+        """
         super()._repeat_training_step(start)
         while self._waiting or self._pending:
             self.log_learner_results(self._update_once())
+        if self._num_updates_unsent:
+            self._broadcast()
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of the state; see `Algorithm.get_state`. An update that is under way is received first."""
@@ -253,10 +277,11 @@ class IMPALA(Algorithm):
         return super().get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; see `Algorithm.set_state`. Batches that wait are forgotten."""
+        """Continue from a state; see `Algorithm.set_state`. Batches that an interrupted iteration left are dropped."""
         self._end_update()
         super().set_state(state)
         self._waiting.clear()
+        self._num_updates_unsent = 0
 
     def _end_update(self) -> None:
         """Receive the update that is under way, if the learners are still there."""

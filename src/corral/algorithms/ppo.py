@@ -133,6 +133,10 @@ class PPO(Algorithm):
         """Start with no adaptive KL coefficient: each module starts at its initial value when it first learns."""
         self._kl_coeff: dict[str, float] = {}
 
+    def setup_modules(self) -> None:
+        """Forget the adaptive coefficients of removed modules."""
+        self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.records}
+
     def reconfigure(self, **settings: Any) -> None:
         """Change settings; see `Algorithm.reconfigure`. The adaptive coefficients start again at a new `kl_coeff`."""
         super().reconfigure(**settings)

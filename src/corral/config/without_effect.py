@@ -82,7 +82,8 @@ def refuse_settings_without_effect(config: AlgorithmConfig) -> None:
 def warn_of_settings_without_effect(config: AlgorithmConfig) -> None:
     """Warn of settings of runners, learners and rounds that are off, and of resources that nothing reserves."""
     others = config.group_fields().keys() - set(_REFUSED)
-    for name, need in _find_unused(config, others).items() if config.origin is None else ():
+    unused = _find_unused(config, others) | find_unused(config, "RUNNER_NEEDS")
+    for name, need in unused.items() if config.origin is None else ():
         log.warning("%s=%r has no effect without %s.", name, getattr(config, name), need)
     _warn_of_schedules(config)
     _warn_of_exploration(config)

@@ -169,7 +169,8 @@ def imported(value: Any) -> Any:
 class Need:
     """What a setting needs to have an effect.
 
-    A class of settings names the needs of its settings in `NEEDS`, a dict by name; subclasses inherit them.
+    A class of settings names the needs of its settings in `NEEDS`, a dict by name; subclasses inherit them. What
+    settings of learning need of env runners, which may be off for a while, is in `RUNNER_NEEDS`.
 
     Attributes:
         text: The need, as it follows "has no effect without".
@@ -180,20 +181,20 @@ class Need:
     is_met: Callable[[Any], bool]
 
 
-def needs_of(owner: type) -> dict[str, Need]:
+def needs_of(owner: type, kind: str = "NEEDS") -> dict[str, Need]:
     """Return the needs of the settings of a class, with the needs of its bases, by name."""
     found: dict[str, Need] = {}
     for base in reversed(owner.__mro__):
-        found |= vars(base).get("NEEDS", {})
+        found |= vars(base).get(kind, {})
     return found
 
 
-def find_unused(settings: Any) -> dict[str, str]:
+def find_unused(settings: Any, kind: str = "NEEDS") -> dict[str, str]:
     """Return the settings that differ from their defaults and have no effect, by name, with what they need."""
     defaults = {field.name: field for field in dataclasses.fields(settings)}
     return {
         name: need.text
-        for name, need in needs_of(type(settings)).items()
+        for name, need in needs_of(type(settings), kind).items()
         if not same_value(getattr(settings, name), default_of(defaults[name])) and not need.is_met(settings)
     }
 

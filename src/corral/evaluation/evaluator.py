@@ -57,6 +57,9 @@ VIDEOS = "videos"
 # End of the names of counts of runners over their lifetimes, which the result of a round does not repeat.
 _LIFETIME = "_lifetime"
 
+# What only training counts among the metrics of its runners.
+_OF_TRAINING = ("num_env_steps_dropped",)
+
 
 class Evaluator:
     """Plays the evaluation rounds of an algorithm, in turn with training or at the same time.
@@ -672,7 +675,7 @@ def _without_values(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _without_values(value) if isinstance(value, dict) else NAN
         for name, value in metrics.items()
-        if not name.endswith(_LIFETIME)
+        if not name.endswith(_LIFETIME) and name not in _OF_TRAINING
     }
 
 

@@ -103,7 +103,10 @@ class EnvRunnersSettings(SettingGroup):
             ("sample_timeout_s", "straggler_factor"),
             Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
         ),
-        "max_lag": Need("sample_async=True", attrgetter("sample_async")),
+        "max_lag": Need(
+            "sample_async=True and env runners of the engine (num_env_runners)",
+            lambda config: config.sample_async and config.num_env_runners,
+        ),
         "on_lag": Need("max_lag", lambda config: config.max_lag is not None),
         **dict.fromkeys(
             ("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
