@@ -199,13 +199,19 @@ def test_an_iteration_ends_with_all_batches_learned(
             assert trained(result) == num_updates * (algo.num_env_steps_sampled_lifetime - dropped)
 
 
-def test_runners_get_the_weights_of_every_second_update() -> None:
-    with config_of("IMPALA", "local", 2, broadcast_interval=2, learner_queue_size=1).build() as algo:
-        versions = []
-        for _ in range(6):
+def test_runners_get_the_weights_of_every_second_update_and_of_the_last() -> None:
+    config = config_of("IMPALA", "local", 2, broadcast_interval=2, learner_queue_size=1)
+    with config.reporting(min_sample_timesteps_per_iteration=3 * BATCH).build() as algo:
+        sent, send = [], algo.sync_weights
+
+        def record() -> None:
+            send()
+            sent.append(algo.learner_group.weights_version)
+
+        algo.sync_weights = record
+        for _ in range(2):
             algo.train()
-            versions.append(algo.env_runner_group.take_costs()["weights_version"])
-    assert versions == [0, 2, 2, 4, 4, 6]
+    assert sent == [2, 3, 5, 6]
 
 
 # Learners of an engine.
