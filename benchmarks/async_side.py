@@ -3,13 +3,13 @@
 from time import perf_counter
 from typing import Any
 
+import measuring
 from measuring import Fields, Options
 from timed_env import TimedEnv
 
 # A step of the stalling env takes a millisecond, and one in a hundred two hundred.
 STEP_S, STALL_S, STALL_SHARE = 1e-3, 0.2, 0.01
 BATCH = 500
-HIDDEN = [256, 256]
 # Iterations of a second, of which the first is not counted.
 ITERATION_S = 1.0
 # One of three evaluation runners blocks for so long in its first step.
@@ -34,7 +34,7 @@ def stalling(options: Options) -> Fields:
             .environment(TimedEnv, env_config={"step_s": STEP_S, "stall_s": STALL_S, "stall_share": STALL_SHARE})
             .env_runners(num_env_runners=2, num_envs_per_env_runner=1)
             .training(train_batch_size_per_learner=BATCH)
-            .rl_module(model_config={"fcnet_hiddens": HIDDEN})
+            .rl_module(model_config={"fcnet_hiddens": measuring.WIDE})
             .reporting(min_time_s_per_iteration=ITERATION_S)
             .debugging(seed=options.seed)
         )

@@ -205,6 +205,36 @@ def _checkpoints(algorithm: str, what: str) -> Case:
     )
 
 
+_STALLING = (
+    "An env step takes 1 ms of sleep, and one step in a hundred 200 ms; two process runners with one env each, batches "
+    "of 500 env steps, policy and value nets of two layers of 512. PPO makes 10 epochs of minibatches of 64, APPO has "
+    "its defaults; they are measured one after the other, in an order that changes from pair to pair. The raw results "
+    "have PPO with `sample_async=True`, too."
+)
+
+
+def _async_time_to_450(algo: str) -> Case:
+    return Case(
+        name=f"{algo.lower()}_time_to_450",
+        title=f"Time of {algo} to a mean return of 450",
+        what=(
+            f"As the time to a mean return of 450, with {algo} and two runner processes: Corral with its tuned "
+            "settings for CartPole-v1, RLlib with the settings of its tuned example, "
+            f"`{algo.lower()}/cartpole_{algo.lower()}.py`, with iterations of at least one second instead of ten. The "
+            "env steps that each needed are in the raw results."
+        ),
+        measure=f"{algo.lower()}_time_to_450",
+        unit="s",
+        value=None,
+        digits=1,
+        higher_is_better=False,
+        systems=("corral", "rllib"),
+        threads=1,
+        ratio_budgets={"rllib": 4.0},
+        timeout=CAP_SECONDS + 120.0,
+    )
+
+
 def _agents(measure: str, title: str, what: str, budget: float, seconds: float) -> Case:
     """Returns a case of four agents in each env, for Corral and RLlib."""
     return Case(
@@ -714,6 +744,57 @@ CASES = (
     ),
     _checkpoints("PPO", "CartPole-v1 with the settings of `examples/cartpole.yaml`, 60,000 env steps"),
     _checkpoints("DQN", "CartPole-v1, 15,000 env steps, with the replay buffer in the checkpoints"),
+    Case(
+        name="stalling",
+        title="An env that stalls: APPO against PPO",
+        what=f"How many times the env steps of PPO APPO trains on per second. {_STALLING}",
+        measure="stalling",
+        unit="times",
+        value="times",
+        digits=2,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=30.0,
+        threads=1,
+        floor=1.7,
+        has_ratio=False,
+        timeout=300.0,
+    ),
+    Case(
+        name="stalling_busy",
+        title="An env that stalls: how busy the runners of APPO are",
+        what=f"Percent of the time that the idlest runner of APPO samples, and waits for no request. {_STALLING}",
+        measure="stalling",
+        unit="%",
+        value="percent_busy",
+        digits=1,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=30.0,
+        threads=1,
+        floor=95.0,
+        has_ratio=False,
+        timeout=300.0,
+    ),
+    Case(
+        name="blocked_evaluation",
+        title="A blocked evaluation runner",
+        what=(
+            "Seconds by which the longest `train()` from the second round on is longer with an evaluation runner of "
+            "three whose first step blocks for 40 s than without; three episodes of 200 steps of 1 ms in each round, "
+            "at the same time as training."
+        ),
+        measure="blocked_evaluation",
+        unit="s",
+        value="seconds",
+        digits=2,
+        higher_is_better=False,
+        systems=("corral",),
+        limit=1.0,
+        has_ratio=False,
+    ),
+    _async_time_to_450("APPO"),
+    _async_time_to_450("IMPALA"),
     Case(
         name="straggler",
         title="What a runner ten times slower costs the others",

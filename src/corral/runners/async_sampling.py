@@ -97,6 +97,7 @@ class AsyncSampler:
         # As many updates as before are likely to follow before the next fragment is received.
         next_updates = num_updates + max(1, num_updates - self._num_updates)
         self._num_updates = num_updates
+        takes_several = request.num_wanted * group.num_remote_workers < num_wanted
         received: list[Rollout] = []
         left, num_dropped, ends_s = num_wanted, 0, math.inf
         while left > 0 or (config.on_lag == "wait" and self._holds_too_old(next_updates)):
@@ -107,8 +108,9 @@ class AsyncSampler:
                 if (left_s := min(config.sample_timeout_s, ends_s - time.perf_counter())) < 0:
                     break
                 if left > 0:
-                    # What is not needed now is asked for when the next batch is, with the weights of then.
-                    needs_more = left > group.num_env_steps_asked
+                    # If a batch takes one fragment of each runner, what it does not need is asked for with the next
+                    # batch, with the weights of then.
+                    needs_more = takes_several or left > group.num_env_steps_asked
                     group.sample_async(request, max_requests=self._num_requests if needs_more else self._num_spare)
                 with timers.time("waiting"):
                     group.wait_for_sample(left_s)
