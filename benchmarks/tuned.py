@@ -76,6 +76,9 @@ ZOO: dict[str, dict[str, tuple[float, int]]] = {
         "Humanoid-v5": (5566.7, 2000),
         "Swimmer-v5": (359.1, 1000),
     },
+    # The zoo has neither.
+    "APPO": {},
+    "IMPALA": {},
 }
 
 INTRODUCTION = f"""\
@@ -112,6 +115,9 @@ def main() -> int:
     options = parser.parse_args()
     cells = [(algo, env) for env, algos in tuned_algorithms().items() for algo in algos]
     if options.only:
+        known = {name for algo, env in cells for name in (algo, f"{algo}:{env}")}
+        if unknown := sorted({*options.only} - known):
+            parser.error(f"--only: there are no tuned settings of {', '.join(unknown)}")
         cells = [(algo, env) for algo, env in cells if {algo, f"{algo}:{env}"} & {*options.only}]
     runs: list[Run] = json.loads(RUNS_FILE.read_text()) if RUNS_FILE.exists() else []
     runs = [run for run in runs if run["settings"] == fingerprint(run["algo"], run["env"])]

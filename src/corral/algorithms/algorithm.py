@@ -816,10 +816,13 @@ class Algorithm(metaclass=_WithHints):
         while True:
             sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
             uncounted = sampled - self.num_env_steps_sampled_lifetime
-            self.log_learner_results(self.training_step())
-            sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
-            by_hand = sampled - self.num_env_steps_sampled_lifetime - uncounted
-            self.num_env_steps_sampled_lifetime += max(0, by_hand)
+            try:
+                results = self.training_step()
+            finally:  # also if an interrupt comes between the return of a rollout and the line that counts it
+                sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
+                by_hand = sampled - self.num_env_steps_sampled_lifetime - uncounted
+                self.num_env_steps_sampled_lifetime += max(0, by_hand)
+            self.log_learner_results(results)
             elapsed_s = time.perf_counter() - start
             sampled = self.num_env_steps_sampled_lifetime - steps_before
             if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:

@@ -831,7 +831,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self._check_running()
         with forks_end_here():
             rollout = self.local_env_runner.collect(request)
-        self.num_env_steps_returned += rollout.num_env_steps
+            self.num_env_steps_returned += rollout.num_env_steps
         return [rollout if request.with_infos else rollout.without_infos()]
 
     def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
