@@ -273,6 +273,18 @@ def test_a_learner_in_a_process_learns_from_every_batch(algo_name: str) -> None:
             assert algo.learner_group.weights_version == trained(result) // BATCH
 
 
+def test_the_update_that_is_under_way_counts_in_the_lag() -> None:
+    config = config_of("IMPALA", "process", 0).learners(num_learners=1)
+    with config.build() as algo:
+        for _ in range(2):
+            algo._add_batch(algo.sample_ahead(BATCH))
+        algo._update_once()
+        assert algo._pending is not None
+        algo._draw_batch()
+        costs = algo._async_sampler.take_costs()
+        assert (costs["lag_mean"], costs["lag_max"]) == (0.5, 1)
+
+
 def test_a_state_in_the_middle_of_an_update_holds_the_update() -> None:
     with config_of("IMPALA", "process", 0).learners(num_learners=1).build() as algo:
         algo._receive_batches()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import DQNConfig, PPOConfig, SampleRequest
+from corral import DQNConfig, NormalizeObservations, PPOConfig, SampleRequest
 from corral.algorithms.ppo import PPO
 from corral.core.tree import map_tree
 from corral.envs.multi_agent_env import MultiAgentEnv
@@ -336,6 +336,17 @@ def test_a_state_leaves_out_what_is_under_way() -> None:
         assert result["fault_tolerance"]["num_env_steps_lost"] == in_flight
         assert other.num_env_steps_sampled_lifetime == trained(result)
         other.train()
+
+
+def test_statistics_of_transforms_count_each_step_that_was_received_once() -> None:
+    config = config_of("local", 2, transforms=[NormalizeObservations()])
+    with config.build() as algo:
+        for _ in range(4):
+            algo.train()
+        [state] = [part for part in algo.get_transform_states()["default_policy"].values() if "count" in part]
+        resets = 2 * 2 * (1 + algo.num_env_steps_sampled_lifetime // 4 // 7)  # the first observations of episodes
+        num_steps = algo.num_env_steps_sampled_lifetime
+        assert num_steps <= state["count"] <= num_steps + resets
 
 
 def test_episodes_cannot_be_asked_for() -> None:
