@@ -14,6 +14,7 @@ from corral import APPOConfig, IMPALAConfig
 from corral.algorithms.impala import IMPALA, WaitingBatch, action_ratios, impala_loss, policy_outputs
 from corral.errors import WorkerDiedError
 from corral.testing import CountingEnv
+from random_agents import RandomAgents
 
 BATCH = 40
 
@@ -181,6 +182,48 @@ def test_a_batch_that_was_learned_from_is_not_dropped() -> None:
         assert algo.metrics.peek(("env_runners", "num_env_steps_dropped_lifetime")) == 0
 
 
+def test_fast_runners_fill_the_circular_buffer_once_before_an_update() -> None:
+    """Runners that always have a batch there must not keep the algorithm from learning."""
+    with config_of("APPO", num_env_runners=0, circular_buffer_num_batches=3).build() as algo:
+        batches, sample = [], algo.sample_ahead
+
+        def arrives_at_once(size: int, *, wait: bool = True) -> Any:
+            assert len(batches) < 10
+            batches.append(sample(size))
+            return batches[-1]
+
+        algo.sample_ahead = arrives_at_once
+        algo.training_step()
+        assert (len(batches), algo.learner_group.weights_version) == (3, 1)
+
+
+def test_a_circular_buffer_that_became_smaller_drops_what_it_has_no_room_for() -> None:
+    with config_of("APPO", num_env_runners=0, circular_buffer_num_batches=4).build() as algo:
+        for _ in range(4):
+            algo._add_batch(algo.sample(BATCH))
+        algo.reconfigure(circular_buffer_num_batches=2)
+        algo._add_batch(algo.sample(BATCH))
+        assert len(algo._waiting) == 2
+        assert algo.metrics.peek(("env_runners", "num_env_steps_dropped_lifetime")) == 3 * BATCH
+
+
+@pytest.mark.parametrize("algo_name", ["IMPALA", "APPO"])
+@pytest.mark.parametrize("engine", ["local", "process"])
+def test_a_module_can_be_removed_after_an_interrupt(algo_name: str, engine: str) -> None:
+    """The interrupted iteration leaves a batch of the module and, with a learner in a process, an update."""
+    config = config_of(algo_name, engine, 0).learners(num_learners=int(engine == "process"))
+    config.environment(RandomAgents, env_config={"num_agents": 2})
+    config.multi_agent(policies={"a", "b"})
+    config.multi_agent(policy_mapping_fn=lambda agent, *args, **kwargs: "a" if agent == "a0" else "b")
+    with config.build() as algo:
+        algo._receive_batches()
+        algo._add_batch(algo.sample(BATCH))
+        algo._update_once()
+        algo.remove_module("b", policy_mapping_fn=lambda agent, *args, **kwargs: "a")
+        result = algo.train()
+        assert set(result["learners"]) >= {"a"} and algo._waiting == [] and algo._pending is None
+
+
 @pytest.mark.parametrize(("algo_name", "num_updates"), [("IMPALA", 1), ("APPO", 2)])
 @pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
 def test_an_iteration_ends_with_all_batches_learned(
@@ -228,6 +271,18 @@ def test_a_learner_in_a_process_learns_from_every_batch(algo_name: str) -> None:
             assert any((before[name] != after[name]).any() for name in before)
             assert trained(result) == algo.num_env_steps_sampled_lifetime * (2 if algo_name == "APPO" else 1)
             assert algo.learner_group.weights_version == trained(result) // BATCH
+
+
+def test_the_update_that_is_under_way_counts_in_the_lag() -> None:
+    config = config_of("IMPALA", "process", 0).learners(num_learners=1)
+    with config.build() as algo:
+        for _ in range(2):
+            algo._add_batch(algo.sample_ahead(BATCH))
+        algo._update_once()
+        assert algo._pending is not None
+        algo._draw_batch()
+        costs = algo._async_sampler.take_costs()
+        assert (costs["lag_mean"], costs["lag_max"]) == (0.5, 1)
 
 
 def test_a_state_in_the_middle_of_an_update_holds_the_update() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from corral import DQNConfig, PPOConfig, SampleRequest
+from corral import DQNConfig, NormalizeObservations, PPOConfig, SampleRequest
 from corral.algorithms.ppo import PPO
 from corral.core.tree import map_tree
+from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.errors import SampleError
 from corral.testing import CountingEnv, IdentityEnv
 from gated import GatedEnv
+from random_agents import RandomAgents
 
 BATCH = 40
 
@@ -208,7 +212,101 @@ def test_no_lag_at_all_asks_for_one_batch_at_a_time() -> None:
             assert result["fault_tolerance"]["num_env_steps_in_flight"] == 0
 
 
+def test_a_batch_is_not_larger_where_all_that_is_sampled_ahead_would_be_too_old() -> None:
+    """Three updates follow each batch, so that `max_lag=1` leaves nothing that runners could sample ahead."""
+    config = ThreeUpdatesConfig()
+    config.__dict__.update(config_of("local", 2, max_lag=1, on_lag="wait").__dict__)
+    with config.build() as algo:
+        for _ in range(3):
+            algo.train()
+        before = algo.num_env_steps_sampled_lifetime
+        algo.train()
+        assert algo.num_env_steps_sampled_lifetime - before == BATCH
+
+
+def test_who_does_not_wait_does_not_wait_for_steps_in_place_of_those_that_are_too_old(tmp_path: Path) -> None:
+    with gated(tmp_path, max_lag=0) as (algo, _):
+        algo.env_runner_group.sample_async(SampleRequest(num_timesteps=BATCH))
+        assert algo.env_runner_group.fetch_samples(60.0)  # of the second runner, which is asked again
+        algo.env_runner_group.sample_async(SampleRequest(num_timesteps=BATCH))
+        while not algo.env_runner_group.receive_samples():
+            algo.env_runner_group.wait_for_sample(60.0)
+        algo.learner_group.weights_version += 1  # an update whose weights were not sent yet
+        start_s = algo.timers.seconds["waiting"]
+        assert algo.sample_ahead(BATCH, wait=False) == []
+        assert algo.timers.seconds["waiting"] == start_s
+        assert algo.metrics.peek(("env_runners", "num_env_steps_dropped_lifetime")) == 0  # until a batch is there
+
+
+class TwoAgents(MultiAgentEnv):
+    """Both agents act in all ten steps of an episode, which take some time in runner 2."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.agents = self.possible_agents = ["one", "two"]
+        self.observation_spaces = dict.fromkeys(self.agents, spaces.Box(0, 10, (1,), np.float32))
+        self.action_spaces = dict.fromkeys(self.agents, spaces.Discrete(2))
+        self.step_s = 0.005 * (config.worker_index == 2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions: Any) -> Any:
+        time.sleep(self.step_s)
+        self.t += 1
+        ends = {"__all__": self.t == 10}
+        obs = {agent: np.full(1, self.t, np.float32) for agent in self.agents}
+        return obs, dict.fromkeys(self.agents, 1.0), ends, {"__all__": False}, {}
+
+
+@pytest.mark.parametrize(("engine", "env"), [("local", RandomAgents), ("process", TwoAgents)])
+def test_agent_steps_do_not_let_runners_sample_ahead_without_lag(engine: str, env: Any) -> None:
+    """The env steps that runners are asked for hold more agent steps, so that no runner is asked twice."""
+    config = config_of(engine, 2, max_lag=0).environment(env)
+    with config.multi_agent(policies={"one"}, count_steps_by="agent_steps").build() as algo:
+        for _ in range(6):
+            result = algo.train()
+            assert result["env_runners"]["num_env_steps_dropped_lifetime"] == 0
+            assert result["fault_tolerance"]["num_env_steps_in_flight"] == 0
+
+
+@pytest.mark.parametrize("on_lag", ["drop", "wait"])
+def test_a_round_that_is_larger_than_a_batch_is_learned_from_without_lag(on_lag: str) -> None:
+    """One fragment is a batch, and the fragment of the other runner would be too old for the next one."""
+    with config_of("local", 2, max_lag=0, on_lag=on_lag, rollout_fragment_length=BATCH // 2).build() as algo:
+        for iteration in range(1, 4):
+            result = algo.train()
+            assert trained(result) == algo.num_env_steps_sampled_lifetime == 2 * BATCH * iteration
+
+
 # Faults, states, and other algorithms.
+
+
+@pytest.mark.parametrize("on_lag", ["drop", "wait"])
+def test_fragments_that_had_arrived_before_an_interrupt_are_learned_from(on_lag: str) -> None:
+    with config_of("local", 2, max_lag=1, on_lag=on_lag).build() as algo:
+        algo.train()
+        group, calls = algo.env_runner_group, []
+        next_sample = group.next_sample
+
+        def interrupted_at_the_second() -> Any:
+            calls.append(None)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return next_sample()
+
+        group.next_sample = interrupted_at_the_second
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        assert group.num_env_steps_returned == algo.num_env_steps_sampled_lifetime
+        in_flight = group.fault_results()["num_env_steps_in_flight"]
+        assert in_flight == 2 * BATCH
+        for _ in range(2):
+            result = algo.train()
+        assert algo.num_env_steps_sampled_lifetime == trained(result) == 3 * BATCH
+        total = result["env_runners"]["num_env_steps_sampled_lifetime"]
+        assert total == trained(result) + result["fault_tolerance"]["num_env_steps_in_flight"]
 
 
 def test_a_runner_that_dies_costs_its_own_work() -> None:
@@ -238,6 +336,17 @@ def test_a_state_leaves_out_what_is_under_way() -> None:
         assert result["fault_tolerance"]["num_env_steps_lost"] == in_flight
         assert other.num_env_steps_sampled_lifetime == trained(result)
         other.train()
+
+
+def test_statistics_of_transforms_count_each_step_that_was_received_once() -> None:
+    config = config_of("local", 2, transforms=[NormalizeObservations()])
+    with config.build() as algo:
+        for _ in range(4):
+            algo.train()
+        [state] = [part for part in algo.get_transform_states()["default_policy"].values() if "count" in part]
+        resets = 2 * 2 * (1 + algo.num_env_steps_sampled_lifetime // 4 // 7)  # the first observations of episodes
+        num_steps = algo.num_env_steps_sampled_lifetime
+        assert num_steps <= state["count"] <= num_steps + resets
 
 
 def test_episodes_cannot_be_asked_for() -> None:

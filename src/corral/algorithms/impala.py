@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
@@ -38,6 +39,7 @@ from corral.modules.module import Module
 if TYPE_CHECKING:
     from corral.config.setter_types import IMPALATrainingArgs
     from corral.learners.learner_group import PendingUpdate
+    from corral.modules.spec import ModuleSpec
 
 
 @dataclass(kw_only=True)
@@ -183,7 +185,9 @@ class IMPALA(Algorithm):
         """Let the batches wait that have arrived and that there is room for; wait for one only if there is none."""
         config, size = self.config, self.config.total_train_batch_size
         if config.sample_async:
-            while config.use_circular_buffer or len(self._waiting) < config.learner_queue_size:
+            room = config.learner_queue_size - len(self._waiting)
+            # Fast runners could fill the circular buffer forever, so it is filled once at most before the next update.
+            for _ in range(config.circular_buffer_num_batches if config.use_circular_buffer else room):
                 rollouts = self.sample_ahead(size, wait=False)
                 if not rollouts:
                     break
@@ -199,7 +203,7 @@ class IMPALA(Algorithm):
         if not seen:
             return
         config = self.config
-        if config.use_circular_buffer and len(self._waiting) == config.circular_buffer_num_batches:
+        while config.use_circular_buffer and len(self._waiting) >= config.circular_buffer_num_batches:
             self._count_unused(self._waiting.pop(0))
         self._waiting.append(WaitingBatch(received, seen, config.num_updates_per_batch))
 
@@ -282,6 +286,25 @@ class IMPALA(Algorithm):
         super().set_state(state)
         self._waiting.clear()
         self._num_updates_unsent = 0
+
+    def use_modules(self, config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
+        """Use other modules; see `Algorithm.use_modules`.
+
+        An update under way is received first; those that learn keep their batches of an interrupted iteration.
+        """
+        self._end_update()
+        super().use_modules(config, specs)
+        for batch in self._waiting:
+            learning = [name for name in batch.rollouts if name in self.records and self.trains(name)]
+            batch.rollouts = {name: batch.rollouts[name] for name in learning}
+
+    def load_module_weights(self, path: str | Path, module_id: str, from_module_id: str | None = None) -> None:
+        """Load the weights of one module; see `Algorithm.load_module_weights`.
+
+        An update under way is received first.
+        """
+        self._end_update()
+        super().load_module_weights(path, module_id, from_module_id)
 
     def _end_update(self) -> None:
         """Receive the update that is under way, if the learners are still there."""

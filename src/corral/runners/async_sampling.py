@@ -49,16 +49,14 @@ class AsyncSampler:
     def __init__(self, group: EnvRunnerGroup, config: RunnerConfig, count: Callable[[Rollout], int]) -> None:
         """Ask for nothing yet."""
         self._group, self._config, self._count = group, config, count
-        samples_ahead = group.local_env_runner is None and config.max_lag != 0
-        self._num_requests = NUM_REQUESTS if samples_ahead else 1
-        self._num_spare = int(samples_ahead)  # requests that a runner holds when the batch needs no more
         self._updates_at: dict[int, int] = {}  # updates of the learners, by version of the weights
+        self._updates_sent = 0  # updates that the weights which the runners have are from
         self._num_updates = 0  # at the call before
         self._num_env_steps = self._lag_sum = self._lag_max = 0
 
     def note_weights(self, version: int, num_updates: int) -> None:
         """Note after how many updates of the learners the weights of a version were sent."""
-        self._updates_at[version] = num_updates
+        self._updates_at[version] = self._updates_sent = num_updates
         if len(self._updates_at) > _MOST_VERSIONS:
             del self._updates_at[next(iter(self._updates_at))]
 
@@ -87,47 +85,87 @@ class AsyncSampler:
 
         Raises:
             CorralError: The group was stopped.
-            Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
+            Exception: What a runner raised, unless the settings of fault tolerance let the run continue. The fragments
+                that have arrived are returned by the next call, as after an interrupt.
         """
-        group, config = self._group, self._config
-        if wait or not group.answers_at_once:
-            group.sample_async(request, max_requests=self._num_requests)
-        if not wait and sum(map(self._count, group.receive_samples())) < num_wanted:
-            return Received([], 0)
         # As many updates as before are likely to follow before the next fragment is received.
         next_updates = num_updates + max(1, num_updates - self._num_updates)
+        ahead = self._samples_ahead(next_updates)
+        if wait or not self._group.answers_at_once:
+            self._group.sample_async(request, max_requests=NUM_REQUESTS if ahead else 1)
+        if not wait:
+            useful = [part for part in self._group.receive_samples() if not self.is_too_old(part, num_updates)]
+            if sum(map(self._count, useful)) < num_wanted:
+                return Received([], 0)
         self._num_updates = num_updates
-        takes_several = request.num_wanted * group.num_remote_workers < num_wanted
-        received: list[Rollout] = []
-        left, num_dropped, ends_s = num_wanted, 0, math.inf
-        while left > 0 or (config.on_lag == "wait" and self._holds_too_old(next_updates)):
+        taken: list[tuple[int, Rollout]] = []
+        try:
+            self._take(taken, num_wanted, request, num_updates, next_updates, ahead, timers)
+        except BaseException:
+            self._group.put_back(taken)
+            raise
+        received = [rollout for _, rollout in taken if not self.is_too_old(rollout, num_updates)]
+        num_env_steps = sum(rollout.num_env_steps for _, rollout in taken)
+        return Received(received, num_env_steps - sum(rollout.num_env_steps for rollout in received))
+
+    def _samples_ahead(self, next_updates: int) -> bool:
+        """Return whether the runners sample for the next batch, after so many updates, before this one is full."""
+        most = self._config.max_lag
+        if self._group.local_env_runner is not None or most == 0:
+            return False
+        return most is None or self._config.on_lag == "drop" or next_updates - self._updates_sent <= most
+
+    def _take(
+        self,
+        taken: list[tuple[int, Rollout]],
+        left: int,
+        request: SampleRequest,
+        num_updates: int,
+        next_updates: int,
+        ahead: bool,
+        timers: Timers,
+    ) -> None:
+        """Take fragments, also those that are too old, until the others hold so many steps; see `sample`."""
+        group, config, ends_s = self._group, self._config, math.inf
+        takes_several = ahead and request.num_wanted * group.num_remote_workers < left
+        while left > 0 or self._must_take_more(next_updates, ahead):
             if left <= 0 and ends_s == math.inf:
                 ends_s = time.perf_counter() + config.sample_timeout_s
-            rollout = group.next_sample()
-            if rollout is None:
+            arrived = group.next_sample()
+            if arrived is None:
                 if (left_s := min(config.sample_timeout_s, ends_s - time.perf_counter())) < 0:
                     break
                 if left > 0:
                     # If a batch takes one fragment of each runner, what it does not need is asked for with the next
                     # batch, with the weights of then.
-                    needs_more = takes_several or left > group.num_env_steps_asked
-                    group.sample_async(request, max_requests=self._num_requests if needs_more else self._num_spare)
+                    needs_more = left > group.num_env_steps_asked * self._counted_per_env_step(taken)
+                    group.sample_async(request, max_requests=int(needs_more or takes_several) + int(ahead))
                 with timers.time("waiting"):
                     group.wait_for_sample(left_s)
                 group.report_late()
                 continue
-            if self.is_too_old(rollout, num_updates):
-                num_dropped += rollout.num_env_steps
-                continue
-            received.append(rollout)
-            left -= self._count(rollout)
-        return Received(received, num_dropped)
+            taken.append(arrived)
+            if not self.is_too_old(arrived[1], num_updates):
+                left -= self._count(arrived[1])
 
-    def _holds_too_old(self, num_updates: int) -> bool:
-        """Return whether a fragment that is there or under way would be too old after so many updates."""
-        most = self._config.max_lag
-        versions = self._group.weights_versions_held()
-        return most is not None and any(self.lag_of(version, num_updates) > most for version in versions)
+    def _counted_per_env_step(self, taken: Iterable[tuple[int, Rollout]]) -> float:
+        """Return how many of the wanted steps an env step holds: other than 1 if agent steps are wanted."""
+        num_env_steps = sum(rollout.num_env_steps for _, rollout in taken)
+        return sum(self._count(rollout) for _, rollout in taken) / num_env_steps if num_env_steps else 1.0
+
+    def _must_take_more(self, next_updates: int, ahead: bool) -> bool:
+        """Return whether a batch that is full takes more: what would be too old after so many updates.
+
+        With `on_lag="wait"` that includes fragments that runners are at, and otherwise nothing if they sample ahead.
+        """
+        most, group = self._config.max_lag, self._group
+        if most is None or (ahead and self._config.on_lag == "drop"):
+            return False
+        if self._config.on_lag == "wait":
+            versions = group.weights_versions_held()
+        else:
+            versions = [rollout.weights_version for rollout in group.receive_samples()]
+        return any(self.lag_of(version, next_updates) > most for version in versions)
 
     def is_too_old(self, rollout: Rollout, num_updates: int) -> bool:
         """Return whether a fragment is older than `max_lag` allows, after so many updates of the learners."""

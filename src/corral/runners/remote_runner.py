@@ -168,6 +168,7 @@ class RemoteRunner:
         counts: What was counted over all workers in this place.
         state: State from which a replacement continues; see `EnvRunner.get_state`.
         weights_version: Version of the weights that were sent to it last.
+        replied_s: Clock reading when its last fragment was received.
         costs: Costs since they were last taken.
         seconds_per_step: Seconds per env step while it samples; NaN before its first fragment.
         excess_wait_s: Seconds that the others waited because it is slow, since it was last as fast as they are.
@@ -193,6 +194,7 @@ class RemoteRunner:
     state: dict[str, Any] = field(default_factory=dict)
     _state_asked_s: float = -math.inf
     weights_version: int = -1
+    replied_s: float = -math.inf
     costs: Costs = field(default_factory=Costs)
     seconds_per_step: float = float("nan")
     excess_wait_s: float = 0.0
@@ -375,7 +377,7 @@ class RemoteRunner:
         self.requests.remove(call)
         reply: SampleReply = call.future.result()
         rollout, costs, now = reply.rollout, self.costs, time.perf_counter()
-        self.num_failures_in_row = 0
+        self.num_failures_in_row, self.replied_s = 0, now
         self.limits.note(call.request.unit, call.request.num_wanted, reply.sample_s)
         self.note_state(reply.state, call.asked_s)
         costs.num_fragments += 1

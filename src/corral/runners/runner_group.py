@@ -427,15 +427,23 @@ class EnvRunnerGroup:
         self._take_arrived()
         return [rollout for _, rollout in self._taken]
 
-    def next_sample(self) -> Rollout | None:
-        """Return the fragment that has arrived with the oldest weights, of several the first; or `None`."""
+    def next_sample(self) -> tuple[int, Rollout] | None:
+        """Return the fragment that has arrived with the oldest weights, of several the first, or `None`.
+
+        The index of its runner comes with it, for `put_back`.
+        """
         self._take_arrived()
         if not self._taken:
             return None
         versions = [rollout.weights_version for _, rollout in self._taken]
-        _, rollout = self._taken.pop(versions.index(min(versions)))
+        index, rollout = self._taken.pop(versions.index(min(versions)))
         self.num_env_steps_returned += rollout.num_env_steps
-        return rollout
+        return index, rollout
+
+    def put_back(self, taken: Sequence[tuple[int, Rollout]]) -> None:
+        """Put back what `next_sample` returned, so that it is returned again before what arrives later."""
+        self._taken[:0] = taken
+        self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
 
     def _idle(self) -> list[RemoteRunner]:
         return [self._runners[index] for index in self._holding(0)]
@@ -542,7 +550,8 @@ class EnvRunnerGroup:
         asked_before_s = time.perf_counter() - self._config.sample_timeout_s
         calls = [(runner, runner.sampling) for runner in self._runners.values() if runner.sampling is not None]
         for runner, call in calls:
-            if call.is_reported or call.asked_s > asked_before_s or call.future.done():
+            began_s = max(call.asked_s, runner.replied_s)  # until then it was at another one
+            if call.is_reported or began_s > asked_before_s or call.future.done():
                 continue
             call.is_reported = True
             log.warning(
