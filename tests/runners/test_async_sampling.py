@@ -106,18 +106,8 @@ def test_rollouts_were_sampled_with_the_weights_of_their_version(engine: str) ->
     config.__dict__.update(config_of(engine, 2).__dict__)
     with config.build() as algo:
         results = [algo.train() for _ in range(5)]
-        module = algo.get_module()
         assert len(algo.received) >= 10
-        for _, rollout in algo.received:
-            module.load_state_dict(map_tree(torch.from_numpy, algo.sent[rollout.weights_version]))
-            with torch.no_grad():
-                outputs = module.policy(torch.from_numpy(rollout.obs[:-1].reshape(-1, *rollout.obs.shape[2:])))
-            np.testing.assert_allclose(
-                rollout.dist_inputs[rollout.valid],
-                outputs.numpy().reshape(rollout.dist_inputs.shape)[rollout.valid],
-                rtol=1e-4,
-                atol=1e-5,
-            )
+        check_weights(algo)
         lags = [(now - rollout.weights_version, rollout.num_env_steps) for now, rollout in algo.received]
         assert max(result["runner_group"]["lag_max"] for result in results) == max(lag for lag, _ in lags)
         sizes = [sum(r.num_env_steps for now, r in algo.received if now == step) for step in range(5)]
@@ -307,6 +297,37 @@ def test_fragments_that_had_arrived_before_an_interrupt_are_learned_from(on_lag:
         assert algo.num_env_steps_sampled_lifetime == trained(result) == 3 * BATCH
         total = result["env_runners"]["num_env_steps_sampled_lifetime"]
         assert total == trained(result) + result["fault_tolerance"]["num_env_steps_in_flight"]
+
+
+def check_weights(algo: Any) -> None:
+    """Compare the outputs of all rollouts that were received with the weights that were sent as their version."""
+    module = algo.get_module()
+    for _, rollout in algo.received:
+        module.load_state_dict(map_tree(torch.from_numpy, algo.sent[rollout.weights_version]))
+        with torch.no_grad():
+            outputs = module.policy(torch.from_numpy(rollout.obs[:-1].reshape(-1, *rollout.obs.shape[2:])))
+        np.testing.assert_allclose(
+            rollout.dist_inputs[rollout.valid],
+            outputs.numpy().reshape(rollout.dist_inputs.shape)[rollout.valid],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_a_runner_that_is_restarted_has_the_weights_of_its_version() -> None:
+    config = RecordedConfig()
+    config.__dict__.update(config_of("process", 2).__dict__)
+    with config.build() as algo:
+        for _ in range(2):
+            algo.train()
+        [pid, _] = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
+        os.kill(pid, signal.SIGKILL)
+        result, first = algo.train(), len(algo.received)
+        while not any(rollout.worker_index == 1 for _, rollout in algo.received[first:]):
+            first = len(algo.received) if result["fault_tolerance"]["num_healthy_workers"] < 2 else first
+            result = algo.train()
+        assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+        check_weights(algo)
 
 
 def test_a_runner_that_dies_costs_its_own_work() -> None:
