@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,22 @@ def test_a_module_can_be_removed_after_an_interrupt(algo_name: str, engine: str)
         algo.remove_module("b", policy_mapping_fn=lambda agent, *args, **kwargs: "a")
         result = algo.train()
         assert set(result["learners"]) >= {"a"} and algo._waiting == [] and algo._pending is None
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_runners_pause_while_the_queue_is_full(size: int) -> None:
+    """Each of two runners has a fragment of half a batch and the next one, so two more batches are ready."""
+    with config_of("IMPALA", "process", 2, learner_queue_size=size).build() as algo:
+        group, deadline_s = algo.env_runner_group, time.monotonic() + 60
+        while len(algo._waiting) < size or not all(call.future.done() for call in group._pending()):
+            assert time.monotonic() < deadline_s
+            algo._receive_batches()
+        before = group.fault_results()["num_env_steps_in_flight"]
+        algo._receive_batches()
+        assert len(algo._waiting) == size
+        assert group.fault_results()["num_env_steps_in_flight"] == before >= BATCH
+        algo._update_once()
+        assert len(algo._waiting) == size - 1
 
 
 @pytest.mark.parametrize(("algo_name", "num_updates"), [("IMPALA", 1), ("APPO", 2)])

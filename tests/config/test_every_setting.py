@@ -312,10 +312,10 @@ WITH: dict[str, dict[str, Any]] = {
         for name in ("alpha", "beta", "epsilon")
     },
     "max_lag": IN_TURN,
-    "on_lag": {**IN_TURN, "max_lag": 0},
+    "on_lag": {**IN_TURN, "max_lag": 1, "rollout_fragment_length": 32},
     "APPO.max_lag": NO_BUFFER,
-    "APPO.on_lag": {**NO_BUFFER, "max_lag": 0},
-    "learner_queue_size": NO_BUFFER,
+    "APPO.on_lag": {**NO_BUFFER, "max_lag": 1, "rollout_fragment_length": 8},
+    "IMPALA.on_lag": {**IN_TURN, "max_lag": 1, "rollout_fragment_length": 8},
     "circular_buffer_num_batches": {**IN_TURN, "use_circular_buffer": True},
     "circular_buffer_iterations_per_batch": {"use_circular_buffer": True},
     "APPO.kl_coeff": {"use_kl_loss": True},
@@ -354,6 +354,7 @@ UNSEEN: dict[str, str] = {
     "disable_env_checking": "the check reports faulty envs, and changes nothing for others",
     "env_step_timeout_s": "only an env that hangs is stopped; tests/runners/test_restarts.py has one",
     "compile": "compiling takes a minute and changes no number; see tests/learners/test_compile.py",
+    "learner_queue_size": "only runners that are faster than the learner fill the queue; see test_impala.py",
     "checkpoint_every_s": "a run of two iterations is over before a checkpoint is due",
 }
 

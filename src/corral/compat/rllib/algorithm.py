@@ -120,7 +120,7 @@ class Algorithm:
             if self.native is None:
                 raise ConfigError(f"{type(self).__name__}.setup: call super().setup(config) first.")
         except BaseException:
-            if self.native is not None:
+            if getattr(self.native, "_running", False):  # else it was not built, and has ended what it had
                 self.native.stop()
             raise
         config.freeze()
