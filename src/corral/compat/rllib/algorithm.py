@@ -120,8 +120,9 @@ class Algorithm:
             if self.native is None:
                 raise ConfigError(f"{type(self).__name__}.setup: call super().setup(config) first.")
         except BaseException:
-            if getattr(self.native, "_running", False):  # else it was not built, and has ended what it had
-                self.native.stop()
+            built: Any = self.native
+            if getattr(built, "_running", False):  # else it has ended what it had
+                built.stop()
             raise
         config.freeze()
 
