@@ -24,11 +24,15 @@ def silence() -> None:
     logging.disable(logging.ERROR)
 
 
-def start() -> None:
-    """Starts Ray with its defaults, less the dashboard and the logs of its processes."""
+def start(num_cpus: int | None = None) -> None:
+    """Starts Ray with its defaults, less the dashboard and the logs of its processes.
+
+    Args:
+        num_cpus: CPUs that Ray counts with, whatever the machine has; None is what it has.
+    """
     import ray
 
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, num_cpus=num_cpus)
 
 
 def stop() -> None:

@@ -219,7 +219,7 @@ def impala_time_to_450(options: Options) -> Fields:
 def _async_time_to_450(config: Any, options: Options) -> Fields:
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    ray_runtime.start()
+    ray_runtime.start(num_cpus=4)  # for two env runners and a learner, which would wait forever on a machine with two
     config.environment(measuring.ENV).training(vf_loss_coeff=0.05, entropy_coeff=0.0)
     config.rl_module(model_config=DefaultModelConfig(vf_share_layers=True))
     config.reporting(min_time_s_per_iteration=1)  # instead of 10, so that the end is seen sooner
