@@ -205,12 +205,29 @@ def _checkpoints(algorithm: str, what: str) -> Case:
     )
 
 
-_STALLING = (
-    "An env step takes 1 ms of sleep, and one step in a hundred 200 ms; two process runners with one env each, batches "
-    "of 500 env steps, policy and value nets of two layers of 512. PPO makes 10 epochs of minibatches of 64, APPO has "
-    "its defaults; they are measured one after the other, in an order that changes from pair to pair. The raw results "
-    "have PPO with `sample_async=True`, too."
-)
+def _stalling(name: str, title: str, what: str, value: str, floor: float) -> Case:
+    """Returns a case of an env that stalls."""
+    return Case(
+        name=name,
+        title=f"An env that stalls: {title}",
+        what=(
+            f"{what}. An env step takes 1 ms of sleep, and one step in a hundred 200 ms; two process runners with one "
+            "env each, batches of 500 env steps, policy and value nets of two layers of 512. PPO makes 10 epochs of "
+            "minibatches of 64, APPO has its defaults; they are measured one after the other, in an order that changes "
+            "from pair to pair. The raw results have PPO with `sample_async=True`, too."
+        ),
+        measure="stalling",
+        unit="%" if value.startswith("percent") else value,
+        value=value,
+        digits=2,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=30.0,
+        threads=1,
+        floor=floor,
+        has_ratio=False,
+        timeout=300.0,
+    )
 
 
 def _async_time_to_450(algo: str) -> Case:
@@ -744,37 +761,15 @@ CASES = (
     ),
     _checkpoints("PPO", "CartPole-v1 with the settings of `examples/cartpole.yaml`, 60,000 env steps"),
     _checkpoints("DQN", "CartPole-v1, 15,000 env steps, with the replay buffer in the checkpoints"),
-    Case(
-        name="stalling",
-        title="An env that stalls: APPO against PPO",
-        what=f"How many times the env steps of PPO APPO trains on per second. {_STALLING}",
-        measure="stalling",
-        unit="times",
-        value="times",
-        digits=2,
-        higher_is_better=True,
-        systems=("corral",),
-        seconds=30.0,
-        threads=1,
-        floor=1.7,
-        has_ratio=False,
-        timeout=300.0,
+    _stalling(
+        "stalling", "APPO against PPO", "How many times the env steps of PPO APPO trains on per second", "times", 1.7
     ),
-    Case(
-        name="stalling_busy",
-        title="An env that stalls: how busy the runners of APPO are",
-        what=f"Percent of the time that the idlest runner of APPO samples, and waits for no request. {_STALLING}",
-        measure="stalling",
-        unit="%",
-        value="percent_busy",
-        digits=1,
-        higher_is_better=True,
-        systems=("corral",),
-        seconds=30.0,
-        threads=1,
-        floor=95.0,
-        has_ratio=False,
-        timeout=300.0,
+    _stalling(
+        "stalling_busy",
+        "how busy the runners of APPO are",
+        "Percent of the time that the idlest runner of APPO samples, and waits for no request",
+        "percent_busy",
+        95.0,
     ),
     Case(
         name="blocked_evaluation",

@@ -225,6 +225,18 @@ def test_a_module_can_be_removed_after_an_interrupt(algo_name: str, engine: str)
         assert set(result["learners"]) >= {"a"} and algo._waiting == [] and algo._pending is None
 
 
+def test_batches_that_have_become_too_old_are_all_dropped_and_counted() -> None:
+    config = config_of("IMPALA", "local", 2, learner_queue_size=2000).env_runners(max_lag=1)
+    with config.build() as algo:
+        received = algo.sample_ahead(BATCH)
+        for _ in range(2000):  # more than Python's calls may be nested
+            algo._add_batch(received)
+        algo.learner_group.weights_version += 2
+        assert (algo._draw_batch(), algo._waiting) == ({}, [])
+        num_steps = 2000 * sum(rollout.num_env_steps for rollout in received)
+        assert algo.metrics.peek(("env_runners", "num_env_steps_dropped_lifetime")) == num_steps
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_runners_pause_while_the_queue_is_full(size: int) -> None:
     """Each of two runners has a fragment of half a batch and the next one, so two more batches are ready."""

@@ -378,6 +378,14 @@ def test_episodes_cannot_be_asked_for() -> None:
         assert algo.env_runner_group.fault_results()["num_env_steps_in_flight"] > 0
 
 
+def test_who_samples_in_turn_cannot_sample_ahead() -> None:
+    with (
+        config_of("local", 2, sample_async=False).build() as algo,
+        pytest.raises(SampleError, match=r"env_runners\(sample_async=True\)"),
+    ):
+        algo.sample_ahead(10)
+
+
 def test_requests_of_users_count_as_held() -> None:
     with config_of("local", 2).build() as algo:
         group = algo.env_runner_group

@@ -635,8 +635,12 @@ class Algorithm(metaclass=_WithHints):
         Args:
             num_timesteps: As for `sample`. Fragments are whole, so there may be up to one fragment more.
             wait: Whether to wait for them; otherwise nothing is returned unless there are so many steps.
+
+        Raises:
+            SampleError: `sample_async` is off.
         """
-        assert self._async_sampler is not None
+        if self._async_sampler is None:
+            raise SampleError("sample_ahead: runners sample ahead only with env_runners(sample_async=True).")
         counts_agents = self.config.count_steps_by == "agent_steps" and self.config.is_multi_agent
         num_env_steps = self._env_steps_for(num_timesteps, []) if counts_agents else num_timesteps
         request = SampleRequest(

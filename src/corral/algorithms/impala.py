@@ -213,20 +213,25 @@ class IMPALA(Algorithm):
             self.count_dropped(sum(rollout.num_env_steps for rollout in batch.received))
 
     def _draw_batch(self) -> dict[str, list[Rollout]]:
-        """Return the fragments for the next update: of the oldest batch, or of one of the circular buffer."""
-        index = int(self._draw_rng.integers(len(self._waiting))) if self.config.use_circular_buffer else 0
-        drawn, sampler = self._waiting[index], self._async_sampler
-        if sampler is not None:
-            num_updates = self.learner_group.weights_version + (self._pending is not None)
-            if any(sampler.is_too_old(rollout, num_updates) for rollout in drawn.received):
-                self._count_unused(self._waiting.pop(index))  # it has become too old while it waited
-                return self._draw_batch() if self._waiting else {}
-            sampler.note_lag(drawn.received, num_updates)
-        drawn.num_updates_left -= 1
-        drawn.is_new = False
-        if not drawn.num_updates_left:
-            del self._waiting[index]
-        return drawn.rollouts
+        """Return the fragments for the next update: of the oldest batch, or of one of the circular buffer.
+
+        Batches that have become too old are dropped; if none is left, nothing is returned.
+        """
+        sampler, num_updates = self._async_sampler, self.learner_group.weights_version + (self._pending is not None)
+        while self._waiting:
+            index = int(self._draw_rng.integers(len(self._waiting))) if self.config.use_circular_buffer else 0
+            drawn = self._waiting[index]
+            if sampler is not None:
+                if any(sampler.is_too_old(rollout, num_updates) for rollout in drawn.received):
+                    self._count_unused(self._waiting.pop(index))  # it has become too old while it waited
+                    continue
+                sampler.note_lag(drawn.received, num_updates)
+            drawn.num_updates_left -= 1
+            drawn.is_new = False
+            if not drawn.num_updates_left:
+                del self._waiting[index]
+            return drawn.rollouts
+        return {}
 
     def _update_once(self) -> dict[str, dict[str, Any]]:
         """Begin an update, and return the results of the one before, or of this one if the learner answers at once."""
