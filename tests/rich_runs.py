@@ -20,6 +20,7 @@ from corral import (
     DQNConfig,
     FrameStack,
     IMPALAConfig,
+    MARWILConfig,
     NormalizeObservations,
     NormalizeRewards,
     PPOConfig,
@@ -180,7 +181,7 @@ def _begin(config: Any, env: Any = SavedGusts, **env_config: Any) -> Any:
     elif isinstance(config, IMPALAConfig):  # one runner in this process: between iterations nothing is under way
         config.env_runners(num_env_runners=0, rollout_fragment_length=4).training(train_batch_size_per_learner=12)
         config.reporting(min_sample_timesteps_per_iteration=48)
-    else:
+    elif not isinstance(config, MARWILConfig):
         config.training(**REPLAY).reporting(min_sample_timesteps_per_iteration=40)
     return config
 
@@ -295,6 +296,24 @@ def dqn_with_agents() -> AlgorithmConfig:
     return config.training(**REPLAY).reporting(min_sample_timesteps_per_iteration=40)
 
 
+def marwil() -> AlgorithmConfig:
+    """MARWIL from recorded steps, with statistics of transforms, validation, a moving scale and evaluation."""
+    rng = np.random.default_rng(0)
+    config = _begin(MARWILConfig()).evaluation(**IN_TURN)
+    config.offline_data(
+        input_={
+            "obs": rng.normal(size=(60, 2)).astype(np.float32),
+            "actions": rng.integers(0, 3, 60),
+            "rewards": rng.normal(size=60),
+            "terminated": np.arange(1, 61) % 10 == 0,
+        },
+        validation_fraction=0.3,
+    )
+    config.env_runners(transforms=[NormalizeObservations(), NormalizeRewards()])
+    config.training(num_updates_per_iteration=3, train_batch_size_per_learner=8, lr=[[0, 1e-2], [200, 1e-3]])
+    return config.training(moving_average_sqd_adv_norm_update_rate=0.5)
+
+
 class BusyWithAgents(Callback):
     """Notes on episodes of several agents, and reads earlier chunks."""
 
@@ -334,6 +353,7 @@ FAST: dict[str, Callable[[], AlgorithmConfig]] = {
         td3_with_noise,
         impala,
         appo,
+        marwil,
     )
 }
 SLOW: dict[str, Callable[[], AlgorithmConfig]] = {

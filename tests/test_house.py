@@ -37,6 +37,9 @@ FORBIDDEN = {
         room for room in ROOMS if room.removeprefix("corral.") not in ("core", "loggers", "metrics", "report")
     ),
     "runners": ("corral.learners", "corral.algorithms"),
+    "offline": tuple(
+        f"corral.{room}" for room in ("algorithms", "config", "envs", "evaluation", "learners", "runners")
+    ),
     "policies": tuple(
         f"corral.{room}" for room in ("learners", "algorithms", "runners", "episodes", "callbacks", "config")
     ),
@@ -48,7 +51,7 @@ ALLOWED = {"algorithms": ("corral.engines.base", "corral.engines.lazy")}
 # Rooms whose settings a config holds, and what works with them: they take what they read, and never the whole config.
 BELOW_CONFIG = (
     *("callbacks", "core", "curriculum", "engines", "envs", "episodes", "evaluation", "exploration", "learners"),
-    *("loggers", "metrics", "modules", "policies", "replay", "runners", "transforms"),
+    *("loggers", "metrics", "modules", "offline", "policies", "replay", "runners", "transforms"),
 )
 # room -> what only its annotations may name, although the room never imports it
 NAMED = {

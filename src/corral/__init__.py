@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm as Algorithm
     from corral.algorithms.appo import APPO as APPO
     from corral.algorithms.appo import APPOConfig as APPOConfig
+    from corral.algorithms.bc import BC as BC
+    from corral.algorithms.bc import BCConfig as BCConfig
     from corral.algorithms.dqn import DQN as DQN
     from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.impala import IMPALA as IMPALA
     from corral.algorithms.impala import IMPALAConfig as IMPALAConfig
+    from corral.algorithms.marwil import MARWIL as MARWIL
+    from corral.algorithms.marwil import MARWILConfig as MARWILConfig
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
     from corral.algorithms.registry import register_algorithm as register_algorithm
@@ -64,6 +68,8 @@ _HOMES = {
     "APPOConfig": "corral.algorithms.appo",
     "Algorithm": "corral.algorithms.algorithm",
     "AlgorithmConfig": "corral.config.config",
+    "BC": "corral.algorithms.bc",
+    "BCConfig": "corral.algorithms.bc",
     "Below": "corral.algorithms.stopping",
     "Callback": "corral.callbacks.callback",
     "ClipObservations": "corral.transforms.observations",
@@ -80,6 +86,8 @@ _HOMES = {
     "HeuristicModule": "corral.modules.heuristic",
     "IMPALA": "corral.algorithms.impala",
     "IMPALAConfig": "corral.algorithms.impala",
+    "MARWIL": "corral.algorithms.marwil",
+    "MARWILConfig": "corral.algorithms.marwil",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",

@@ -85,6 +85,10 @@ class EpisodeError(CorralError, ValueError):
     """An episode was built from parts that do not fit together, or stepped after its end."""
 
 
+class DataError(CorralError, ValueError):
+    """Recorded data cannot be read or written, or does not fit the spaces; the message names the file and the row."""
+
+
 class StopCriterionError(CorralError, KeyError):
     """A stop criterion names a number that the result does not hold."""
 

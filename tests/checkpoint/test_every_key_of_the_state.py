@@ -71,6 +71,7 @@ WITHOUT_EFFECT = {
     "learners/optimizers/*/lr_scheduler/state/_get_lr_called_within_step": "torch changes it within a step only",
     "learners/optimizers/*/lr_scheduler/state/_is_initial": "torch changes it within a step only",
     "learners/optimizers/*/lr_scheduler/state/_last_lr": "torch gives it to those who ask the scheduler",
+    "data/*/fingerprint": "test_other_data_is_said_when_a_run_continues",
     "replay_buffer*/version": "the format, by which other ones are refused",
     "replay_buffer*/layout/*": "the spaces of the env, by which others are refused",
     "replay_buffer*/type": "a setting, by which other buffers are refused",

@@ -7,16 +7,18 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pyarrow.parquet
 import pytest
 import yaml
 from gymnasium import spaces
 
-from corral import PPOConfig
+from corral import BCConfig, PPOConfig
 from corral.cli.main import main
 from corral.cli.parser import make_parser
 from written_runs import write_run
@@ -41,7 +43,7 @@ class Dim(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return np.zeros(1, np.float32), self.level + float(action), False, self.t == self.num_steps, {}
+        return np.zeros(1, np.float32), self.level + float(action), False, self.t == self.num_steps, {"t": self.t}
 
     def render(self) -> Any:
         return None if self.render_mode == "human" else np.full((16, 16, 3), self.t, np.uint8)
@@ -123,6 +125,22 @@ CASES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
     },
     ("train", "--checkpoint-every"): (TRAIN, ["--checkpoint-every", "9"]),
     ("train", "--logger"): (TRAIN, ["--logger", "test_every_option:Noting"]),
+    ("train", "--data"): (
+        [*without(without(TRAIN, "--algo"), "--run-dir"), "--run-dir", "run", "--algo", "test_every_option:Cloning"],
+        ["--data", "recorded"],
+    ),
+    ("train", "--record"): (TRAIN, ["--record", "new"]),
+    ("record", "--output"): (["record", "saved", "--episodes", "2", "--output", "new"], ["--output", "other"]),
+    **{
+        ("record", name): (["record", "saved", "--episodes", "2", "--output", "new"], more)
+        for name, more in {
+            "--env": ["--env", DIMMER],
+            "--seed": ["--seed", "7"],
+            "--explore": ["--explore"],
+            "--episodes": ["--episodes", "3"],
+            "--infos": ["--infos"],
+        }.items()
+    },
     ("train", "--quiet"): ([part for part in TRAIN if part != "--quiet"], ["--quiet"]),
 }
 """Command lines that differ in one option, and in what they do."""
@@ -138,6 +156,15 @@ ELSEWHERE = {
 
 class Named(PPOConfig):
     """PPO under another name."""
+
+
+@dataclass(kw_only=True)
+class Cloning(BCConfig):
+    """Behaviour cloning of recorded episodes, by default of other ones."""
+
+    input_: Any = "other-recorded"
+    num_updates_per_iteration: int = 2
+    train_batch_size_per_learner: int = 32
 
 
 class Noting:
@@ -170,6 +197,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = PPOConfig().environment(Dim).rl_module(model_config={"fcnet_hiddens": [4]}).debugging(seed=1)
     with config.training(**TINY).build() as algo:
         algo.save(directory / "saved")
+        algo.record(directory / "recorded", num_episodes=3)
+        algo.record(directory / "other-recorded", num_episodes=4)
     write_run(directory / "written")
     experiment = {"algo": "PPO", "environment": {"env": DIM}, "training": {"lr": 0.25}}
     (directory / "experiment.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
@@ -192,6 +221,9 @@ def outcome(arguments: list[str], directory: Path, capsys: pytest.CaptureFixture
         elif path.name == "result.jsonl":
             results = map(json.loads, path.read_text(encoding="utf-8").splitlines())
             written[name] = [result["env_runners"]["episode_return_mean"] for result in results]
+        elif path.suffix == ".parquet":
+            table = pyarrow.parquet.read_table(path)
+            written[name] = [table.column_names, table["rewards"].to_pylist()]
         elif path.suffix == ".svg":
             written[name] = re.sub(r"<dc:date>.*|id=.*|#.*", "", path.read_text(encoding="utf-8"))
     return status, len(shown) if arguments[0] == "train" else shown, written

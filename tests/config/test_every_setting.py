@@ -21,8 +21,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import fsspec
 import gymnasium as gym
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from pydantic import AfterValidator
@@ -80,12 +82,22 @@ SPACES: dict[str, gym.Space[Any]] = {
 }
 
 
+def recorded_walks(reward: float = 1.0) -> dict[str, Any]:
+    """Eight walks of five steps to the right and to the left."""
+    obs = np.arange(120, dtype=np.float32).reshape(40, 3) / 10
+    ends = np.arange(1, 41) % 5 == 0
+    return {"obs": obs, "actions": np.arange(40) % 3, "rewards": obs[:, 0] * reward, "terminated": ends}
+
+
 def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
     actions = "bounded" if algo in ("TD3", "DDPG") else "discrete"
     config: Any = config_class(algo)().environment(Walk, env_config={"actions": actions}).debugging(seed=1)
     config.learners(num_threads=1)  # convolutions with more wait for each other on a busy machine
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})
-    if algo == "PPO":
+    if algo in ("BC", "MARWIL"):
+        config.offline_data(input_=recorded_walks())
+        config.training(train_batch_size_per_learner=16, num_updates_per_iteration=3)
+    elif algo == "PPO":
         config.training(train_batch_size_per_learner=64, minibatch_size=16, num_epochs=2)
     elif algo in ("APPO", "IMPALA"):  # two updates per batch, in turn
         config.env_runners(num_env_runners=0, rollout_fragment_length=8).training(train_batch_size_per_learner=16)
@@ -231,6 +243,12 @@ VALUES: dict[str, Any] = {
     "loggers": ["csv"],
     "best_checkpoint_metric": None,
     "store_buffer_in_checkpoints": False,
+    "input_": recorded_walks(2.0),
+    "map_directory": "no/such/directory",
+    "output": "memory://every-setting",
+    "output_max_rows_per_file": 10,
+    "observation_space": gym.spaces.Box(-1, 1, (3,)),
+    "action_space": gym.spaces.Discrete(4),
     "model_config.fcnet_hiddens": [4],
     "model_config.head_hiddens": [4],
     "model_config.conv_filters": [[4, 3, 1]],
@@ -320,6 +338,8 @@ WITH: dict[str, dict[str, Any]] = {
     "circular_buffer_iterations_per_batch": {"use_circular_buffer": True},
     "APPO.kl_coeff": {"use_kl_loss": True},
     "APPO.kl_target": {"use_kl_loss": True, "lr": 0.05},
+    **{name: {"output": "memory://every-setting"} for name in ("output_max_rows_per_file", "output_infos")},
+    "moving_average_sqd_adv_norm_update_rate": {"beta": 2.0},
     "TD3.burn_in_len": {},
     "DDPG.burn_in_len": {},
 }
@@ -344,7 +364,11 @@ SCENES: dict[str, dict[str, Any]] = {
     "double_q": {"lr": 1.0, "target_network_update_freq": 1000, "n_step": 1},
 }
 # Settings of all algorithms that others than the first one use in code of their own.
-HELD_BY = dict.fromkeys(("APPO", "IMPALA"), ("max_lag", "on_lag", "count_steps_by"))
+HELD_BY = {
+    **dict.fromkeys(("APPO", "IMPALA"), ("max_lag", "on_lag", "count_steps_by")),
+    "BC": ("validation_fraction", "map_directory", "observation_space", "action_space", "gamma"),
+    "MARWIL": ("input_", "gamma"),
+}
 # Settings that need processes.
 IN_PROCESSES = ("num_env_runners", "num_learners", "evaluation_num_env_runners", "evaluation_parallel_to_training")
 # Settings that are refused in other words.
@@ -380,6 +404,8 @@ def run(algo: str, *settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("corral").addHandler(handler)
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
     try:
         with tempfile.TemporaryDirectory() as folder, make_config(algo, *settings).build() as algorithm:
             try:
@@ -391,6 +417,9 @@ def run(algo: str, *settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
             files = [str(file.relative_to(folder)) for file in Path(folder).rglob("*")]
             shown["files"] = sorted({re.sub(r"data-\w+", "data", file) for file in files})
             shown["levels"] = set(re.findall(r" (DEBUG|INFO|WARNING) ", Path(folder, "run/run.log").read_text()))
+            algorithm.stop()  # which writes what was recorded
+            recorded = [pyarrow.parquet.read_table(memory.open(name)) for name in sorted(memory.store)]
+            shown["recorded"] = [(table.num_rows, table.column_names) for table in recorded]
             best = Path(folder, "run/checkpoints/best/metadata.json")
             shown["best"] = json.loads(best.read_text())["training_iteration"] if best.exists() else None
             for module_id in algorithm.module_ids:

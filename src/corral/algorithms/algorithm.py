@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 import weakref
 from abc import ABCMeta, abstractmethod
@@ -67,9 +68,11 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 
 if TYPE_CHECKING:
+    from corral.algorithms.recording import RecordingSummary
     from corral.config.config import AlgorithmConfig
     from corral.episodes.rollout import Rollout
     from corral.loggers.progress import Mode
+    from corral.offline.recorder import Recorder
     from corral.runners.async_sampling import AsyncSampler
     from corral.runners.runner import EnvRunner
     from corral.transforms.pipeline import Pipeline
@@ -202,10 +205,9 @@ class Algorithm(metaclass=_WithHints):
         self.engine = LazyEngine(config.engine_name)
         weakref.finalize(self, _end_dropped, self.engine).atexit = False  # at exit, the handles end their workers
         try:
+            self._reads_infos = self.READS_INFOS or config.output_infos
             self.engine.require(resources_of_workers(config))
-            self.env_runner_group = EnvRunnerGroup(
-                config.for_workers(), self.engine, metrics=self.metrics, timers=self.timers
-            )
+            self.env_runner_group = self.make_env_runner_group(config.for_workers())
             self.env_runner_group.on_recreated = self._announce_recreated
             self._async_sampler = self._make_async_sampler() if config.sample_async else None
             log.info("Engine: %s.", self.env_runner_group.engine_name)
@@ -229,6 +231,7 @@ class Algorithm(metaclass=_WithHints):
                 "modules": self.learner_group.get_acting_weights
             }
             self._resolve_modules()
+            self._recorder = None if config.output is None else self._make_recorder(config.output)
             self.setup()  # which may add a part to the weights
             self.sync_weights()
             self.callback_parts: list[Any] = [self, self.env_runner_group, self.learner_group]
@@ -249,6 +252,10 @@ class Algorithm(metaclass=_WithHints):
             raise
 
     # Defined by each algorithm.
+
+    def make_env_runner_group(self, config: AlgorithmConfig) -> EnvRunnerGroup:
+        """Return the group of the runners, given the config for workers; their env says the spaces."""
+        return EnvRunnerGroup(config, self.engine, metrics=self.metrics, timers=self.timers)
 
     def setup(self) -> None:
         """Prepare the state that the training step keeps between iterations."""
@@ -375,6 +382,8 @@ class Algorithm(metaclass=_WithHints):
         if self.get_transform_states():
             self.weight_providers["transforms"] = self._transform_parts
         self._receivers: list[Callable[[Sequence[Rollout]], None]] = []  # what learns from all rollouts
+        if self.config.output is not None:
+            self._receivers.append(self._record)  # before explorations change rewards
         if "transforms" in self.weight_providers:
             self._receivers.append(self.merge_statistics)
         if self._learning_explorations:
@@ -490,6 +499,10 @@ class Algorithm(metaclass=_WithHints):
         if specs.keys() != self.env_runner_group.module_specs.keys():
             self.env_runner_group.set_modules(self.config, specs)
         self._resolve_modules()
+        if self._recorder is not None:
+            from corral.algorithms.recording import describe_recording
+
+            self._recorder.use_modules(*describe_recording(self))
         self._evaluator.set_modules(self.config, specs)
 
     @property
@@ -612,7 +625,7 @@ class Algorithm(metaclass=_WithHints):
                 num_timesteps=None if by_episode else num_env_steps,
                 num_episodes=left if by_episode else None,
                 timestep=self.num_env_steps_sampled_lifetime,
-                with_infos=self.READS_INFOS,
+                with_infos=self._reads_infos,
                 training_iteration=self.training_iteration,
             )
             arrived = self.env_runner_group.sample(request, self.timers)
@@ -645,7 +658,7 @@ class Algorithm(metaclass=_WithHints):
         num_env_steps = self._env_steps_for(num_timesteps, []) if counts_agents else num_timesteps
         request = SampleRequest(
             num_timesteps=-(-(self.num_env_steps_per_round or num_env_steps) // max(1, self.config.num_env_runners)),
-            with_infos=self.READS_INFOS,
+            with_infos=self._reads_infos,
             training_iteration=self.training_iteration,
         )
         num_updates = self.learner_group.weights_version
@@ -654,6 +667,16 @@ class Algorithm(metaclass=_WithHints):
         self.num_env_steps_sampled_lifetime += received.num_env_steps_dropped
         self.receive(received.rollouts)
         return received.rollouts
+
+    def _make_recorder(self, output: str) -> Recorder:
+        from corral.algorithms.recording import make_recorder
+
+        return make_recorder(self, output)
+
+    def _record(self, rollouts: Sequence[Rollout]) -> None:
+        assert self._recorder is not None
+        with self.timers.time("storage"):
+            self._recorder.add(rollouts)
 
     def count_dropped(self, num_env_steps: int) -> None:
         """Count env steps that were sampled, and that nothing will be learned from."""
@@ -1047,6 +1070,50 @@ class Algorithm(metaclass=_WithHints):
             self._num_exploration_versions += 1  # though the learners took no step
             self.sync_weights()
 
+    def record(
+        self,
+        output: str | Path,
+        *,
+        num_episodes: int,
+        explore: bool = True,
+        seed: int | None = None,
+        with_infos: bool = False,
+        max_rows_per_file: int = 100_000,
+    ) -> RecordingSummary:
+        """Play episodes in evaluation envs with the present weights, and write them as recorded data.
+
+        Args:
+            output: Directory or URL of Parquet files, to which files are added, or `"minari:ID"`, a new Minari dataset.
+            num_episodes: Number of episodes; with several agents, of the env.
+            explore: Whether to explore as training does. Otherwise the policy acts greedily.
+            seed: Seed of the envs and of exploration; `None` lets the evaluation runners continue.
+            with_infos: Whether the infos of the envs are written, too, as JSON.
+            max_rows_per_file: Rows after which a file is complete.
+
+        Returns:
+            The numbers of episodes and steps, and the mean return.
+
+        Raises:
+            DataError: The output cannot be written.
+            MissingPackageError: A package that writes it is not installed.
+            ConfigError: There is no env.
+            CorralError: The algorithm was stopped.
+        """
+        from corral.algorithms.recording import record_episodes
+
+        self._check_running()
+        with self.exceptions_shown():
+            self.take_changed_weights()
+            return record_episodes(
+                self,
+                os.fspath(output),
+                num_episodes=num_episodes,
+                explore=explore,
+                seed=seed,
+                with_infos=with_infos,
+                max_rows_per_file=max_rows_per_file,
+            )
+
     # State and checkpoints.
 
     def get_state(self) -> dict[str, Any]:
@@ -1283,6 +1350,8 @@ class Algorithm(metaclass=_WithHints):
                     ending.callback(getattr(self, name).stop)
             if self.loop_run is not None:
                 ending.callback(self.loop_run.close)
+            if (recorder := getattr(self, "_recorder", None)) is not None:
+                ending.callback(recorder.close)
             if running:
                 self._callbacks.fire("on_algorithm_stop", algorithm=self)
 

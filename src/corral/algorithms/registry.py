@@ -23,6 +23,8 @@ ALGORITHMS = {
     "SAC": "corral.algorithms.sac:SACConfig",
     "TD3": "corral.algorithms.td3:TD3Config",
     "DDPG": "corral.algorithms.td3:DDPGConfig",
+    "BC": "corral.algorithms.bc:BCConfig",
+    "MARWIL": "corral.algorithms.marwil:MARWILConfig",
 }
 
 ENTRY_POINTS = "corral.algorithms"

@@ -11,7 +11,7 @@ import re
 import reprlib
 from typing import Any, Literal
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 

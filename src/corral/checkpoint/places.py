@@ -108,6 +108,17 @@ class LocalPlace:
             opened.flush()
             os.fsync(opened.fileno())
 
+    def replace(self, name: str, content: Any) -> None:
+        """Write a file next to its name, and rename it when it has reached the disk: a file that is there is whole."""
+        part = self._path / f"{name}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as opened:  # a run that was killed may have left one
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(part, self._path / name)
+        _flush_directory(part.parent)
+
     def commit(self, data: str, name: str, content: bytes) -> None:
         """Replace a file in one step, after all files of the directory `data` have reached the disk."""
         self.write(f"{data}/{name}", [content])
@@ -192,6 +203,11 @@ class UrlPlace:
         with self._files.open(f"{self._root}/{name}", "wb") as opened:
             for chunk in chunks:
                 opened.write(chunk)
+
+    def replace(self, name: str, content: Any) -> None:
+        """Write a file next to its name, and rename it when it is complete."""
+        self.write(f"{name}.part", [content])
+        self._files.mv(f"{self._root}/{name}.part", f"{self._root}/{name}")
 
     def commit(self, data: str, name: str, content: bytes) -> None:
         """Replace a file; an object store does so in one step. `data` is complete before."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _POLICIES = "multi_agent.policies."
+# Beginnings of the places of settings that hold spaces, which files describe.
+_WITH_SPACES = (_POLICIES, "environment.observation_space", "environment.action_space")
 # Beginnings of the places of settings that hold other settings by name.
 _OVERRIDES = ("evaluation.evaluation_config", _POLICIES, "multi_agent.algorithm_config_overrides_per_module.")
 
@@ -48,7 +50,7 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
     elif isinstance(value, (list, tuple)):
         for index, part in enumerate(value):
             yield from _unnamed(part, f"{place}.{index}", imported)
-    elif _is_transform(value) or (place.startswith(_POLICIES) and _is_described(value)):
+    elif _is_transform(value) or (place.startswith(_WITH_SPACES) and _is_described(value)):
         return
     elif hasattr(value, "__qualname__"):
         if not (imported and found_by_name(value)):

@@ -66,6 +66,7 @@ def _tuned_settings(options: argparse.Namespace) -> dict[str, Any]:
 def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
     """Change the settings that options give."""
     own = {"env": options.env, "seed": options.seed, "checkpoint_every_s": options.checkpoint_every}
+    own |= {"input_": options.data, "output": options.record}
     for name, value in own.items():
         if value is not None:
             setattr(config, name, value)
@@ -89,6 +90,7 @@ def _named_loggers(options: argparse.Namespace) -> list[str]:
 def overriding_arguments(options: argparse.Namespace) -> list[str]:
     """Return the options that override settings and stop criteria, as arguments for another `corral train`."""
     given = [("--env", options.env), ("--checkpoint-every", options.checkpoint_every)]
+    given += [("--data", options.data), ("--record", options.record)]
     given += [("--stop", text) for text in options.stop] + [("--set", text) for text in options.settings]
     given += [("--logger", name) for name in _named_loggers(options)]
     return [f"{name}={value}" for name, value in given if value is not None]

@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_checkpoint(commands)
     _add_evaluate(commands)
     _add_play(commands)
+    _add_record(commands)
     _add_config(commands)
     _add_list(commands)
     add_report_commands(commands)
@@ -95,6 +96,16 @@ def _add_train(commands: Any) -> None:
         "--algo", help="name of the algorithm, such as PPO, or import path of a config class, such as my_algo:MyConfig"
     )
     train.add_argument("--env", help="a Gymnasium id, or package.module:Name")
+    train.add_argument(
+        "--data",
+        metavar="PATH",
+        help="recorded data to learn from: a directory, file or URL, or minari:ID; short for --set offline_data.input_",
+    )
+    train.add_argument(
+        "--record",
+        metavar="PATH",
+        help="record what is sampled to this directory or URL, or minari:ID; short for --set offline_data.output",
+    )
     train.add_argument(
         "--stop",
         action="append",
@@ -186,6 +197,20 @@ def _add_play(commands: Any) -> None:
     play.add_argument("--record", type=_path, metavar="DIR", help="record each episode there rather than show it")
     play.add_argument("--format", choices=("mp4", "gif"), help="of the recordings; mp4 if left out")
     play.set_defaults(run="corral.cli.policies:play")
+
+
+def _add_record(commands: Any) -> None:
+    record = commands.add_parser("record", help="record episodes of the policy of a run, to learn from them")
+    record.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
+    record.add_argument(
+        "--output", required=True, help="directory or URL of Parquet files, or minari:ID; files that are there stay"
+    )
+    record.add_argument("--episodes", type=int, default=100, help="number of episodes; 100 if left out")
+    record.add_argument("--env", help="another env than the run's: a Gymnasium id, or package.module:Name")
+    record.add_argument("--seed", type=int, default=0, help="seed of the env and of exploration; 0 if left out")
+    record.add_argument("--explore", action="store_true", help="explore as training does, in place of acting greedily")
+    record.add_argument("--infos", action="store_true", help="record the infos of the env, too")
+    record.set_defaults(run="corral.cli.record:record")
 
 
 def _add_policy_options(parser: argparse.ArgumentParser) -> None:

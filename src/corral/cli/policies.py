@@ -58,6 +58,8 @@ def load_setup(options: argparse.Namespace) -> Setup:
     settings = {name: value for name, value in _mapping(checkpoint.config, "environment") if name not in given}
     check_imports({"environment": settings}, checkpoint.path)
     environment = parse_settings(EnvironmentSettings, settings, str(checkpoint.path))
+    if environment.env is None and not options.env:
+        raise ConfigError(f"{checkpoint.path} learned from recorded data without an env: give one, with --env.")
     return Setup(
         str(checkpoint.path),
         checkpoint.metadata,

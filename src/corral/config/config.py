@@ -24,6 +24,7 @@ from corral.core.settings import check_names, check_setting
 from corral.errors import ConfigError, UnknownAttributeError, nearest
 from corral.evaluation.config import EvaluationConfig
 from corral.learners.config import LearnerConfig
+from corral.offline.config import OfflineDataSettings
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         FaultToleranceArgs,
         LearnersArgs,
         MultiAgentArgs,
+        OfflineDataArgs,
         ReportingArgs,
         RLModuleArgs,
     )
@@ -47,7 +49,7 @@ ALSO_IN = {"exploration": ("explore",)}
 
 
 @dataclass(kw_only=True)
-class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
+class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConfig, LearnerConfig):
     """All settings of an experiment.
 
     A setter changes only the settings that it receives and returns the config, so that calls chain. An unknown name, a
@@ -107,6 +109,10 @@ class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
     def multi_agent(self, **settings: Unpack[MultiAgentArgs]) -> Self:
         """Set the modules of several agents, and which agent has which; see `MultiAgentSettings`."""
         return self._set("multi_agent", settings)
+
+    def offline_data(self, **settings: Unpack[OfflineDataArgs]) -> Self:
+        """Set which recorded data is learned from, and what is recorded; see `OfflineDataSettings`."""
+        return self._set("offline_data", settings)
 
     def fault_tolerance(self, **settings: Unpack[FaultToleranceArgs]) -> Self:
         """Set what happens when a runner or an env fails; see `FaultToleranceSettings`."""
@@ -389,8 +395,10 @@ class AlgorithmConfig(CheckpointingSettings, EvaluationConfig, LearnerConfig):
         return self._set(group, {name: value})
 
     def for_workers(self) -> Self:
-        """Return what runners and learners are made from: loggers stay with the algorithm, and may hold open files."""
-        return self if self.loggers is None else self.copy(loggers=None).freeze()
+        """Return what runners and learners are made from: loggers and recorded data stay with the algorithm."""
+        if self.loggers is None and self.input_ is None:
+            return self
+        return self.copy(loggers=None, input_=None).freeze()
 
     # Building.
 

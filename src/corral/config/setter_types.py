@@ -21,6 +21,8 @@ IdsArg = Set[str] | list[str] | tuple[str, ...]
 class EnvironmentArgs(TypedDict, total=False):
     """Settings of `.environment(...)`; see `EnvironmentSettings`."""
 
+    observation_space: Any
+    action_space: Any
     env_config: Mapping[str, Any]
     wrappers: Sequence[Any]
     env_task_fn: Any
@@ -130,6 +132,17 @@ class MultiAgentArgs(TypedDict, total=False):
     count_steps_by: Literal["env_steps", "agent_steps"]
     algorithm_config_overrides_per_module: Mapping[str, Mapping[str, Any]]
     shared_layers: Mapping[str, IdsArg | Sequence[Sequence[str]]]
+
+
+class OfflineDataArgs(TypedDict, total=False):
+    """Settings of `.offline_data(...)`; see `OfflineDataSettings`."""
+
+    input_: Any
+    validation_fraction: float
+    map_directory: str | None
+    output: str | None
+    output_max_rows_per_file: int
+    output_infos: bool
 
 
 class FaultToleranceArgs(TypedDict, total=False):
@@ -310,3 +323,22 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     target_noise_clip: float
     actor_lr: ScheduleArg | None
     critic_lr: ScheduleArg | None
+
+
+class BCTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of BC; see `BCConfig`."""
+
+    num_updates_per_iteration: int
+    entropy_coeff: ScheduleArg
+    burn_in_len: int
+
+
+class MARWILTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of MARWIL; see `MARWILConfig`."""
+
+    num_updates_per_iteration: int
+    beta: float
+    vf_coeff: float
+    max_advantage_weight: float
+    moving_average_sqd_adv_norm_start: float | None
+    moving_average_sqd_adv_norm_update_rate: float

@@ -10,6 +10,7 @@ from corral.evaluation.config import EvaluationSettings
 from corral.learners.config import LearnersSettings, TrainingSettings
 from corral.metrics.config import ReportingSettings
 from corral.modules.config import MultiAgentSettings, RLModuleSettings
+from corral.offline.config import OfflineDataSettings
 from corral.runners.config import EnvRunnersSettings
 
 GROUPS: dict[str, type] = {
@@ -22,6 +23,7 @@ GROUPS: dict[str, type] = {
     "callbacks": CallbacksSettings,
     "evaluation": EvaluationSettings,
     "multi_agent": MultiAgentSettings,
+    "offline_data": OfflineDataSettings,
     "fault_tolerance": FaultToleranceSettings,
     "reporting": ReportingSettings,
     "checkpointing": CheckpointingSettings,

@@ -46,10 +46,15 @@ def validate(config: AlgorithmConfig) -> None:
     Raises:
         ConfigError: The message names the setting, or both settings of a contradiction, and the remedy.
     """
-    if config.env is None:
+    if config.env is None and config.NEEDS_ENV:
         raise ConfigError(
             "environment: no env was given: call .environment('CartPole-v1'), or give --env CartPole-v1 on the command "
             "line."
+        )
+    if config.input_ is not None and config.NEEDS_ENV:
+        raise ConfigError(
+            f"offline_data: input_={config.input_!r:.80}: {config.algo_name} does not learn from recorded data: use "
+            "BC or MARWIL, or leave it out."
         )
     check_loggers(config.loggers, "reporting: loggers")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
@@ -80,7 +85,8 @@ def validate(config: AlgorithmConfig) -> None:
 
 def _validate_sampling(config: AlgorithmConfig) -> None:
     """Refuse settings of runners that contradict each other: in training, or in evaluation."""
-    resolve_env(config.env)
+    if config.env is not None:
+        resolve_env(config.env)
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
     needing = events_with_sub_envs(config.callbacks_class, config.callback_functions)
     if config.vectorization == "async" and needing:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from corral.core.config import EngineSettings, FaultToleranceSettings, SettingGroup
 from corral.core.settings import Importable, Need
+
+
+def _as_space(value: Any) -> Any:
+    if not (isinstance(value, dict) and "type" in value):  # a `Dict` space is a `Mapping` too
+        return value
+    from corral.core.space_descriptions import described_space  # here: it imports gymnasium
+
+    return described_space(value)
 
 
 @dataclass(kw_only=True)
@@ -17,6 +27,8 @@ class EnvironmentSettings(SettingGroup):
 
     Attributes:
         env: A Gymnasium id, a class, a factory `fn(env_config)`, or an import path `"package.module:Name"`.
+        observation_space: Space of one observation, for an algorithm that learns from recorded data without an env.
+        action_space: Space of one action, for such an algorithm.
         env_config: Settings of the env: keyword arguments for an id; for a class or factory, one `EnvContext` or
             keyword arguments.
         wrappers: Callables `fn(env) -> env`, applied to each sub-env; the first one is the innermost.
@@ -35,6 +47,8 @@ class EnvironmentSettings(SettingGroup):
     """
 
     env: Any = None
+    observation_space: Annotated[Any, BeforeValidator(_as_space)] = None
+    action_space: Annotated[Any, BeforeValidator(_as_space)] = None
     env_config: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Importable] = field(default_factory=list)
     env_task_fn: Importable = None
@@ -45,7 +59,11 @@ class EnvironmentSettings(SettingGroup):
     clip_actions: bool = False
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
-        "clip_actions": Need("normalize_actions=False", lambda config: not config.normalize_actions)
+        **dict.fromkeys(
+            ("observation_space", "action_space"),
+            Need("recorded data and env=None: an env has spaces", lambda config: config.env is None),
+        ),
+        "clip_actions": Need("normalize_actions=False", lambda config: not config.normalize_actions),
     }
 
     @property

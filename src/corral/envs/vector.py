@@ -77,7 +77,9 @@ class EnvContext(dict[str, Any]):
 
 
 def env_name(env: Any) -> str:
-    """Return the name of the setting `env` for messages and run directories."""
+    """Return the name of the setting `env` for messages and run directories; without an env there is recorded data."""
+    if env is None:
+        return "recorded data"
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
 
 

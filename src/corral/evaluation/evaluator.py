@@ -39,9 +39,11 @@ from corral.runners.runner_group import EnvRunnerGroup
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
     from corral.callbacks.dispatch import Dispatcher
+    from corral.episodes.rollout import Rollout
     from corral.evaluation.config import EvaluationConfig
     from corral.modules.spec import ModuleSpec
     from corral.runners.remote_runner import PendingSample
+    from corral.runners.requests import SampleRequest
 
 log = logging.getLogger("corral")
 NAN = float("nan")
@@ -142,6 +144,14 @@ class Evaluator:
             group.set_state(self._runner_states)
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
+
+    def begin_again(self, seed: int) -> None:
+        """Close the evaluation runners; new ones begin with a seed, and without what a checkpoint held of them."""
+        if self.group is not None:
+            self.group.stop()
+        self.group = self._runner_states = self._rngs = None
+        overrides = {**self._settings.evaluation_config, "seed": seed}
+        self._settings = self._settings.copy(evaluation_config=overrides).freeze()
 
     def set_modules(self, config: EvaluationConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Use the modules of a config from the next round on."""
@@ -295,6 +305,22 @@ class Evaluator:
             return self._report(*played)
         finally:
             self._is_evaluating = False
+
+    def sample(self, request: SampleRequest) -> list[Rollout]:
+        """Return rollouts that the evaluation runners sample now, with the present weights.
+
+        Raises:
+            CorralError: A round is being played.
+        """
+        if self._is_evaluating or self._is_playing():
+            raise CorralError("an evaluation round is being played: record episodes between iterations.")
+        group = self.build()
+        with self._own_generators():
+            group.restore_runners()
+            group.sync_weights(*self._algorithm.get_weight_parts())
+            rollouts = group.sample(request)
+        group.collect_metrics(MetricsLogger(), Timers())
+        return rollouts
 
     def _prepare(self) -> None:
         """Restart runners, give all of them the weights, and fire `on_evaluate_start`."""

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from corral.core.ids import ALL_MODULES
 from corral.core.interrupts import name_of_interrupt
 from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
@@ -71,7 +72,7 @@ class Progress:
                 notebook, and lines elsewhere.
         """
         self._title = f"{config.algo_name} on {env_name(config.env)}"
-        self._stop = stop
+        self._stop, self._samples = stop, config.NEEDS_ENV
         self._console = Console()
         shows_panel = self._console.is_terminal or self._console.is_jupyter
         self._mode = ("panel" if shows_panel else "lines") if mode == "auto" else mode
@@ -113,7 +114,8 @@ class Progress:
     def update(self, result: dict[str, Any]) -> None:
         """Show a result, unless another one was shown a moment ago."""
         self.result = result
-        self._returns.append(result["env_runners"]["episode_return_mean"])
+        of = result if self._samples else result.get("evaluation", {})  # nothing is sampled for training
+        self._returns.append(of.get("env_runners", {}).get("episode_return_mean", math.nan))
         interval_s = LINE_INTERVAL_S if self._mode == "lines" else PANEL_INTERVAL_S
         if (now_s := time.monotonic()) - self._shown_s <= interval_s:
             return
@@ -156,12 +158,21 @@ class Progress:
             return "no iteration"
         result = self.result
         iterations, evaluated = result["training_iteration"], evaluated_return(result)
+        unit, num_steps, _ = self._count_steps(result)
+        mean = f", mean return {result['env_runners']['episode_return_mean']:.1f}" if self._samples else ""
         return (
-            f"{iterations} iteration{'s' * (iterations != 1)}, {result['num_env_steps_sampled_lifetime']:,} env steps, "
-            f"{result['time_total_s']:.1f} s, mean return {result['env_runners']['episode_return_mean']:.1f}"
-            f"{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
+            f"{iterations} iteration{'s' * (iterations != 1)}, {num_steps:,} {unit}, {result['time_total_s']:.1f} s"
+            f"{mean}{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
             f"{f', {faults}' if (faults := describe_faults(result)) else ''}"
         )
+
+    def _count_steps(self, result: Mapping[str, Any]) -> tuple[str, int, int]:
+        """Return what is counted, the number over the whole run, and the number of the latest iteration."""
+        if self._samples:
+            sampled = result["env_runners"]["num_env_steps_sampled"]
+            return "env steps", result["num_env_steps_sampled_lifetime"], sampled
+        learned = result["learners"][ALL_MODULES]
+        return "steps learned", learned["num_module_steps_trained_lifetime"], learned["num_module_steps_trained"]
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
@@ -169,20 +180,20 @@ class Progress:
 
     def _contents(self) -> Group | Text:
         if self.result is None:
-            return Text("sampling the first batch ...")
+            return Text("sampling the first batch ..." if self._samples else "learning from the first batches ...")
         result, episodes = self.result, self.result["env_runners"]
-        steps_per_s = episodes["num_env_steps_sampled"] / result["timers"]["iteration_s"]
+        unit, num_steps, num_new = self._count_steps(result)
+        steps_per_s = num_new / result["timers"]["iteration_s"]
         numbers = Table.grid(padding=(0, 2))
         numbers.add_row("iteration", f"{result['training_iteration']:,}", "time", f"{result['time_total_s']:.1f} s")
-        numbers.add_row(
-            "env steps", f"{result['num_env_steps_sampled_lifetime']:,}", "env steps/s", f"{steps_per_s:,.0f}"
-        )
-        numbers.add_row(
-            "mean return",
-            f"{episodes['episode_return_mean']:.1f}",
-            "min .. max",
-            f"{episodes['episode_return_min']:.1f} .. {episodes['episode_return_max']:.1f}",
-        )
+        numbers.add_row(unit, f"{num_steps:,}", "env steps/s" if self._samples else "steps/s", f"{steps_per_s:,.0f}")
+        if self._samples:
+            numbers.add_row(
+                "mean return",
+                f"{episodes['episode_return_mean']:.1f}",
+                "min .. max",
+                f"{episodes['episode_return_min']:.1f} .. {episodes['episode_return_max']:.1f}",
+            )
         if "evaluation" in result:
             mean, interval = evaluated_return(result) or ("no round yet", "")
             numbers.add_row("evaluated return", mean, "95% interval", interval)

@@ -76,6 +76,13 @@ class ActionDistribution(ABC):
         Actions of a Dict or Tuple space become a tree of arrays.
         """
 
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        """Convert actions of the env, a tree of `[B, ...]`, to module actions `[B, ...]`: the inverse of `to_env`.
+
+        Actions outside the bounds are clipped. Learning from recorded data needs it.
+        """
+        raise TypeError(f"{type(self).__name__} has no method from_env(actions), which recorded actions need.")
+
     @abstractmethod
     def env_mode(self, dist_inputs: Tensor) -> Tree:
         """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
@@ -124,6 +131,10 @@ class Categorical(ActionDistribution):
         shifted = actions + self._start if self._start else actions
         return shifted.astype(self._env_dtype)
 
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        found: NDArray[Any] = np.asarray(actions).astype(self.action_dtype) - self._start
+        return found
+
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return (dist_inputs.argmax(-1) + self._start).to(_torch_dtype(self._env_dtype))
 
@@ -168,6 +179,10 @@ class MultiCategorical(ActionDistribution):
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return (actions + self._start).astype(self._env_dtype, copy=False)
+
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        found: NDArray[Any] = np.asarray(actions).astype(self.action_dtype) - self._start
+        return found
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         picks = torch.stack([part.argmax(-1) for part in self._parts(dist_inputs)], -1)
@@ -218,6 +233,9 @@ class Bernoulli(ActionDistribution):
 
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         return actions.astype(self._env_dtype)
+
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        return np.asarray(actions).astype(self.action_dtype)
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return (dist_inputs > 0).to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
@@ -310,6 +328,9 @@ class DiagGaussian(ActionDistribution):
     def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
         clipped: NDArray[Any] = np.clip(actions * self._scale + self._offset, self._low, self._high)
         return clipped.astype(self._env_dtype)
+
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        return self.from_unit((np.asarray(actions) - self._offset) / np.where(self._scale, self._scale, 1))
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(self._split(dist_inputs)[0])

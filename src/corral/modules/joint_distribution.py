@@ -112,6 +112,10 @@ class Joint(ActionDistribution):
         """Convert module actions `[B, D]` to env actions, a tree of `[B, ...]` nested like the space."""
         return self._nested(part.to_env(own) for part, own in zip(self.parts, self._split(actions), strict=True))
 
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        """Convert env actions, a tree of `[B, ...]`, to module actions `[B, D]`."""
+        return self._join([part.from_env(own) for part, own in zip(self.parts, leaves(actions), strict=True)])
+
     def _nested(self, parts: Iterator[Any]) -> Tree:
         return map_tree(lambda _: next(parts), self._tree)
 

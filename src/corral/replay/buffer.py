@@ -454,6 +454,73 @@ class ReplayBuffer:
             **{name: columns[name].at(flat) for name in self._added if name != INTRINSIC},
         }
 
+    def sample_steps(self, batch_size: int) -> dict[str, Tree]:
+        """Draw single steps `[B, ...]` without what they led to, in about half the time of `sample`.
+
+        Returns:
+            The columns `obs`, `actions`, `indices` and `weights` of `sample`, and the added columns.
+
+        Raises:
+            EmptyReplayBufferError: The buffer holds no transitions.
+            ValueError: `batch_size` is less than 1.
+        """
+        _check_numbers("batch_size", batch_size, 1)
+        if not self._num_valid:
+            raise EmptyReplayBufferError("the replay buffer holds no transitions to draw: add rollouts first.")
+        assert self._observations is not None
+        flat, weights = self._draw(batch_size, 0.0)
+        return {
+            "obs": self._observations.at(flat),
+            "actions": self._columns["actions"].at(flat),
+            "indices": self._stamped(flat),
+            "weights": weights,
+            **{name: self._columns[name].at(flat) for name in self._added if name != INTRINSIC},
+        }
+
+    def obs_after(self, indices: NDArray[np.int64], num_steps: NDArray[Any]) -> Tree:
+        """Return the observations so many steps after steps of a batch, a tree of `[B, ...]`.
+
+        Args:
+            indices: The column `indices` of the batch, int64 `[B]`.
+            num_steps: Number of steps, at least 1 each and all in the buffer, `[B]`; lanes must be in step.
+        """
+        assert self._observations is not None and self._lanes is None
+        flat = indices % (self._num_rows * self._num_lanes)
+        return self._observations.after(flat + (num_steps.astype(np.int64) - 1) * self._num_lanes)
+
+    def get_steps(self) -> dict[str, Any]:
+        """Return all steps, in the order of time within their episodes, with what they led to.
+
+        Returns:
+            Columns `[S, ...]`: `obs`, `actions`, `rewards`, `terminated`, `truncated`, `next_obs`, and `starts`, bool,
+            the first steps of episodes or of the parts of episodes that the buffer holds.
+        """
+        columns, size = self._columns, self._num_rows * self._num_lanes
+        if self._observations is None or not self._num_valid:
+            return {"rewards": np.zeros(0, np.float32)}
+        done = columns["terminated"].flat | columns["truncated"].flat
+        goes_on = columns["valid"].flat & ~done  # steps after which another one of their episode may follow
+        flat = np.flatnonzero(columns["valid"].flat)
+        after = self._links.after(flat) % size
+        follows = np.zeros(size, np.bool_)
+        follows[after[goes_on[flat] & (after != flat)]] = True
+        current = flat[~follows[flat]]
+        chain, chains, rows = np.arange(len(current)), [], []
+        while len(current):
+            chains.append(chain)
+            rows.append(current)
+            after = self._links.after(current) % size
+            goes = goes_on[current] & columns["valid"].flat[after] & (after != current)
+            chain, current = chain[goes], after[goes]
+        order = np.argsort(np.concatenate(chains), kind="stable")
+        flat = np.concatenate(rows)[order]
+        return {
+            "obs": self._observations.at(flat),
+            "next_obs": self._observations.after(flat),
+            "starts": ~follows[flat],
+            **{name: columns[name].at(flat) for name in ("actions", "rewards", "terminated", "truncated")},
+        }
+
     def sample_sequences(
         self,
         num_sequences: int,
@@ -469,8 +536,9 @@ class ReplayBuffer:
 
         This is the replay of Kapturowski et al. 2019, with stored states and burn-in. A sequence has `burn_in` steps
         before its `seq_len` steps, and fewer if the episode or the stored steps end before. There is no burn-in where
-        the stored state is the initial one, which does not age. A step bootstraps from an observation of its sequence:
-        at the end of a sequence it has fewer than n steps.
+        the stored state is the initial one, which does not age. Without stored states, as of recorded data, all
+        sequences begin with the initial state, and there is no burn-in where an episode begins. A step bootstraps from
+        an observation of its sequence: at the end of a sequence it has fewer than n steps.
 
         Args:
             num_sequences: Number S of sequences.
@@ -498,10 +566,16 @@ class ReplayBuffer:
         columns = self._columns
         firsts, _ = self._draw(num_sequences, 0.0)
         named = dict(_columns_of_states(initial_state))
+        has_states = columns.keys() >= named.keys()
         is_initial = np.ones(num_sequences, np.bool_)
-        for name, leaf in named.items():
-            same = columns[name].at(firsts) == leaf
-            is_initial &= same.reshape(num_sequences, -1).all(1)
+        if has_states:
+            for name, leaf in named.items():
+                same = columns[name].at(firsts) == leaf
+                is_initial &= same.reshape(num_sequences, -1).all(1)
+        else:
+            before = self._links.before(firsts)
+            ended = columns["terminated"].at(before) | columns["truncated"].at(before)
+            is_initial = ~columns["valid"].at(before) | ended | (before == firsts)
         steps = self._links.window(firsts, burn_in + seq_len)
         done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
         taken = columns["valid"].at(steps)
@@ -533,7 +607,12 @@ class ReplayBuffer:
         after = self._observations.after(flat[ends - 1])
         obs = self._observations.at(flat)
         map_tree(lambda column, leaf: column.__setitem__(ends, leaf), obs, after)
-        states = iter([columns[name].at(flat) for name in named])
+        states = iter(
+            [
+                columns[name].at(flat) if has_states else np.repeat(leaf[None], len(flat), 0)
+                for name, leaf in named.items()
+            ]
+        )
         return {
             "obs": obs,
             "actions": columns["actions"].at(flat),
@@ -614,6 +693,14 @@ class ReplayBuffer:
         return stamped
 
     # State.
+
+    def get_rng_state(self) -> dict[str, str]:
+        """Return the state of the draws as plain data."""
+        return _plain_rng(self._rng)
+
+    def set_rng_state(self, state: Mapping[str, str]) -> None:
+        """Let the draws continue from a state that `get_rng_state` returned."""
+        self._rng = _rng_of(state)
 
     def get_state(self, *, copy: bool = True) -> dict[str, Any]:
         """Return the state as plain data: strings, numbers, lists, dicts by string, and arrays of the rows in use.

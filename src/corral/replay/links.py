@@ -27,6 +27,10 @@ class GridLinks:
         """Return the entries after entries, `[B]`."""
         return flat + self.num_lanes
 
+    def before(self, flat: Positions) -> Positions:
+        """Return the entries before entries, `[B]`; an entry without one may be its own."""
+        return flat - self.num_lanes
+
     def window(self, flat: Positions, num_steps: int) -> Positions:
         """Return the entries and the entries after them, `[num_steps, B]`."""
         return flat + (np.arange(num_steps) * self.num_lanes)[:, None]
@@ -66,6 +70,11 @@ class LaneLinks(GridLinks):
     def after(self, flat: Positions) -> Positions:
         """Return the positions of the next rows, `[B]`."""
         found: Positions = self.next.take(flat, mode="wrap")
+        return found
+
+    def before(self, flat: Positions) -> Positions:
+        """Return the positions of the rows before, `[B]`; at the beginning of a lane, the row's own."""
+        found: Positions = self.previous.take(flat, mode="wrap")
         return found
 
     def window(self, flat: Positions, num_steps: int) -> Positions:

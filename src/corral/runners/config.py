@@ -207,8 +207,6 @@ class RunnerConfig(
         return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
 
     def _specs_of_agents(self, seats: Seats, known: Mapping[str, ModuleSpec]) -> dict[str, ModuleSpec]:
-        from corral.core.seeding import module_seed
-        from corral.core.spaces import module_observation_space
         from corral.runners.mapping import NUM_TRIALS, agents_of_modules, block_of_module
 
         specs = {}
@@ -226,9 +224,49 @@ class RunnerConfig(
                     f"have several kinds of spaces: give its spaces, policies={{{module_id!r}: {{'observation_space': "
                     "..., 'action_space': ...}}."
                 )
-            spec = self.for_module(module_id).module_spec(module_observation_space(observation_space), action_space)
-            seed = module_seed(self.seed, module_id)  # else modules begin alike
-            specs[module_id] = dataclasses.replace(spec, seed=seed)
+            specs[module_id] = self._spec_of_module(module_id, observation_space, action_space)
+        return specs
+
+    def _spec_of_module(self, module_id: str, observation_space: Any, action_space: Any) -> ModuleSpec:
+        """Return the spec of one of several modules, with a seed of its own; else modules begin alike."""
+        from corral.core.seeding import module_seed
+        from corral.core.spaces import module_observation_space
+
+        spec = self.for_module(module_id).module_spec(module_observation_space(observation_space), action_space)
+        return dataclasses.replace(spec, seed=module_seed(self.seed, module_id))
+
+    def module_specs_of_spaces(self, spaces: Mapping[str, tuple[Any, Any]]) -> dict[str, ModuleSpec]:
+        """Return the specs of all modules by module id, without an env.
+
+        Args:
+            spaces: Observation space and action space by module id. Spaces in `policies` come first.
+
+        Raises:
+            ConfigError: The spaces of a module are not known.
+        """
+        from corral.core.spaces import module_observation_space
+
+        specs = {}
+        for module_id in self.module_ids:
+            given = self.policies.get(module_id, {})
+            known = spaces.get(module_id, (None, None))
+            observation_space, action_space = (
+                given.get(name) or found
+                for name, found in zip(("observation_space", "action_space"), known, strict=True)
+            )
+            if observation_space is None or action_space is None:
+                where = f"multi_agent(policies={{{module_id!r}: {{'observation_space': ..., 'action_space': ...}}}})"
+                raise ConfigError(
+                    "the spaces of the "
+                    + (f"module {module_id!r}" if self.is_multi_agent else "module")
+                    + " are not known, since the data does not say them: give an env, or "
+                    + (where if self.is_multi_agent else "environment(observation_space=..., action_space=...)")
+                    + "."
+                )
+            if self.is_multi_agent:
+                specs[module_id] = self._spec_of_module(module_id, observation_space, action_space)
+            else:
+                specs[module_id] = self.module_spec(module_observation_space(observation_space), action_space)
         return specs
 
     @property

@@ -493,7 +493,8 @@ class EnvRunner(Viewable):
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
             np.add.at(self.num_episodes_over, self.last_statistics.env_indices, 1)
-            self._log_episodes(self.last_statistics)
+            window = self.config.metrics_num_episodes_for_smoothing
+            log_episodes(self._metrics, window, self.last_statistics)
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes
 
@@ -511,14 +512,13 @@ class EnvRunner(Viewable):
 
     def reserve_metrics(self) -> None:
         """Put the numbers of episodes into the result before there are any, so that user code cannot take the names."""
-        self._log_counts([], [])
-        self._log_episodes(NO_EPISODES)
+        reserve_episode_metrics(self._metrics, self.config.metrics_num_episodes_for_smoothing)
 
     def log_samples(self) -> None:
         """Log what the samples since the last call counted, and the numbers of the explorations."""
         if self._unlogged is not None:
             (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
-            self._log_counts([num_env_steps], [num_episodes])
+            log_counts(self._metrics, [num_env_steps], [num_episodes])
             if self._has_exploration_metrics:
                 numbers = self.stepping.get_exploration_metrics(self._timestep)
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
@@ -533,20 +533,6 @@ class EnvRunner(Viewable):
         self._unlogged = before[0] + num_env_steps, before[1] + num_episodes
         if self._shows_infos:
             self.log_samples()
-
-    def _log_counts(self, steps: Sequence[int], episodes: Sequence[int]) -> None:
-        self._metrics.log_reserved({"num_episodes": episodes, "num_env_steps_sampled": steps}, "sum")
-        lifetime = {"num_episodes_lifetime": episodes, "num_env_steps_sampled_lifetime": steps}
-        self._metrics.log_reserved(lifetime, "lifetime_sum")
-
-    def _log_episodes(self, statistics: EpisodeStatistics) -> None:
-        """Log the returns, lengths and durations of the episodes that ended."""
-        window = self.config.metrics_num_episodes_for_smoothing
-        for name, values in (("return", statistics.returns.tolist()), ("len", statistics.lengths.tolist())):
-            for reduce in ("mean", "min", "max"):
-                self._metrics.log_reserved({f"episode_{name}_{reduce}": values}, reduce, window)
-        durations_s = statistics.durations_s.tolist()
-        self._metrics.log_reserved({"episode_duration_sec_mean": durations_s}, window=window)
 
     # Checks, state and metrics.
 
@@ -726,6 +712,27 @@ class EnvRunner(Viewable):
     def stop(self) -> None:
         """Close the env."""
         self.host.close()
+
+
+def reserve_episode_metrics(metrics: MetricsLogger, window: int) -> None:
+    """Put the numbers of episodes into the result before there are any."""
+    log_counts(metrics, [], [])
+    log_episodes(metrics, window, NO_EPISODES)
+
+
+def log_counts(metrics: MetricsLogger, steps: Sequence[int], episodes: Sequence[int]) -> None:
+    """Log numbers of env steps and of episodes."""
+    metrics.log_reserved({"num_episodes": episodes, "num_env_steps_sampled": steps}, "sum")
+    lifetime = {"num_episodes_lifetime": episodes, "num_env_steps_sampled_lifetime": steps}
+    metrics.log_reserved(lifetime, "lifetime_sum")
+
+
+def log_episodes(metrics: MetricsLogger, window: int, statistics: EpisodeStatistics) -> None:
+    """Log the returns, lengths and durations of episodes that ended, over a window of so many episodes."""
+    for name, values in (("return", statistics.returns.tolist()), ("len", statistics.lengths.tolist())):
+        for reduce in ("mean", "min", "max"):
+            metrics.log_reserved({f"episode_{name}_{reduce}": values}, reduce, window)
+    metrics.log_reserved({"episode_duration_sec_mean": statistics.durations_s.tolist()}, window=window)
 
 
 def make_stepping(runner: EnvRunner) -> Stepping:

@@ -65,7 +65,8 @@ class EnvRunnerGroup:
 
     def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
         """Make the kind of group that the config asks for."""
-        return object.__new__(cls if config.num_env_runners else EmbeddedRunnerGroup)
+        is_embedded = cls is EnvRunnerGroup and not config.num_env_runners
+        return object.__new__(EmbeddedRunnerGroup if is_embedded else cls)
 
     def __init__(
         self,

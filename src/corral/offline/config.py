@@ -1,0 +1,75 @@
+"""The settings of recorded data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from corral.core.config import SettingGroup
+from corral.core.settings import Need, PositiveInt
+
+
+class ArraysInMemory:
+    """Columns of steps, given as the setting `input_`; results and files show their names only.
+
+    Attributes:
+        columns: Arrays or trees of arrays `[S, ...]` by name.
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        """Take the columns without copying them."""
+        self.columns = dict(columns)
+
+    def __repr__(self) -> str:
+        return f"ArraysInMemory({', '.join(self.columns)})"
+
+
+def _as_input(value: Any) -> Any:
+    """Return paths as texts, and columns in a form that is not copied with the config."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_as_input(part) for part in value]
+    return ArraysInMemory(value) if isinstance(value, Mapping) else value
+
+
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+@dataclass(kw_only=True)
+class OfflineDataSettings(SettingGroup):
+    """Settings of recorded data: what an algorithm learns from, and what is recorded.
+
+    Attributes:
+        input_: Where recorded episodes are: a directory, file or URL of Parquet files, of Corral or of RLlib, or a list
+            of them; `"minari:ID"` or a Minari dataset; a dict of arrays `obs`, `actions`, `rewards`, `terminated`, and
+            where known `truncated`, `next_obs`, `starts` and `logp`; a replay buffer or its state; episodes, or a
+            function without arguments that returns an iterator over such parts. See docs/recorded-data.md.
+        validation_fraction: Fraction of the episodes that are not learned from; the loss on them is in the result.
+        map_directory: Directory for memory-mapped files of the columns, for data that is larger than the memory; `None`
+            keeps the columns in memory.
+        output: Directory or URL to which complete episodes are written that runners sample for training; `None` writes
+            none.
+        output_max_rows_per_file: Rows after which a file is complete. A run that is killed loses the rows of one file.
+        output_infos: Whether the infos of the envs are recorded, too, as JSON.
+    """
+
+    input_: Annotated[Any, BeforeValidator(_as_input)] = None
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    map_directory: Annotated[str | None, BeforeValidator(_as_text)] = None
+    output: Annotated[str | None, BeforeValidator(_as_text)] = None
+    output_max_rows_per_file: PositiveInt = 100_000
+    output_infos: bool = False
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        **dict.fromkeys(
+            ("validation_fraction", "map_directory"), Need("input_", lambda config: config.input_ is not None)
+        ),
+        **dict.fromkeys(("output_max_rows_per_file", "output_infos"), Need("output", attrgetter("output"))),
+    }

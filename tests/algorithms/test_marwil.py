@@ -1,0 +1,173 @@
+"""MARWIL: the loss against a slow reference, and the better half of mixed data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from corral import Algorithm, BCConfig, ClipRewards, MARWILConfig
+from corral.algorithms.bc import bc_loss
+from corral.algorithms.marwil import marwil_loss
+from corral.errors import ConfigError
+from corral.modules.module import ActorCritic
+from corral.modules.spec import ModuleSpec
+
+OBS, ACTIONS = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(3)
+
+
+def marwil(data: Any, make: Any = MARWILConfig, **training: Any) -> Any:
+    config = make().environment(observation_space=OBS, action_space=ACTIONS).offline_data(input_=data)
+    config.debugging(seed=1).rl_module(model_config={"fcnet_hiddens": [32]})
+    return config.training(
+        **{"lr": 1e-2, "num_updates_per_iteration": 300, "train_batch_size_per_learner": 128, **training}
+    )
+
+
+def batch_of(size: int = 12) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "obs": torch.rand(size, 2, generator=generator),
+        "actions": torch.arange(size) % 3,
+        "returns": torch.randn(size, generator=generator) * 3,
+        "bootstrap_discounts": torch.tensor([0.0, 0.9, 0.81, 0.0] * (size // 4)),
+        "final_obs": torch.rand(size, 2, generator=generator),
+    }
+
+
+@pytest.mark.parametrize("norm", [math.nan, 4.0])
+@pytest.mark.parametrize("max_weight", [20.0, 1.1])
+def test_the_loss_is_that_of_a_slow_loop(norm: float, max_weight: float) -> None:
+    module, batch = ModuleSpec(ActorCritic, OBS, ACTIONS, {}).build(), batch_of()
+    found, reported = marwil_loss(module, batch, {"sqd_adv_norm": norm}, beta=1.5, vf_coeff=0.7, max_weight=max_weight)
+    advantages, errors = [], []
+    for i in range(12):
+        value = module.value(batch["obs"][i : i + 1])[0]
+        target = (
+            batch["returns"][i]
+            + batch["bootstrap_discounts"][i] * module.value(batch["final_obs"][i : i + 1])[0].detach()
+        )
+        advantages.append(float((target - value).detach()))
+        errors.append(0.5 * (value - target) ** 2)
+    scale = math.sqrt(float(np.mean(np.square(advantages))) if math.isnan(norm) else norm)
+    policy_loss: Any = 0
+    for i in range(12):
+        weight = min(math.exp(1.5 * advantages[i] / scale), max_weight)
+        logp = module.policy(batch["obs"][i : i + 1]).log_softmax(-1)[0, batch["actions"][i]]
+        policy_loss = policy_loss - weight * logp / 12
+    expected = policy_loss + 0.7 * sum(errors) / 12
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(reported["policy_loss"], policy_loss.detach(), rtol=1e-4, atol=1e-4)
+    # The gradients, too: the weights of the policy loss have none.
+    grads = [torch.autograd.grad(loss, list(module.parameters()), allow_unused=True) for loss in (found, expected)]
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5)
+
+
+def test_beta_0_is_behaviour_cloning() -> None:
+    module, batch = ModuleSpec(ActorCritic, OBS, ACTIONS, {}).build(), batch_of()
+    _, reported = marwil_loss(module, batch, {"sqd_adv_norm": 1.0}, beta=0.0, vf_coeff=1.0, max_weight=20.0)
+    _, cloned = bc_loss(module, batch, {"entropy_coeff": 0.0})
+    torch.testing.assert_close(reported["policy_loss"], cloned["policy_loss"])
+
+
+def bandit() -> dict[str, Any]:
+    """One-step episodes: actions drawn evenly, with the rewards -1, 0 and 1."""
+    actions = np.random.default_rng(0).integers(0, 3, 3000)
+    flags = np.ones(3000, bool)
+    return {"obs": np.zeros((3000, 2), np.float32), "actions": actions, "rewards": actions - 1.0, "terminated": flags}
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_the_policy_of_a_bandit_is_the_closed_form(beta: float) -> None:
+    """It is the recorded policy times exp(beta * A / c), where c is the root of the mean squared advantage."""
+    with marwil(bandit(), beta=beta).build() as algorithm:
+        for _ in range(2):
+            result = algorithm.train()
+        probs = algorithm.get_module().policy(torch.zeros(1, 2)).softmax(-1)[0].tolist()
+    scale = math.sqrt(2 / 3)
+    weights = np.exp(beta * np.array([-1.0, 0.0, 1.0]) / scale)
+    np.testing.assert_allclose(probs, weights / weights.sum(), atol=0.05)
+    assert result["learners"]["default_policy"]["sqd_adv_norm"] == pytest.approx(2 / 3, abs=0.05)
+
+
+def walks(seed: int = 0) -> dict[str, Any]:
+    """Episodes of up to ten steps with the reward 1 per step: action 2 goes on, others end with probability 1/2."""
+    rng = np.random.default_rng(seed)
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("obs", "actions", "rewards", "terminated", "truncated", "next_obs")
+    }
+    for _ in range(600):
+        for t in range(10):
+            action = int(rng.integers(0, 3))
+            ends = action != 2 and rng.random() < 0.5
+            columns["obs"].append([t / 10, 0])
+            columns["next_obs"].append([(t + 1) / 10, 0])
+            columns["actions"].append(action)
+            columns["rewards"].append(1.0)
+            columns["terminated"].append(ends)
+            columns["truncated"].append(not ends and t == 9)
+            if ends:
+                break
+    floats = ("obs", "next_obs")
+    return {name: np.array(column, np.float32 if name in floats else None) for name, column in columns.items()}
+
+
+def test_good_actions_are_imitated_more_than_bad_ones() -> None:
+    chosen = {}
+    for make in (MARWILConfig, BCConfig):
+        config = marwil(walks(), make)
+        if make is MARWILConfig:
+            config.training(gamma=0.9)
+        with config.build() as algorithm:
+            for _ in range(3):
+                algorithm.train()
+            obs = torch.tensor([[t / 10, 0] for t in range(10)])
+            chosen[make.__name__] = algorithm.get_module().policy(obs).softmax(-1)[:, 2].mean().item()
+            if make is MARWILConfig:
+                values = algorithm.get_module().value(obs).tolist()
+    assert chosen["BCConfig"] == pytest.approx(1 / 3, abs=0.04)
+    assert chosen["MARWILConfig"] > 0.45
+    # Two of three steps end none of the episodes, and truncated episodes bootstrap: all values solve v = 1 + 0.6 v.
+    assert np.mean(values) == pytest.approx(2.5, abs=0.4)
+
+
+def test_rewards_are_learned_from_after_their_transforms() -> None:
+    data = bandit()
+    data["rewards"] = data["rewards"] * 50
+    with marwil(data).env_runners(transforms=[ClipRewards()]).build() as algorithm:
+        found = [algorithm.train()["learners"]["default_policy"]["sqd_adv_norm"] for _ in range(2)][-1]
+    assert found == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_the_mean_squared_advantage_moves_at_its_rate() -> None:
+    config = marwil(bandit(), num_updates_per_iteration=1, moving_average_sqd_adv_norm_start=100.0)
+    config.training(moving_average_sqd_adv_norm_update_rate=0.5, lr=0.0, train_batch_size_per_learner=3000)
+    with config.build() as algorithm:
+        values = [algorithm.train()["learners"]["default_policy"]["sqd_adv_norm"] for _ in range(4)]
+    assert values[0] == 100.0
+    for before, after in itertools.pairwise(values):
+        assert after == pytest.approx(0.5 * before + 0.5 * 2 / 3, rel=0.03)
+
+
+def test_training_continues_exactly(tmp_path: Path) -> None:
+    config = marwil(walks(), num_updates_per_iteration=5).offline_data(validation_fraction=0.3)
+    with config.build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path / "checkpoint")
+        expected = [algorithm.train()["learners"] for _ in range(2)]
+    with Algorithm.from_checkpoint(path, input_=walks()) as restored:
+        found = [restored.train()["learners"] for _ in range(2)]
+    assert found == expected
+
+
+def test_memory_is_refused() -> None:
+    config = marwil(walks()).rl_module(model_config={"use_lstm": True})
+    with pytest.raises(ConfigError, match="MARWIL"):
+        config.build()

@@ -1,0 +1,218 @@
+"""Recorded steps as rows: ends, final observations, checks, and transitions as a slow loop gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from corral.errors import DataError
+from corral.modules.make_distribution import make_distribution
+from corral.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.replay import ReplayBuffer
+
+BOX, DISCRETE = gym.spaces.Box(-100, 100, (1,), np.float32), gym.spaces.Discrete(5)
+
+
+def steps(**changes: Any) -> dict[str, Any]:
+    """Two episodes: two steps to a termination, and three steps to a truncation."""
+    given: dict[str, Any] = {
+        "obs": np.array([[0], [1], [10], [11], [12]], np.float32),
+        "actions": np.array([0, 1, 2, 3, 4]),
+        "rewards": np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+        "terminated": np.array([0, 1, 0, 0, 0], bool),
+        "truncated": np.array([0, 0, 0, 0, 1], bool),
+        "next_obs": np.array([[1], [2], [11], [12], [13]], np.float32),
+    }
+    return {**given, **changes}
+
+
+def test_final_observations_follow_each_episode() -> None:
+    rows = rows_of_steps(**steps())
+    assert rows.obs.reshape(-1).tolist() == [0, 1, 2, 10, 11, 12, 13]
+    assert rows.valid.tolist() == [True, True, False, True, True, True, False]
+    assert rows.rewards.tolist() == [1, 2, 0, 3, 4, 5, 0]
+    assert np.flatnonzero(rows.terminated).tolist() == [1] and np.flatnonzero(rows.truncated).tolist() == [5]
+    assert (rows.num_episodes, rows.num_steps, rows.starts.tolist()) == (2, 5, [0, 3])
+    assert rows.returns().tolist() == [3, 12]
+    assert rows.episode_indices.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def test_without_next_obs_a_truncated_episode_loses_its_last_step() -> None:
+    """Its observation becomes the one to bootstrap from; a terminated episode needs none."""
+    rows = rows_of_steps(**steps(next_obs=None))
+    assert rows.obs.reshape(-1).tolist() == [0, 1, 1, 10, 11, 12]
+    assert rows.valid.tolist() == [True, True, False, True, True, False]
+    assert np.flatnonzero(rows.truncated).tolist() == [4]
+    assert rows.rewards.tolist() == [1, 2, 0, 3, 4, 0]
+
+
+def test_an_episode_of_one_truncated_step_without_next_obs_disappears() -> None:
+    flags = {"terminated": np.zeros(5, bool), "truncated": np.array([1, 0, 0, 0, 1], bool)}
+    rows = rows_of_steps(**steps(next_obs=None, **flags))
+    assert rows.obs.reshape(-1).tolist() == [1, 10, 11, 12]
+    assert rows.valid.tolist() == [True, True, True, False]
+    with pytest.raises(DataError, match="each episode is one truncated step"):
+        rows_of_steps(**steps(next_obs=None, terminated=np.zeros(5, bool), truncated=np.ones(5, bool)))
+
+
+def test_starts_cut_episodes_that_no_flag_ends() -> None:
+    none = np.zeros(5, bool)
+    rows = rows_of_steps(**steps(terminated=none, truncated=None, starts=np.array([1, 0, 1, 0, 0], bool)))
+    assert np.flatnonzero(rows.truncated).tolist() == [1, 5] and not rows.terminated.any()
+    assert rows.obs.reshape(-1).tolist() == [0, 1, 2, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actions": np.arange(4)}, "column 'actions' is int64.4., and 'rewards' has 5 entries"),
+        ({"next_obs": np.zeros((4, 1))}, "column 'next_obs'"),
+        ({"obs": {"a": np.zeros((5, 1)), "b": np.zeros(3)}}, "column 'obs/b'"),
+        ({name: value[:0] for name, value in steps().items()}, "there are no steps"),
+    ],
+)
+def test_columns_of_other_lengths_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        rows_of_steps(**steps(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"obs": np.array([[0], [1], [np.nan], [11], [12]], np.float32)}, "file.x: row 3, column 'obs' is .nan."),
+        ({"actions": np.array([0, 1, 9, 3, 4])}, "row 3, column 'actions' is 9, which is not in Discrete"),
+        ({"actions": np.array([0, 1, 2.5, 3, 4])}, "row 3, column 'actions' is 2.5"),
+        ({"rewards": np.array([1, 2, np.inf, 4, 5])}, "row 3, column 'rewards' is inf"),
+        (
+            {"obs": np.zeros((5, 2), np.float32), "next_obs": np.zeros((5, 2), np.float32)},
+            "the column 'obs' is float32",
+        ),
+        ({"obs": {"a": np.zeros((5, 1))}, "next_obs": {"a": np.zeros((5, 1))}}, "the data has the columns .'obs/a'."),
+    ],
+)
+def test_entries_outside_of_the_spaces_are_refused_by_place_row_and_column(
+    changes: dict[str, Any], message: str
+) -> None:
+    rows = rows_of_steps(**steps(**changes), place="file.x")
+    with pytest.raises(DataError, match=message):
+        rows.checked(BOX, DISCRETE)
+
+
+def test_checked_rows_have_the_dtypes_of_modules() -> None:
+    wide = gym.spaces.Box(-100, 100, (1,), np.float64)
+    rows = rows_of_steps(**steps(obs=steps()["obs"].astype(np.float64), actions=np.arange(5, dtype=np.uint8)))
+    checked = rows.checked(wide, DISCRETE)
+    assert checked.obs.dtype == np.float32 and checked.actions.dtype == np.int64
+
+
+@pytest.mark.parametrize("frame", [(), (2, 3)])
+def test_columns_are_reshaped_to_their_space(frame: tuple[int, ...]) -> None:
+    """Tables hold flat lists; an observation of one number may be a list or a number."""
+    size = max(1, int(np.prod(frame)))
+    flat = np.arange(5 * size, dtype=np.float32).reshape(5, size)
+    rows = rows_of_steps(**steps(obs=flat, next_obs=flat)).checked(
+        gym.spaces.Box(-100, 100, frame, np.float32), DISCRETE
+    )
+    assert rows.obs.shape == (7, *frame)
+
+
+def reference(given: dict[str, Any]) -> list[tuple[float, int, float, float, bool]]:
+    """The transitions of a slow loop: observation, action, reward, next observation, terminated."""
+    return [
+        (
+            float(given["obs"][t, 0]),
+            int(given["actions"][t]),
+            float(given["rewards"][t]),
+            float(given["next_obs"][t, 0]),
+            bool(given["terminated"][t]),
+        )
+        for t in range(len(given["rewards"]))
+    ]
+
+
+def random_steps(rng: np.random.Generator, size: int, begin: int = 0) -> dict[str, Any]:
+    """Steps in episodes, with observations that are there once; the last step ends its episode."""
+    numbers = begin + np.cumsum(rng.integers(1, 5, size)).astype(np.float32)
+    ends = (rng.random(size) < 0.3) | (np.arange(size) == size - 1)
+    terminated = ends & (rng.random(size) < 0.5)
+    next_obs = np.append(numbers[1:], numbers[-1] + 1)
+    next_obs[ends] = numbers[ends] + 0.5
+    return {
+        "obs": numbers[:, None] / 100,
+        "actions": rng.integers(0, 5, size),
+        "rewards": rng.normal(size=size).astype(np.float32).astype(np.float64),
+        "terminated": terminated,
+        "truncated": ends & ~terminated,
+        "next_obs": next_obs[:, None] / 100,
+    }
+
+
+def test_a_buffer_of_rows_holds_the_transitions_of_a_slow_loop() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        parts = [random_steps(rng, int(rng.integers(1, 30))) for _ in range(3)]
+        buffer = ReplayBuffer(200, seed=1)
+        expected = set()
+        for given in parts:
+            expected |= set(reference(given))
+            rows = rows_of_steps(**given).checked(BOX, DISCRETE)
+            buffer.add(rows.as_rollout(make_distribution(DISCRETE)))
+        assert len(buffer) == sum(len(given["rewards"]) for given in parts)
+        batch = buffer.sample(2000)
+        drawn = {
+            (float(obs[0]), int(action), float(reward), float(after[0]), bool(end))
+            for obs, action, reward, after, end in zip(
+                batch["obs"], batch["actions"], batch["rewards"], batch["next_obs"], batch["terminated"], strict=True
+            )
+        }
+        assert drawn == expected
+        # And back: the steps of the buffer are the steps that were given, in their order.
+        back = buffer.get_steps()
+        assert back["obs"].tolist() == np.concatenate([given["obs"] for given in parts]).tolist()
+        assert back["next_obs"].tolist() == np.concatenate([given["next_obs"] for given in parts]).tolist()
+        again = rows_of_steps(**back)
+        assert again.num_episodes == sum(rows_of_steps(**given).num_episodes for given in parts)
+
+
+@pytest.mark.parametrize(
+    ("space", "bounds"),
+    [
+        (gym.spaces.Discrete(4, start=-2), "clip"),
+        (gym.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [0, 7]]), "clip"),
+        (gym.spaces.MultiBinary((2, 2)), "clip"),
+        (gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)), "clip"),
+        (gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)), "squash"),
+        (gym.spaces.Box(-3, 3, (2,), np.float32), "none"),
+        (gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float64), "clip"),
+        (gym.spaces.Tuple([gym.spaces.Discrete(3, start=1), gym.spaces.Box(-1, 5, (2,), np.float32)]), "clip"),
+        (gym.spaces.Dict({"b": gym.spaces.Box(-1, 5, (2,), np.float32), "a": gym.spaces.Discrete(3)}), "clip"),
+    ],
+)
+def test_actions_of_the_env_become_module_actions_and_back(space: gym.Space[Any], bounds: str) -> None:
+    from corral.core.tree import leaves, map_tree
+
+    distribution = make_distribution(space, bounds)
+    space.seed(0)
+    draws = [space.sample() for _ in range(50)]
+    actions = map_tree(lambda *leaf: np.stack(leaf), *draws)
+    module_actions = distribution.from_env(actions)
+    assert module_actions.dtype == distribution.action_dtype
+    assert module_actions.shape == (50, *distribution.action_shape)
+    for given, back in zip(leaves(actions), leaves(distribution.to_env(module_actions)), strict=True):
+        # The arctanh is limited near the bounds.
+        np.testing.assert_allclose(back, given, atol=2e-2 if bounds == "squash" else 1e-5)
+        assert back.dtype == given.dtype
+
+
+def test_joined_rows_are_the_rows_of_all() -> None:
+    one, two = rows_of_steps(**steps()), rows_of_steps(**steps(rewards=np.arange(5.0) * 10))
+    one.infos, two.infos = {1: {"a": 1}}, {0: {"b": 2}}
+    both = EpisodeRows.join([one, two])
+    assert both.returns().tolist() == [3, 12, 10, 90] and both.infos == {1: {"a": 1}, 7: {"b": 2}}
+    assert [part.num_steps for part in both.episodes()] == [2, 3, 2, 3]
+    assert [part.returns()[0] for part in both.episodes()] == [3, 12, 10, 90]
+    last_two = both.take(both.episode_indices >= 2)
+    assert last_two.infos == {0: {"b": 2}} and last_two.returns().tolist() == [10, 90]

@@ -1,0 +1,326 @@
+"""What is recorded is what the env gave and received: complete episodes, in files that are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from corral import (
+    DQNConfig,
+    FrameStack,
+    IMPALAConfig,
+    NormalizeObservations,
+    NormalizeRewards,
+    PPOConfig,
+    SACConfig,
+    make_multi_agent,
+)
+from corral.errors import DataError
+from corral.offline.episode_rows import EpisodeRows
+from corral.offline.sources import open_source
+from offline.recorded_envs import LENGTHS, Counting
+
+
+def read(path: Any) -> list[EpisodeRows]:
+    """The recorded episodes, in the order of the files."""
+    return [episode for part in open_source(str(path)).parts() for episode in part.episodes()]
+
+
+def ppo(path: Any, **env_config: Any) -> Any:
+    config = PPOConfig().environment(Counting, env_config=env_config, disable_env_checking=True).debugging(seed=1)
+    config.env_runners(num_envs_per_env_runner=1)
+    config.training(train_batch_size_per_learner=20, num_epochs=1, minibatch_size=20).rl_module(
+        model_config={"fcnet_hiddens": [4]}
+    )
+    return config.offline_data(output=path)
+
+
+def train(config: Any, num_iterations: int = 3) -> None:
+    Counting.log = []
+    with config.build() as algorithm:
+        for _ in range(num_iterations):
+            algorithm.train()
+
+
+def assert_as_logged(episodes: list[EpisodeRows], log: list[Any]) -> None:
+    """Every recorded episode is one that the env logged, each once: steps, actions in the env's units, and ends."""
+    assert episodes
+    by_number = {
+        float(np.ravel(steps[0][0]["place"] if isinstance(steps[0][0], dict) else steps[0][0])[0]): steps
+        for steps in log
+    }
+    seen = []
+    for episode in episodes:
+        place = episode.obs["place"] if isinstance(episode.obs, dict) else episode.obs
+        number = float(place[0, 0])
+        seen.append(number)
+        steps = by_number[number]
+        length = len(steps)
+        assert place[:, 0].tolist() == [number] * (length + 1)
+        assert place[:, 1].tolist() == list(range(length + 1))  # the final observation, too
+        np.testing.assert_array_equal(episode.actions[:-1], np.stack([action for _, action, _ in steps]))
+        assert episode.rewards[:-1].tolist() == [reward for _, _, reward in steps]
+        odd = bool(number % 2)
+        assert episode.valid.tolist() == [True] * length + [False]
+        assert episode.terminated.tolist() == [False] * (length - 1) + [not odd, False]
+        assert episode.truncated.tolist() == [False] * (length - 1) + [odd, False]
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize(
+    "env_config", [{"actions": "discrete"}, {"actions": "box", "nested": True}, {"actions": "parts"}]
+)
+def test_episodes_are_what_the_env_gave_and_received(
+    tmp_path: Path, autoreset: str, env_config: dict[str, Any]
+) -> None:
+    train(ppo(tmp_path / "data", **env_config).env_runners(autoreset_mode=autoreset))
+    episodes = read(tmp_path / "data")
+    assert_as_logged(episodes, Counting.log)
+    # All that ended within the 60 steps or more.
+    assert len(episodes) == len(Counting.log)
+    assert all(np.isfinite(episode.added["logp"][:-1]).all() for episode in episodes)
+
+
+def test_log_probabilities_are_those_of_the_policy_that_acted(tmp_path: Path) -> None:
+    config = ppo(tmp_path / "data", actions="parts")
+    with config.build() as algorithm:
+        seen = algorithm.sample(40)
+        module = algorithm.get_module()
+    import torch
+
+    [rollout] = seen
+    with torch.no_grad():
+        outputs = module.policy(torch.from_numpy(rollout.obs[:-1].reshape(-1, 2)))
+        expected = module.distribution.logp(outputs, torch.from_numpy(rollout.actions.reshape(-1, 2))).numpy()
+    by_place = {
+        tuple(obs): value for obs, value in zip(rollout.obs[:-1].reshape(-1, 2).tolist(), expected, strict=True)
+    }
+    for episode in read(tmp_path / "data"):
+        for obs, logp in zip(episode.obs[:-1].tolist(), episode.added["logp"], strict=False):
+            assert logp == pytest.approx(by_place[tuple(obs)], abs=1e-5)
+
+
+def test_transforms_do_not_change_what_is_recorded(tmp_path: Path) -> None:
+    config = ppo(tmp_path / "data", actions="box")
+    train(config.env_runners(transforms=[FrameStack(2), NormalizeObservations(), NormalizeRewards()]))
+    assert_as_logged(read(tmp_path / "data"), Counting.log)
+
+
+@pytest.mark.parametrize("make", [DQNConfig, SACConfig])
+def test_off_policy_algorithms_record_too(tmp_path: Path, make: Any) -> None:
+    config = make().environment(Counting, disable_env_checking=True).debugging(seed=1)
+    config.training(num_steps_sampled_before_learning_starts=10, train_batch_size_per_learner=8)
+    config.reporting(min_sample_timesteps_per_iteration=30).offline_data(output=tmp_path / "data")
+    train(config)
+    assert_as_logged(read(tmp_path / "data"), Counting.log)
+
+
+def test_squashed_actions_are_recorded_in_the_units_of_the_env(tmp_path: Path) -> None:
+    config = (
+        SACConfig().environment(Counting, env_config={"actions": "box"}, disable_env_checking=True).debugging(seed=1)
+    )
+    config.training(num_steps_sampled_before_learning_starts=5, train_batch_size_per_learner=8)
+    config.reporting(min_sample_timesteps_per_iteration=30).offline_data(output=tmp_path / "data")
+    train(config)
+    assert_as_logged(read(tmp_path / "data"), Counting.log)
+
+
+@pytest.mark.parametrize("engine", ["local", "process"])
+def test_episodes_of_several_runners_and_sub_envs_do_not_mix(tmp_path: Path, engine: str) -> None:
+    config = ppo(tmp_path / "data").engine(engine).env_runners(num_env_runners=2, num_envs_per_env_runner=3)
+    train(config.training(train_batch_size_per_learner=90))
+    episodes = read(tmp_path / "data")
+    for episode in episodes:
+        number, length = int(episode.obs[0, 0]), len(episode) - 1
+        assert length == LENGTHS[number % len(LENGTHS)]
+        assert episode.obs[:, 0].tolist() == [number] * (length + 1)
+        assert episode.obs[:, 1].tolist() == list(range(length + 1))
+    # Six sub-envs with episodes of the same numbers: each number is there up to six times.
+    numbers, counts = np.unique([int(episode.obs[0, 0]) for episode in episodes], return_counts=True)
+    assert counts.max() == 6 and numbers[0] == 0
+
+
+def test_asynchronous_samples_are_recorded_as_they_were_sampled(tmp_path: Path) -> None:
+    config = IMPALAConfig().environment(Counting).debugging(seed=1).offline_data(output=tmp_path / "data")
+    config.engine("process").env_runners(num_env_runners=2, rollout_fragment_length=7, num_envs_per_env_runner=2)
+    config.training(train_batch_size_per_learner=28).reporting(min_sample_timesteps_per_iteration=300)
+    train(config, 1)
+    episodes = read(tmp_path / "data")
+    assert len(episodes) > 50
+    assert all(len(episode) - 1 == LENGTHS[int(episode.obs[0, 0]) % len(LENGTHS)] for episode in episodes)
+
+
+def test_agents_have_episodes_of_their_own_in_files_by_module(tmp_path: Path) -> None:
+    config = ppo(tmp_path / "data").environment(make_multi_agent(Counting), env_config={"num_agents": 3})
+    config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "ab"[int(agent_id) % 2])
+    train(config.training(train_batch_size_per_learner=60))
+    source = open_source(str(tmp_path / "data"))
+    assert source.spaces.keys() == {"a", "b"} and source.num_rows is not None and source.num_rows.keys() == {"a", "b"}
+    for part in source.parts():
+        for episode in part.episodes():
+            number, length = int(episode.obs[0, 0]), len(episode) - 1
+            assert length == LENGTHS[number % len(LENGTHS)]
+            assert episode.rewards[:-1].tolist() == [10.0 * number + t + 1 for t in range(length)]
+    table = pyarrow.parquet.read_table(next((tmp_path / "data").glob("*.parquet"))).to_pandas()
+    assert set(table["agent_id"]) in ({"0", "2"}, {"1"}) and len(set(table["module_id"])) == 1
+
+
+def test_infos_are_recorded_on_request(tmp_path: Path) -> None:
+    train(ppo(tmp_path / "none"))
+    assert not any(episode.infos for episode in read(tmp_path / "none"))
+    train(ppo(tmp_path / "data").offline_data(output_infos=True))
+    for episode in read(tmp_path / "data"):
+        assert episode.infos[0] == {"begun": int(episode.obs[0, 0])}
+        for t in range(1, len(episode)):
+            assert episode.infos[t] == {"t": t, "array": [0, 1]}
+
+
+def test_files_have_a_bounded_number_of_rows_and_later_runs_add_files(tmp_path: Path) -> None:
+    for _ in range(2):
+        train(ppo(tmp_path / "data").offline_data(output_max_rows_per_file=20))
+    files = sorted((tmp_path / "data").iterdir())
+    assert [file.name for file in files] == [f"episodes-{number:06d}.parquet" for number in range(1, len(files) + 1)]
+    sizes = [pyarrow.parquet.ParquetFile(file).metadata.num_rows for file in files]
+    assert len(files) >= 6 and max(sizes) < 20 + 30
+    ids = [id_ for file in files for id_ in set(pyarrow.parquet.read_table(file)["episode_id"].to_pylist())]
+    assert len(set(ids)) == len(ids) == len(read(tmp_path / "data"))
+
+
+def test_any_file_system_can_hold_the_data() -> None:
+    train(ppo("memory://recorded/data"))
+    assert_as_logged(read("memory://recorded/data"), Counting.log)
+    names = [Path(name).name for name in fsspec.filesystem("memory").ls("/recorded/data", detail=False)]
+    assert names == ["episodes-000001.parquet"]
+
+
+def test_other_programs_read_the_files(tmp_path: Path) -> None:
+    """Plain columns with standard names, and the spaces as JSON in the metadata."""
+    train(ppo(tmp_path / "data", nested=True))
+    [file] = (tmp_path / "data").iterdir()
+    table = pyarrow.parquet.read_table(file)
+    frame = table.to_pandas()
+    first = frame[frame.episode_id == frame.episode_id.iloc[0]]
+    assert first.t.tolist() == list(range(len(first)))
+    assert np.stack(first["obs/place"]).shape == (len(first), 2) and first["obs/kind"].dtype == np.int64
+    described = json.loads(table.schema.metadata[b"corral"])
+    assert described["env"] == "Counting" and described["algo"] == "PPO"
+    assert described["modules"]["default_policy"]["action_space"]["n"] == 3
+
+
+KILLED = """
+import os, sys
+from offline.recorded_envs import Counting
+from offline.test_recording import ppo
+config = ppo(sys.argv[1]).offline_data(output_max_rows_per_file=50)
+with config.build() as algorithm:
+    for _ in range(10):
+        algorithm.train()
+    print(len(Counting.log), sum(len(steps) + 1 for steps in Counting.log), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_run_loses_the_open_file_at_most(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": path}, **pipes) as process:
+        assert process.stdout is not None
+        num_episodes, num_rows = map(int, process.stdout.readline().split())
+        process.kill()
+    kept = read(tmp_path / "data")
+    assert num_rows - sum(len(episode) for episode in kept) <= 50 + 30
+    assert 0 < len(kept) <= num_episodes
+    assert not [file for file in (tmp_path / "data").iterdir() if file.suffix == ".part"]
+
+
+def test_what_a_killed_writer_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "episodes-000001.parquet.part").write_bytes(b"half a file")
+    train(ppo(tmp_path / "data"))
+    assert_as_logged(read(tmp_path / "data"), Counting.log)
+
+
+class Fragile(Counting):
+    """Fails once in each fourth episode, in its second step."""
+
+    def step(self, action: Any) -> Any:
+        if self.episode % 4 == 2 and self.t == 1:
+            raise RuntimeError("fragile")
+        return super().step(action)
+
+
+def test_episodes_that_a_failed_sub_env_cut_off_are_not_recorded(tmp_path: Path) -> None:
+    config = ppo(tmp_path / "data").environment(Fragile).fault_tolerance(restart_failed_sub_environments=True)
+    train(config)
+    episodes = read(tmp_path / "data")
+    assert {len(episode) - 1 for episode in episodes} == {3, 1}  # the third one of each env fails
+    assert all(episode.obs[:, 1].tolist() == list(range(len(episode))) for episode in episodes)
+
+
+def test_episodes_of_a_policy_can_be_recorded(tmp_path: Path) -> None:
+    with ppo(None).build() as algorithm:
+        algorithm.train()
+        Counting.log = []
+        summary = algorithm.record(tmp_path / "data", num_episodes=7, with_infos=True)
+        assert algorithm.num_env_steps_sampled_lifetime < 60  # they are not training's
+    episodes = read(tmp_path / "data")
+    assert_as_logged(episodes, Counting.log)
+    assert summary.num_episodes == len(episodes) == 7
+    assert summary.num_steps == sum(episode.num_steps for episode in episodes)
+    assert summary.episode_return_mean == pytest.approx(np.mean([episode.returns()[0] for episode in episodes]))
+    assert all(np.isfinite(episode.added["logp"][:-1]).all() and episode.infos[0] for episode in episodes)
+
+
+def test_recording_with_one_seed_gives_the_same_episodes(tmp_path: Path) -> None:
+    found = []
+    with PPOConfig().environment("CartPole-v1").debugging(seed=1).build() as algorithm:
+        for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+            algorithm.record(tmp_path / name, num_episodes=4, seed=seed)
+            found.append([episode.obs.tolist() for episode in read(tmp_path / name)])
+    assert found[0] == found[1] != found[2]
+
+
+def test_greedy_episodes_have_no_log_probabilities(tmp_path: Path) -> None:
+    with ppo(None).build() as algorithm:
+        algorithm.record(tmp_path / "data", num_episodes=3, explore=False)
+    assert not any("logp" in episode.added for episode in read(tmp_path / "data"))
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused_before_the_env_is_stepped(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    Counting.log = []
+    with pytest.raises(DataError, match="is a file: give a directory"):
+        ppo(tmp_path / "data").build()
+    assert not Counting.log
+
+
+def test_minari_datasets_can_be_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    for nested in (False, True):
+        name = f"counting/nested-{nested}-v0".lower()
+        train(
+            ppo(f"minari:{name}", actions="box", nested=nested).offline_data(
+                output_max_rows_per_file=20, output_infos=True
+            )
+        )
+        assert_as_logged(read(f"minari:{name}"), Counting.log)
+        dataset = minari.load_dataset(name)
+        assert dataset.total_episodes == len(Counting.log)
+        assert dataset.spec.action_space.high.tolist() == [2, 10]
+        assert next(dataset.iterate_episodes()).infos["t"].tolist()[1:] == [1, 2, 3]
+        with pytest.raises(DataError, match="there is a Minari dataset"):
+            ppo(f"minari:{name}").build()
+    with pytest.raises(DataError, match=r"cannot be read.*Known here: ..counting/nested-false-v0"):
+        open_source("minari:counting/other-v0")

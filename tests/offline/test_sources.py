@@ -1,0 +1,227 @@
+"""Every source gives the same episodes, and what cannot be read is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from corral import PPOConfig, SingleAgentEpisode
+from corral.checkpoint.places import place_of
+from corral.errors import ConfigError, DataError
+from corral.offline.config import ArraysInMemory
+from corral.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.offline.parquet import Description, RecordedEpisode, write_episodes
+from corral.offline.sources import open_source
+from corral.replay import ReplayBuffer
+from offline.test_episode_rows import random_steps, steps
+
+SPACES = (gym.spaces.Box(-100, 100, (1,), np.float32), gym.spaces.Discrete(5))
+
+
+def write(path: Path, given: dict[str, Any], module_id: str = "default_policy", spaces: Any = SPACES) -> None:
+    rows = rows_of_steps(**given, module_id=module_id)
+    episodes = [RecordedEpisode(episode, f"{path.name}{index}") for index, episode in enumerate(rows.episodes())]
+    write_episodes(place_of(path.parent), path.name, episodes, Description({module_id: spaces}))
+
+
+def contents(given: Any) -> list[tuple[Any, ...]]:
+    """What a source holds, in an order that does not matter."""
+    found = []
+    for part in open_source(given).parts():
+        for episode in part.episodes():
+            columns = (episode.obs, episode.actions, episode.rewards, episode.terminated, episode.truncated)
+            found.append(tuple(tuple(np.asarray(column, np.float64).reshape(-1).tolist()) for column in columns))
+    return sorted(found)
+
+
+def test_all_sources_give_the_same_episodes(tmp_path: Path) -> None:
+    given = random_steps(np.random.default_rng(3), 40)
+    expected = contents(given)
+    assert len(expected) > 5
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "a" / "one.parquet", given)
+    rows = rows_of_steps(**given)
+    half = rows.starts[rows.num_episodes // 2]
+    for name, part in (("x", rows.take(slice(0, half))), ("y", rows.take(slice(half, None)))):
+        recorded = [RecordedEpisode(episode, f"{name}{index}") for index, episode in enumerate(part.episodes())]
+        write_episodes(place_of(tmp_path / "b"), f"{name}.parquet", recorded, Description({"default_policy": SPACES}))
+    assert contents(str(tmp_path / "a")) == contents(tmp_path / "a" / "one.parquet") == expected
+    assert contents(str(tmp_path / "b")) == contents(
+        [str(tmp_path / "b" / "y.parquet"), str(tmp_path / "b" / "x.parquet")]
+    )
+    assert contents(str(tmp_path / "b")) == expected
+    assert contents(f"file://{tmp_path}/b") == expected
+    assert contents(ArraysInMemory(given)) == expected
+    by_names = dict(
+        zip(("next_observations", "terminals", "timeouts"), ("next_obs", "terminated", "truncated"), strict=True)
+    )
+    names = {name: theirs for theirs, name in by_names.items()} | {"obs": "observations"}
+    assert contents({names.get(name, name): column for name, column in given.items()}) == expected
+    assert contents([given]) == contents(lambda: iter([given])) == contents(part for part in [rows]) == expected
+    episodes = [
+        SingleAgentEpisode(
+            observations=[*episode.obs],
+            actions=[*episode.actions[:-1]],
+            rewards=[*episode.rewards[:-1]],
+            terminated=bool(episode.terminated.any()),
+            truncated=bool(episode.truncated.any()),
+            observation_space=SPACES[0],
+            action_space=SPACES[1],
+            len_lookback_buffer=0,
+        )
+        for episode in rows.episodes()
+    ]
+    assert contents(episodes) == [(obs, (*actions[:-1], 0.0), *rest) for obs, actions, *rest in expected]
+
+
+def test_buffers_and_their_states_are_sources(tmp_path: Path) -> None:
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=3)
+    with config.debugging(seed=1).build() as algorithm:
+        buffer, wrapped = ReplayBuffer(10_000, seed=0), ReplayBuffer(60, seed=0)
+        steps_seen = []
+        for _ in range(4):
+            [rollout] = algorithm.sample(100)
+            buffer.add(rollout)
+            wrapped.add(rollout)
+            steps_seen.append(rollout)
+    [rows] = list(open_source(buffer).parts())
+    assert rows.num_steps == len(buffer) == sum(rollout.num_env_steps for rollout in steps_seen)
+    # A slow loop over the sub-envs, in which episodes continue from one rollout to the next.
+    returns: list[float] = []
+    for n in range(3):
+        total = 0.0
+        for rollout in steps_seen:
+            for t in range(rollout.num_rows):
+                if rollout.valid[t, n]:
+                    total += float(rollout.rewards[t, n])
+                    if rollout.done[t, n]:
+                        returns.append(total)
+                        total = 0.0
+        returns.append(total)
+    assert sorted(rows.returns().tolist()) == sorted(each for each in returns if each)
+    assert rows.action_units == "module"
+    state = copy.deepcopy(buffer.get_state())
+    [again] = list(open_source(state).parts())
+    np.testing.assert_array_equal(again.obs, rows.obs)
+    # A ring that overwrote its oldest rows holds the latest steps, and episodes without their beginnings.
+    [latest] = list(open_source(wrapped).parts())
+    assert latest.num_steps == len(wrapped) < 70
+
+
+def test_files_of_several_modules_are_told_apart(tmp_path: Path) -> None:
+    for module_id in ("left", "right"):
+        write(tmp_path / f"{module_id}.parquet", steps(), module_id)
+    source = open_source(str(tmp_path))
+    assert source.num_rows == {"left": 7, "right": 7} and source.spaces == {"left": SPACES, "right": SPACES}
+    assert [rows.module_id for rows in source.parts()] == ["left", "right"]
+
+
+def test_a_source_can_be_read_twice() -> None:
+    def generate() -> Any:
+        yield steps()
+        yield steps()
+
+    for given in (generate, generate(), [steps(), steps()]):
+        source = open_source(given)
+        assert sum(map(len, source.parts())) == sum(map(len, source.parts())) == 14
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"seen": np.zeros(3), "actions": np.zeros(3), "rewards": np.zeros(3)},
+            r"lack 'obs'. Known names: actions, rewards, seen",
+        ),
+        ({"obs": np.zeros(3), "actions": np.zeros(3), "rewards": np.zeros(3)}, "do not say where episodes end"),
+        (17, "input_=17 is no data that Corral reads"),
+        ([17], "list.0. is 17: give SingleAgentEpisode objects"),
+        ([], "list gives no episodes"),
+        (ReplayBuffer(10), "the replay buffer holds no steps"),
+        ("/does/not/exist", "/does/not/exist does not exist"),
+    ],
+)
+def test_what_is_no_data_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(open_source(given).parts())
+
+
+def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no .parquet and no .json files"):
+        open_source(str(tmp_path))
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match=r"a.parquet cannot be read as a Parquet file"):
+        open_source(str(tmp_path))
+    write(tmp_path / "a.parquet", steps())
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(whole[:-20])
+    with pytest.raises(DataError, match=r"a.parquet cannot be read as a Parquet file"):
+        open_source(str(tmp_path))
+    (tmp_path / "a.parquet").write_bytes(whole)
+    write(tmp_path / "b.parquet", steps(), spaces=(SPACES[0], gym.spaces.Discrete(6)))
+    with pytest.raises(DataError, match=r"b.parquet was recorded with the spaces .* give the files of one env"):
+        open_source(str(tmp_path))
+
+
+def change(path: Path, **columns: Any) -> None:
+    """Replace columns of a file, as a user may with any tool for tables."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pa.parquet.read_table(path)
+    for name, values in columns.items():
+        index = table.column_names.index(name)
+        if values is None:
+            table = table.remove_column(index)
+        else:
+            table = table.set_column(index, name, pa.array(values))
+    pa.parquet.write_table(table, path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"valid": [True] * 7}, "row 2, column 'valid' must be False after the last step"),
+        ({"valid": [True, False, False, True, True, True, False]}, "row 1, column 'valid' must be False after"),
+        ({"rewards": None}, r"the columns .'rewards'. are missing"),
+        ({"rewards": [1.0, None, 0, 0, 0, 0, 0]}, "row 1, column 'rewards' has no value"),
+        ({"rewards": ["much"] * 7}, "column 'rewards' holds string, and neither numbers nor lists of numbers"),
+        ({"obs": [[1.0]] * 6 + [[1.0, 2.0]]}, "column 'obs' has lists of 1 and of 2 entries"),
+        ({"module_id": ["a"] * 3 + ["b"] * 4}, r"holds episodes of the modules .'a', 'b'."),
+    ],
+)
+def test_files_that_were_changed_are_checked(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    write(tmp_path / "a.parquet", steps())
+    change(tmp_path / "a.parquet", **columns)
+    with pytest.raises(DataError, match=f"a.parquet.*{message}"):
+        list(open_source(str(tmp_path)).parts())
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corral.offline import parquet
+
+    monkeypatch.setattr(parquet, "FORMAT", 2)
+    write(tmp_path / "a.parquet", steps())
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"a.parquet has format 2, and this version of Corral reads 1"):
+        open_source(str(tmp_path))
+
+
+def test_paths_have_the_home_directory_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "a.parquet", steps())
+    assert contents("~/data") == contents(str(tmp_path / "data"))
+    with pytest.raises(ConfigError):
+        open_source("~nobody-of-this-name/data")
+
+
+def test_joined_parts_keep_whole_episodes() -> None:
+    parts = list(open_source([steps(), steps()]).parts())
+    assert isinstance(parts[0], EpisodeRows) and EpisodeRows.join(parts).num_episodes == 4
