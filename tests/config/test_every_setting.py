@@ -38,6 +38,7 @@ from corral.exploration.build import BUILT_IN, exploration_class, settings_of
 from corral.learners.learner import Learner
 from corral.learners.ready_optimizers import ready_optimizers
 from corral.learners.settings import LearningSpec
+from corral.offline.config import ArraysInMemory
 from corral.replay import ReplayConfig
 
 PARTS, INITIALIZERS = ("fcnet", "conv", "head", "rnn"), ("kernel_initializer", "bias_initializer")
@@ -70,7 +71,7 @@ class Walk(gym.Env[Any, Any]):
             raise RuntimeError("the walk broke")
         move = np.concatenate([np.ravel(part) for part in (action if isinstance(action, tuple) else (action,))])
         self.place += float(move.sum())
-        return self._obs(), self.place + 0.1 * self.t, self.t >= self.length, False, {}
+        return self._obs(), self.place + 0.1 * self.t, self.t >= self.length, False, {"t": self.t}
 
 
 SPACES: dict[str, gym.Space[Any]] = {
@@ -243,7 +244,8 @@ VALUES: dict[str, Any] = {
     "loggers": ["csv"],
     "best_checkpoint_metric": None,
     "store_buffer_in_checkpoints": False,
-    "input_": recorded_walks(2.0),
+    "input_": ArraysInMemory(recorded_walks(2.0)),
+    "validation_fraction": 0.3,
     "map_directory": "no/such/directory",
     "output": "memory://every-setting",
     "output_max_rows_per_file": 10,

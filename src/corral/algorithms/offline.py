@@ -15,6 +15,7 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.algorithm_state import restoring, set_algorithm_state
 from corral.config.config import AlgorithmConfig
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.paths import resolve_path
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
 from corral.core.settings import Need, PositiveInt
@@ -73,6 +74,11 @@ class OfflineConfig(AlgorithmConfig):
             raise ConfigError(
                 f"offline_data: {self.algo_name} learns from recorded data, and none was given: call "
                 ".offline_data(input_='path/of/the/data'), or give --data PATH on the command line."
+            )
+        if self.map_directory is not None and not resolve_path(self.map_directory, "map_directory").is_dir():
+            raise ConfigError(
+                f"offline_data: map_directory={self.map_directory!r} is not a directory: make it first, on a disk with "
+                "space for all columns."
             )
         if self.env is None and (self.evaluation_interval is not None and "env" not in self.evaluation_config):
             raise ConfigError(
