@@ -535,6 +535,43 @@ CASES = (
         has_ratio=False,
     ),
     Case(
+        name="recorded_reading",
+        title="Reading recorded data",
+        what=(
+            "Steps per CPU second that BC reads from ten Parquet files of 100,000 steps with CartPole's spaces when it "
+            "is built, with all checks. The raw results have the steps per CPU second that are drawn in batches of "
+            "2,048, too."
+        ),
+        measure="recorded_reading",
+        unit="steps/s",
+        value="steps_read_per_s",
+        digits=0,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=2.0,
+        threads=1,
+        floor=1_000_000.0,
+        has_ratio=False,
+    ),
+    Case(
+        name="recorded_memory",
+        title="Memory for 10,000,000 recorded steps",
+        what=(
+            "Megabytes that a process needs at most, which trains BC on 10,000,000 recorded steps with CartPole's "
+            "spaces, after it has written them."
+        ),
+        measure="recorded_memory",
+        unit="MB",
+        value="megabytes",
+        digits=0,
+        higher_is_better=False,
+        systems=("corral",),
+        threads=1,
+        limit=2000.0,
+        has_ratio=False,
+        timeout=300.0,
+    ),
+    Case(
         name="time_to_450",
         title="Time to a mean return of 450",
         what=(

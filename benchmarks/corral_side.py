@@ -12,6 +12,7 @@ import large_nets
 import measuring
 import q_learning_forms
 import ray_runtime
+import recorded_side
 import replay_side
 import runner_groups
 import sac_side
@@ -190,6 +191,8 @@ if __name__ == "__main__":
             "td3_return": td3_side.td3_return,
             "replay_sampling": replay_side.sampling,
             "replay_insertion": replay_side.insertion,
+            "recorded_reading": recorded_side.reading,
+            "recorded_memory": recorded_side.memory,
             "time_to_450": time_to_450(_example),
             "cpu_per_wall": cpu_time.cpu_per_wall,
             "checkpoints_ppo": checkpoint_cost.ppo,
