@@ -15,7 +15,7 @@ from corral import Algorithm, BCConfig, Callback, FrameStack, NormalizeObservati
 from corral.algorithms.bc import bc_loss
 from corral.algorithms.offline import OfflineAlgorithm
 from corral.core.tree import map_tree
-from corral.errors import ConfigError, DataError, SampleError
+from corral.errors import ConfigError, DataError, SampleError, StopCriterionError
 from corral.modules.module import ActorCritic
 from corral.modules.spec import ModuleSpec
 
@@ -305,6 +305,23 @@ def test_an_env_is_only_played_in_evaluation(tmp_path: Path) -> None:
 def test_contradictions_are_refused(change: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         change(cloning(rule_data())).build()
+
+
+@pytest.mark.parametrize("name", ["episode_return_mean", "num_env_steps", "env_runners/episode_len_mean"])
+def test_stop_criteria_of_training_in_an_env_are_refused(name: str, tmp_path: Path) -> None:
+    """They would never be met, and the run would not end."""
+    with (
+        cloning(rule_data()).build() as algorithm,
+        pytest.raises(StopCriterionError, match="learns from recorded data"),
+    ):
+        algorithm.fit(stop={name: 5}, run_dir=tmp_path / "run")
+
+
+def test_a_run_without_rounds_keeps_its_last_checkpoints(tmp_path: Path) -> None:
+    with cloning(rule_data(), num_updates_per_iteration=5).build() as algorithm:
+        algorithm.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "run", progress=False)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert "iteration-000003" in names and "best" not in names
 
 
 def test_settings_of_sampling_have_no_effect_and_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -97,7 +97,7 @@ class MARWIL(OfflineAlgorithm):
         return {"sqd_adv_norm": self._mean_squares.get(module_id, math.nan if start is None else start)}
 
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
-        """Move the mean squared advantage towards that of the update."""
+        """Move the mean squared advantage towards the one of the update."""
         rate = self.records[module_id].config.moving_average_sqd_adv_norm_update_rate
         found, before = results.pop("sqd_adv"), results["sqd_adv_norm"]
         self._mean_squares[module_id] = before + rate * (found - before)

@@ -23,7 +23,8 @@ class CheckpointingSettings(SettingGroup):
             the run, however it ends. 0 writes none of these.
         best_checkpoint_metric: Number of the result by which the best checkpoint is chosen; `None` keeps no best one.
             `"auto"` is `"evaluation/env_runners/episode_return_mean"` if `evaluation_interval` is set without a custom
-            function, else `"env_runners/episode_return_mean"`. Of evaluation, only complete rounds count.
+            function, else `"env_runners/episode_return_mean"`, and none where nothing is sampled. Of evaluation, only
+            complete rounds count.
         best_checkpoint_mode: Whether the largest or the smallest number is the best.
     """
 

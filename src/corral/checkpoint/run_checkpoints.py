@@ -268,8 +268,9 @@ def best_metric(config: AlgorithmConfig) -> str | None:
     """Return the number of the result by which the best checkpoint is chosen, or `None`."""
     if config.best_checkpoint_metric != "auto":
         return config.best_checkpoint_metric
-    is_evaluated = config.evaluation_interval is not None and config.custom_evaluation_function is None
-    return "evaluation/env_runners/episode_return_mean" if is_evaluated else "env_runners/episode_return_mean"
+    if config.evaluation_interval is not None and config.custom_evaluation_function is None:
+        return "evaluation/env_runners/episode_return_mean"
+    return "env_runners/episode_return_mean" if config.NEEDS_ENV else None
 
 
 def _checkpoint_of(directory: Path, iteration: int) -> Path:

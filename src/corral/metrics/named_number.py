@@ -72,15 +72,26 @@ class NamedNumber:
 
 
 def check_is_measured(name: str | None, what: str, config: Any, error: type[CorralError]) -> None:
-    """Refuse the name of a number of evaluation if no round is played.
+    """Refuse the name of a number of evaluation if no round is played, and of training episodes if there are none.
 
     Raises:
-        CorralError: No round is played; of the class `error`.
+        CorralError: The number is never measured; of the class `error`.
     """
     if config.evaluation_interval is None and name is not None and name.startswith("evaluation/"):
         raise error(
             f"{what} {name!r} does not appear in the result, because no evaluation round is played: set "
             "evaluation(evaluation_interval=...)."
+        )
+    path = "" if name is None else ALIASES.get(name, name).removeprefix("env_runners/")
+    if (
+        not config.NEEDS_ENV
+        and config.origin is None
+        and path.startswith(("episode_", "num_episodes", "num_env_steps_s"))
+    ):
+        raise error(
+            f"{what} {name!r} is about training in an env, and {config.algo_name} learns from recorded data: name a "
+            "number of evaluation, such as evaluation/env_runners/episode_return_mean, training_iteration, or "
+            "learners/__all_modules__/num_env_steps_trained_lifetime."
         )
 
 

@@ -210,6 +210,6 @@ def _writer(path: str) -> Callable[[Sequence[RecordedEpisode], Description], Non
 
 
 def _write_file(place: Place, episodes: Sequence[RecordedEpisode], description: Description) -> None:
-    """Write a file whose number is higher than that of all files in the directory, which others may write to, too."""
+    """Write a file with the next number in the directory, to which other processes may write, too."""
     number = 1 + max((int(found[1]) for name in place.names() if (found := _FILE.match(name))), default=0)
     write_episodes(place, f"episodes-{number:06d}.parquet", episodes, description)

@@ -17,7 +17,7 @@ from corral.runners.runner_group import EnvRunnerGroup
 
 
 class NoRunners(EnvRunnerGroup):
-    """A group without runners. Its metrics are those of runners that have not sampled yet."""
+    """A group without runners, with the metrics of runners that have not sampled yet."""
 
     def __init__(
         self,
