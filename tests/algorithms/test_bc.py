@@ -317,9 +317,13 @@ def test_stop_criteria_of_training_in_an_env_are_refused(name: str, tmp_path: Pa
         algorithm.fit(stop={name: 5}, run_dir=tmp_path / "run")
 
 
-def test_a_run_without_rounds_keeps_its_last_checkpoints(tmp_path: Path) -> None:
-    with cloning(rule_data(), num_updates_per_iteration=5).build() as algorithm:
-        algorithm.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "run", progress=False)
+def test_a_run_without_rounds_shows_steps_and_keeps_its_last_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with cloning(rule_data(), num_updates_per_iteration=50).build() as algorithm:
+        algorithm.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "run", progress="last")
+    assert "Done after 3 iterations, 9,600 steps learned, " in (shown := capsys.readouterr().out)
+    assert "return" not in shown
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert "iteration-000003" in names and "best" not in names
 

@@ -172,7 +172,8 @@ class Progress:
             sampled = result["env_runners"]["num_env_steps_sampled"]
             return "env steps", result["num_env_steps_sampled_lifetime"], sampled
         learned = result["learners"][ALL_MODULES]
-        return "steps learned", learned["num_module_steps_trained_lifetime"], learned["num_module_steps_trained"]
+        whole, latest = learned["num_module_steps_trained_lifetime"], learned["num_module_steps_trained"]
+        return "steps learned", int(whole), int(latest)
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
