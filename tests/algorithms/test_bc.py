@@ -286,7 +286,7 @@ def test_an_env_is_only_played_in_evaluation(tmp_path: Path) -> None:
     assert results[0].keys() == results[1].keys()
     assert results[1]["evaluation"]["env_runners"]["episode_return_mean"] > 5
     assert np.isnan(results[1]["env_runners"]["episode_return_mean"])
-    assert results[1]["num_env_steps_sampled_lifetime"] == 0
+    assert results[1]["num_env_steps_sampled_lifetime"] == 2 * 20 * 64
     assert results[1]["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 2 * 20 * 64
 
 
@@ -307,7 +307,7 @@ def test_contradictions_are_refused(change: Any, message: str) -> None:
         change(cloning(rule_data())).build()
 
 
-@pytest.mark.parametrize("name", ["episode_return_mean", "num_env_steps", "env_runners/episode_len_mean"])
+@pytest.mark.parametrize("name", ["episode_return_mean", "env_runners/episode_len_mean"])
 def test_stop_criteria_of_training_in_an_env_are_refused(name: str, tmp_path: Path) -> None:
     """They would never be met, and the run would not end."""
     with (
@@ -315,6 +315,17 @@ def test_stop_criteria_of_training_in_an_env_are_refused(name: str, tmp_path: Pa
         pytest.raises(StopCriterionError, match="learns from recorded data"),
     ):
         algorithm.fit(stop={name: 5}, run_dir=tmp_path / "run")
+
+
+def test_drawn_steps_count_as_env_steps(tmp_path: Path) -> None:
+    """So schedules, stop criteria and the axes of curves do what they do elsewhere."""
+    config = cloning(rule_data(), num_updates_per_iteration=10, lr=[[0, 1e-2], [6400, 2e-3]])
+    with config.build() as algorithm:
+        result = algorithm.fit(stop={"num_env_steps": 1900}, run_dir=tmp_path / "run", progress=False)
+    assert result["training_iteration"] == 3 and result["num_env_steps_sampled_lifetime"] == 1920
+    # The last of 10 updates began after 1,856 of 6,400 steps; results hold the mean of the iteration.
+    rates = [1e-2 - 8e-3 * steps / 6400 for steps in range(1280, 1920, 64)]
+    assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == pytest.approx(np.mean(rates))
 
 
 def test_a_run_without_rounds_shows_steps_and_keeps_its_last_checkpoints(

@@ -29,7 +29,7 @@ class BCConfig(OfflineConfig):
     """Settings of behaviour cloning; the settings below and in `OfflineConfig` belong to `.training(...)`.
 
     Attributes:
-        entropy_coeff: Weight of the entropy bonus, or a schedule over the steps that were learned from.
+        entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
         burn_in_len: For a module with memory, the number of steps before each sequence that only bring the state up to
             date. Sequences begin with the initial state, at any step of an episode.
     """
@@ -67,7 +67,11 @@ class BC(OfflineAlgorithm):
 
     def coefficients(self, module_id: str) -> dict[str, float]:
         """Return the weight of the entropy bonus."""
-        return {"entropy_coeff": schedule_value(self.records[module_id].config.entropy_coeff, self._num_steps_learned)}
+        return {
+            "entropy_coeff": schedule_value(
+                self.records[module_id].config.entropy_coeff, self.num_env_steps_sampled_lifetime
+            )
+        }
 
 
 def bc_loss(

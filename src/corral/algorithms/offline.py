@@ -45,8 +45,8 @@ _NO_SAMPLING = Need("an algorithm that samples: this one learns from recorded da
 class OfflineConfig(AlgorithmConfig):
     """Settings of algorithms that learn from recorded data alone.
 
-    An env is only needed for evaluation rounds, and for the spaces if the data does not say them. Schedules count the
-    steps that were learned from, in place of env steps.
+    An env is only needed for evaluation rounds, and for the spaces if the data does not say them. The steps of the
+    batches that are drawn from the data count as env steps, in results, schedules and stop criteria.
 
     Attributes:
         num_updates_per_iteration: Updates of each module in an iteration, each from a batch of
@@ -63,7 +63,7 @@ class OfflineConfig(AlgorithmConfig):
     NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
         (
             *("num_env_runners", "rollout_fragment_length", "batch_mode", "sample_timeout_s", "straggler_factor"),
-            *("sample_async", "max_lag", "on_lag", "env_task_fn", "min_sample_timesteps_per_iteration"),
+            *("sample_async", "max_lag", "on_lag", "env_task_fn"),
         ),
         _NO_SAMPLING,
     )
@@ -102,8 +102,6 @@ class OfflineAlgorithm(Algorithm):
         data: Recorded episodes by module id, for the modules that learn.
     """
 
-    STATE = (*Algorithm.STATE, "_num_steps_learned")
-
     config: OfflineConfig
 
     def make_env_runner_group(self, config: AlgorithmConfig) -> EnvRunnerGroup:
@@ -136,7 +134,6 @@ class OfflineAlgorithm(Algorithm):
             DataError: There are no episodes of a module, or an entry does not fit the spaces.
         """
         self.data: dict[str, ModuleData] = {}
-        self._num_steps_learned = 0
         self._validation: dict[str, Batch] = {}
         self.setup_modules()
 
@@ -229,7 +226,7 @@ class OfflineAlgorithm(Algorithm):
         settings = {module_id: self._settings(module_id) for module_id in batches}
         with self.timers.time("learning"):
             results = self.learner_group.update(batches, settings)
-        self._num_steps_learned += self.config.total_train_batch_size
+        self.num_env_steps_sampled_lifetime += self.config.total_train_batch_size
         for module_id, found in results.items():
             self.note_results(module_id, found)
         return results
@@ -238,9 +235,9 @@ class OfflineAlgorithm(Algorithm):
         config = self.records[module_id].config
         return UpdateSettings.from_config(
             config,
-            lr=schedule_value(config.lr, self._num_steps_learned),
+            lr=schedule_value(config.lr, self.num_env_steps_sampled_lifetime),
             coefficients=self.coefficients(module_id),
-            timestep=self._num_steps_learned,
+            timestep=self.num_env_steps_sampled_lifetime,
         )
 
     def _draw(self, module_id: str, buffer: ReplayBuffer, size: int | None = None) -> Batch:

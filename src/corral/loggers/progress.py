@@ -171,9 +171,8 @@ class Progress:
         if self._samples:
             sampled = result["env_runners"]["num_env_steps_sampled"]
             return "env steps", result["num_env_steps_sampled_lifetime"], sampled
-        learned = result["learners"][ALL_MODULES]
-        whole, latest = learned["num_module_steps_trained_lifetime"], learned["num_module_steps_trained"]
-        return "steps learned", int(whole), int(latest)
+        latest = result["learners"][ALL_MODULES]["num_module_steps_trained"]
+        return "steps learned", result["num_env_steps_sampled_lifetime"], int(latest)
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.

@@ -82,16 +82,12 @@ def check_is_measured(name: str | None, what: str, config: Any, error: type[Corr
             f"{what} {name!r} does not appear in the result, because no evaluation round is played: set "
             "evaluation(evaluation_interval=...)."
         )
-    path = "" if name is None else ALIASES.get(name, name).removeprefix("env_runners/")
-    if (
-        not config.NEEDS_ENV
-        and config.origin is None
-        and path.startswith(("episode_", "num_episodes", "num_env_steps_s"))
-    ):
+    path = "" if name is None else name.removeprefix("env_runners/")
+    if not config.NEEDS_ENV and config.origin is None and path.startswith(("episode_", "num_episodes")):
         raise error(
             f"{what} {name!r} is about training in an env, and {config.algo_name} learns from recorded data: name a "
-            "number of evaluation, such as evaluation/env_runners/episode_return_mean, training_iteration, or "
-            "learners/__all_modules__/num_env_steps_trained_lifetime."
+            "number of evaluation, such as evaluation/env_runners/episode_return_mean, or training_iteration, or "
+            "num_env_steps, which counts the steps that were learned from."
         )
 
 
