@@ -222,7 +222,7 @@ class OfflineAlgorithm(Algorithm):
 
     def _update(self) -> dict[str, dict[str, Any]]:
         with self.timers.time("returns"):
-            batches = {module_id: self._draw(module_id, data.train) for module_id, data in self.data.items()}
+            batches = {name: self._draw(name, data.train) for name, data in self.data.items() if self.trains(name)}
         settings = {module_id: self._settings(module_id) for module_id in batches}
         with self.timers.time("learning"):
             results = self.learner_group.update(batches, settings)
