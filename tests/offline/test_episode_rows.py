@@ -119,6 +119,18 @@ def test_columns_are_reshaped_to_their_space(frame: tuple[int, ...]) -> None:
     assert rows.obs.shape == (7, *frame)
 
 
+@pytest.mark.parametrize(("given", "wanted"), [((3, 2, 4), (2, 4, 3)), ((2, 6), (3, 4)), ((2, 1, 6), (6, 2))])
+def test_entries_in_another_order_are_refused(given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Images whose channels come first have as many numbers as images whose channels come last."""
+    images = np.zeros((5, *given), np.float32)
+    rows = rows_of_steps(**steps(obs=images, next_obs=images))
+    with pytest.raises(DataError, match="the column 'obs' is float32"):
+        rows.checked(gym.spaces.Box(-100, 100, wanted, np.float32), DISCRETE)
+    one = images.reshape(5, 1, *given, 1)
+    checked = rows_of_steps(**steps(obs=one, next_obs=one)).checked(gym.spaces.Box(-1, 1, given), DISCRETE)
+    assert checked.obs.shape == (7, *given)
+
+
 def reference(given: dict[str, Any]) -> list[tuple[float, int, float, float, bool]]:
     """The transitions of a slow loop: observation, action, reward, next observation, terminated."""
     return [
