@@ -197,6 +197,74 @@ def test_several_agents_clone_their_own_data() -> None:
         cloning(parts).build()
 
 
+def two_modules(**settings: Any) -> BCConfig:
+    from corral.offline.episode_rows import rows_of_steps
+
+    obs = draw_obs(200)
+    parts = [
+        rows_of_steps(**recorded(obs, (obs[:, 0] > 0).astype(int)), module_id=module_id)
+        for module_id in ("one", "two", "three")
+    ]
+    config = cloning(parts, num_updates_per_iteration=3).environment(observation_space=None, action_space=None)
+    spaces = {"observation_space": OBS, "action_space": TWO}
+    return config.multi_agent(policies={"one": spaces, "two": spaces}, **settings)
+
+
+def weights(algorithm: Algorithm, module_id: str) -> Any:
+    return {name: value.clone() for name, value in algorithm.get_module(module_id).state_dict().items()}
+
+
+def changes(algorithm: Algorithm, module_id: str) -> bool:
+    """Whether an iteration changes the weights of a module."""
+    before = weights(algorithm, module_id)
+    algorithm.train()
+    return any(not torch.equal(value, before[name]) for name, value in weights(algorithm, module_id).items())
+
+
+def test_a_new_module_without_data_changes_nothing(tmp_path: Path) -> None:
+    spaces = {"observation_space": OBS, "action_space": TWO}
+    with two_modules().build() as algorithm:
+        with pytest.raises(DataError, match="holds no episodes of module 'four'"):
+            algorithm.add_module("four", **spaces)
+        assert algorithm.module_ids == ["one", "two"]
+        algorithm.train()
+        algorithm.save(tmp_path / "checkpoint")
+        algorithm.add_module("three", **spaces)
+        assert changes(algorithm, "three")
+
+
+def test_removed_modules_leave_no_batches_for_validation() -> None:
+    config = two_modules().offline_data(validation_fraction=0.3)
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        algorithm.train()
+        algorithm.remove_module("two")
+        assert algorithm.data.keys() == algorithm._validation.keys() == {"one"}
+        algorithm.add_module("two", copy_from="one")
+        assert np.isfinite(algorithm.train()["learners"]["two"]["validation_loss"])
+
+
+@pytest.mark.parametrize("kind", ["function", "list"])
+def test_modules_learn_only_while_they_are_chosen(kind: str) -> None:
+    chosen = {"one"}
+    choice: Any = (lambda module_id, *batch: module_id in chosen) if kind == "function" else ["one"]
+    with two_modules(policies_to_train=choice).build() as algorithm:
+        assert changes(algorithm, "one") and not changes(algorithm, "two")
+        chosen.clear()
+        chosen.add("two")
+        if kind == "list":
+            spaces = {"observation_space": OBS, "action_space": TWO}
+            algorithm.add_module("three", **spaces, policies_to_train=["two", "three"])
+        assert changes(algorithm, "two") and not changes(algorithm, "one")
+
+
+def test_a_list_of_dicts_of_arrays_is_data() -> None:
+    with cloning([rule_data(), rule_data()], num_updates_per_iteration=2).build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        assert algorithm.data["default_policy"].num_steps == 1000
+        algorithm.train()
+
+
 def rule_data() -> dict[str, Any]:
     obs = draw_obs(500)
     return recorded(obs, (obs[:, 0] > 0).astype(int))

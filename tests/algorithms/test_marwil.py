@@ -167,6 +167,31 @@ def test_training_continues_exactly(tmp_path: Path) -> None:
     assert found == expected
 
 
+def test_the_discount_cannot_change_after_the_returns_were_summed() -> None:
+    with marwil(walks(), num_updates_per_iteration=1).build() as algorithm:
+        algorithm.reconfigure(beta=0.5, vf_coeff=2.0)
+        with pytest.raises(ConfigError, match="gamma can only be set before building"):
+            algorithm.reconfigure(gamma=0.5)
+
+
+def test_a_user_loss_may_report_what_it_likes() -> None:
+    def loss(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        value, _, _ = default_loss(module, batch, coefficients)
+        return value, {"mine": value.detach()}
+
+    with marwil(walks(), num_updates_per_iteration=2).training(loss=loss).build() as algorithm:
+        assert "mine" in algorithm.train()["learners"]["default_policy"]
+
+
+def test_validation_has_the_names_of_training_and_undefined_is_nan() -> None:
+    config = marwil(bandit() | {"rewards": np.ones(3000)}, num_updates_per_iteration=2)
+    with config.offline_data(validation_fraction=0.2).build() as algorithm:
+        found = algorithm.train()["learners"]["default_policy"]
+    names = {name.removeprefix("validation_") for name in found if name.startswith("validation_")}
+    assert names - {"loss"} <= found.keys() and "sqd_adv" not in names
+    assert np.isnan(found["vf_explained_var"]) and np.isnan(found["validation_vf_explained_var"])
+
+
 def test_memory_is_refused() -> None:
     config = marwil(walks()).rl_module(model_config={"use_lstm": True})
     with pytest.raises(ConfigError, match="MARWIL"):

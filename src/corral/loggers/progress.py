@@ -172,7 +172,9 @@ class Progress:
             sampled = result["env_runners"]["num_env_steps_sampled"]
             return "env steps", result["num_env_steps_sampled_lifetime"], sampled
         learned = result["learners"][ALL_MODULES]
-        return "steps learned", learned["num_module_steps_trained_lifetime"], learned["num_module_steps_trained"]
+        names = "num_module_steps_trained_lifetime", "num_module_steps_trained"
+        num_steps, num_new = (int(learned[name]) for name in names)
+        return "steps learned", num_steps, num_new
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
