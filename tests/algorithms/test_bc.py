@@ -258,6 +258,80 @@ def test_modules_learn_only_while_they_are_chosen(kind: str) -> None:
         assert changes(algorithm, "two") and not changes(algorithm, "one")
 
 
+@pytest.mark.parametrize("num_learners", [0, 2])
+def test_schedules_count_the_steps_that_were_learned_from(num_learners: int, tmp_path: Path) -> None:
+    """Two updates of 50 steps per learner in each iteration; the rate is that of the last one."""
+    num = max(1, num_learners)
+    config = cloning(rule_data(), num_updates_per_iteration=2, train_batch_size_per_learner=50)
+    config.training(lr=[[0, 1.0], [400 * num, 0.0]], entropy_coeff=[[0, 0.0], [400 * num, 4.0]])
+    with config.learners(num_learners=num_learners).build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        rates = []
+        for _ in range(2):
+            algorithm.train()
+            rates.append(algorithm._settings("default_policy").lr)
+        path = algorithm.save(tmp_path / "checkpoint")
+    assert rates == pytest.approx([0.75, 0.5])
+    with Algorithm.from_checkpoint(path, input_=rule_data(), num_learners=0) as restored:
+        assert isinstance(restored, OfflineAlgorithm)
+        settings = restored._settings("default_policy")
+        assert settings.lr == pytest.approx(0.5)
+        assert settings.coefficients["entropy_coeff"] == pytest.approx(2.0)
+
+
+class InTraining(ActorCritic):
+    """Notes whether it is in training mode."""
+
+    modes: ClassVar[list[bool]] = []
+
+    def policy(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.modes.append(self.training)
+        return super().policy(obs, *args, **kwargs)
+
+
+def test_validation_is_in_evaluation_mode() -> None:
+    config = cloning(rule_data(), num_updates_per_iteration=2).offline_data(validation_fraction=0.3)
+    with config.rl_module(module_class=InTraining).build() as algorithm:
+        InTraining.modes.clear()
+        algorithm.train()
+        assert InTraining.modes == [True, True, False]
+        algorithm.train()
+        assert InTraining.modes[3:] == [True, True, False]
+
+
+def test_all_observations_of_batches_are_transformed() -> None:
+    seen: list[Any] = []
+
+    class Keeping(Callback):
+        def on_learn_on_batch(self, *, train_batch: Any, **kwargs: Any) -> None:
+            seen.append({name: np.asarray(train_batch[name]) for name in ("obs", "next_obs")})
+
+    obs = draw_obs(500) * np.float32(0.01) + np.float32(5)
+    config = cloning(recorded(obs, (obs[:, 0] > 5).astype(int)), num_updates_per_iteration=1)
+    config.environment(observation_space=gym.spaces.Box(-9, 9, (3,), np.float32), action_space=TWO)
+    config.env_runners(transforms=[NormalizeObservations()])
+    with config.training(train_batch_size_per_learner=400).callbacks(Keeping).build() as algorithm:
+        algorithm.train()
+    for name in ("obs", "next_obs"):
+        assert abs(seen[0][name].mean()) < 0.2 and seen[0][name].std() == pytest.approx(1, abs=0.2)
+
+
+def test_a_burn_in_never_comes_before_the_beginning_of_an_episode() -> None:
+    """Where an episode begins, the initial state is the right one."""
+    data = memory_data(30, 0)
+    data["obs"][:, 1] = np.tile(np.arange(6), 30) / 10  # the step
+    config = cloning(data, train_batch_size_per_learner=600, burn_in_len=2, num_updates_per_iteration=1)
+    config.rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 2, "fcnet_hiddens": [4]})
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
+    firsts = np.flatnonzero(batch["sequence_starts"])
+    steps = np.rint(batch["obs"][firsts, 1] * 10).astype(int)
+    assert set(steps) == set(range(6))
+    burns = ~batch["learns"][firsts]
+    np.testing.assert_array_equal(burns, (steps > 0) & (steps < 5))  # the last step is learned from
+
+
 def test_a_list_of_dicts_of_arrays_is_data() -> None:
     with cloning([rule_data(), rule_data()], num_updates_per_iteration=2).build() as algorithm:
         assert isinstance(algorithm, OfflineAlgorithm)

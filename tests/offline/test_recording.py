@@ -378,6 +378,23 @@ def test_added_columns_cannot_take_the_names_of_files(tmp_path: Path, monkeypatc
         train(ppo(tmp_path / "data").callbacks(Noting))
 
 
+def test_recorded_episodes_are_of_the_present_weights(tmp_path: Path) -> None:
+    """With and without a seed; the evaluation runners had other weights before."""
+    import torch
+
+    with ppo(None).training(lr=0.5).build() as algorithm:
+        for name, seed in (("first", None), ("later", None), ("seeded", 3)):
+            algorithm.record(tmp_path / name, num_episodes=4, seed=seed)
+            module = algorithm.get_module()
+            for episode in read(tmp_path / name):
+                with torch.no_grad():
+                    outputs = module.policy(torch.from_numpy(episode.obs[:-1].copy()))
+                    actions = torch.from_numpy(module.distribution.from_env(episode.actions[:-1]))
+                    expected = module.distribution.logp(outputs, actions).numpy()
+                np.testing.assert_allclose(episode.added["logp"][:-1], expected, atol=1e-4)
+            algorithm.train()
+
+
 def test_recording_with_a_seed_leaves_evaluation_as_it_was(tmp_path: Path) -> None:
     found = []
     for records in (False, True):

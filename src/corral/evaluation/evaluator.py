@@ -147,7 +147,7 @@ class Evaluator:
 
     @contextmanager
     def begun_again(self, seed: int | None) -> Iterator[None]:
-        """Use new evaluation runners that begin with a seed; those of later rounds continue where the others were.
+        """Use new evaluation runners that begin with a seed; the runners of later rounds continue where these were.
 
         Args:
             seed: The seed; `None` changes nothing.

@@ -179,10 +179,14 @@ class EpisodeRows:
             if (outside := first_outside(leaf_space, chosen)) is not None:
                 row = int(np.flatnonzero(counts)[outside[0]])
                 raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
-            if leaf_space.dtype.kind in "iu" and leaf.dtype.kind == "f" and (chosen != np.rint(chosen)).any():
-                row = int(np.flatnonzero(counts)[np.argwhere(chosen != np.rint(chosen))[0][0]])
-                raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
-            return leaf.astype(leaf_space.dtype, copy=False)
+            with np.errstate(invalid="ignore"):  # of NaN in the entries that do not count
+                converted = leaf.astype(leaf_space.dtype, copy=False)
+            if leaf_space.dtype.kind in "biu" and converted is not leaf:  # a part of a number, or a larger one, is lost
+                changed = converted[counts] != chosen
+                if changed.any():
+                    row = int(np.flatnonzero(counts)[np.argwhere(changed)[0][0]])
+                    raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
+            return converted
 
         wanted, given = dict(named_leaves(space_tree(space), name)), dict(named_leaves(tree, name))
         if wanted.keys() != given.keys():
