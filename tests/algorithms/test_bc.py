@@ -197,6 +197,148 @@ def test_several_agents_clone_their_own_data() -> None:
         cloning(parts).build()
 
 
+def two_modules(**settings: Any) -> BCConfig:
+    from corral.offline.episode_rows import rows_of_steps
+
+    obs = draw_obs(200)
+    parts = [
+        rows_of_steps(**recorded(obs, (obs[:, 0] > 0).astype(int)), module_id=module_id)
+        for module_id in ("one", "two", "three")
+    ]
+    config = cloning(parts, num_updates_per_iteration=3).environment(observation_space=None, action_space=None)
+    spaces = {"observation_space": OBS, "action_space": TWO}
+    return config.multi_agent(policies={"one": spaces, "two": spaces}, **settings)
+
+
+def weights(algorithm: Algorithm, module_id: str) -> Any:
+    return {name: value.clone() for name, value in algorithm.get_module(module_id).state_dict().items()}
+
+
+def changes(algorithm: Algorithm, module_id: str) -> bool:
+    """Whether an iteration changes the weights of a module."""
+    before = weights(algorithm, module_id)
+    algorithm.train()
+    return any(not torch.equal(value, before[name]) for name, value in weights(algorithm, module_id).items())
+
+
+def test_a_new_module_without_data_changes_nothing(tmp_path: Path) -> None:
+    spaces = {"observation_space": OBS, "action_space": TWO}
+    with two_modules().build() as algorithm:
+        with pytest.raises(DataError, match="holds no episodes of module 'four'"):
+            algorithm.add_module("four", **spaces)
+        assert algorithm.module_ids == ["one", "two"]
+        algorithm.train()
+        algorithm.save(tmp_path / "checkpoint")
+        algorithm.add_module("three", **spaces)
+        assert changes(algorithm, "three")
+
+
+def test_removed_modules_leave_no_batches_for_validation() -> None:
+    config = two_modules().offline_data(validation_fraction=0.3)
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        algorithm.train()
+        algorithm.remove_module("two")
+        assert algorithm.data.keys() == algorithm._validation.keys() == {"one"}
+        algorithm.add_module("two", copy_from="one")
+        assert np.isfinite(algorithm.train()["learners"]["two"]["validation_loss"])
+
+
+@pytest.mark.parametrize("kind", ["function", "list"])
+def test_modules_learn_only_while_they_are_chosen(kind: str) -> None:
+    chosen = {"one"}
+    choice: Any = (lambda module_id, *batch: module_id in chosen) if kind == "function" else ["one"]
+    with two_modules(policies_to_train=choice).build() as algorithm:
+        assert changes(algorithm, "one") and not changes(algorithm, "two")
+        chosen.clear()
+        chosen.add("two")
+        if kind == "list":
+            spaces = {"observation_space": OBS, "action_space": TWO}
+            algorithm.add_module("three", **spaces, policies_to_train=["two", "three"])
+        assert changes(algorithm, "two") and not changes(algorithm, "one")
+
+
+@pytest.mark.parametrize("num_learners", [0, 2])
+def test_schedules_count_the_steps_that_were_learned_from(num_learners: int, tmp_path: Path) -> None:
+    """Two updates of 50 steps per learner in each iteration; the rate is that of the last one."""
+    num = max(1, num_learners)
+    config = cloning(rule_data(), num_updates_per_iteration=2, train_batch_size_per_learner=50)
+    config.training(lr=[[0, 1.0], [400 * num, 0.0]], entropy_coeff=[[0, 0.0], [400 * num, 4.0]])
+    with config.learners(num_learners=num_learners).build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        rates = []
+        for _ in range(2):
+            algorithm.train()
+            rates.append(algorithm._settings("default_policy").lr)
+        path = algorithm.save(tmp_path / "checkpoint")
+    assert rates == pytest.approx([0.75, 0.5])
+    with Algorithm.from_checkpoint(path, input_=rule_data(), num_learners=0) as restored:
+        assert isinstance(restored, OfflineAlgorithm)
+        settings = restored._settings("default_policy")
+        assert settings.lr == pytest.approx(0.5)
+        assert settings.coefficients["entropy_coeff"] == pytest.approx(2.0)
+
+
+class InTraining(ActorCritic):
+    """Notes whether it is in training mode."""
+
+    modes: ClassVar[list[bool]] = []
+
+    def policy(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.modes.append(self.training)
+        return super().policy(obs, *args, **kwargs)
+
+
+def test_validation_is_in_evaluation_mode() -> None:
+    config = cloning(rule_data(), num_updates_per_iteration=2).offline_data(validation_fraction=0.3)
+    with config.rl_module(module_class=InTraining).build() as algorithm:
+        InTraining.modes.clear()
+        algorithm.train()
+        assert InTraining.modes == [True, True, False]
+        algorithm.train()
+        assert InTraining.modes[3:] == [True, True, False]
+
+
+def test_all_observations_of_batches_are_transformed() -> None:
+    seen: list[Any] = []
+
+    class Keeping(Callback):
+        def on_learn_on_batch(self, *, train_batch: Any, **kwargs: Any) -> None:
+            seen.append({name: np.asarray(train_batch[name]) for name in ("obs", "next_obs")})
+
+    obs = draw_obs(500) * np.float32(0.01) + np.float32(5)
+    config = cloning(recorded(obs, (obs[:, 0] > 5).astype(int)), num_updates_per_iteration=1)
+    config.environment(observation_space=gym.spaces.Box(-9, 9, (3,), np.float32), action_space=TWO)
+    config.env_runners(transforms=[NormalizeObservations()])
+    with config.training(train_batch_size_per_learner=400).callbacks(Keeping).build() as algorithm:
+        algorithm.train()
+    for name in ("obs", "next_obs"):
+        assert abs(seen[0][name].mean()) < 0.2 and seen[0][name].std() == pytest.approx(1, abs=0.2)
+
+
+def test_a_burn_in_never_comes_before_the_beginning_of_an_episode() -> None:
+    """Where an episode begins, the initial state is the right one."""
+    data = memory_data(30, 0)
+    data["obs"][:, 1] = np.tile(np.arange(6), 30) / 10  # the step
+    config = cloning(data, train_batch_size_per_learner=600, burn_in_len=2, num_updates_per_iteration=1)
+    config.rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 2, "fcnet_hiddens": [4]})
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
+    firsts = np.flatnonzero(batch["sequence_starts"])
+    steps = np.rint(batch["obs"][firsts, 1] * 10).astype(int)
+    assert set(steps) == set(range(6))
+    burns = ~batch["learns"][firsts]
+    np.testing.assert_array_equal(burns, (steps > 0) & (steps < 5))  # the last step is learned from
+
+
+def test_a_list_of_dicts_of_arrays_is_data() -> None:
+    with cloning([rule_data(), rule_data()], num_updates_per_iteration=2).build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        assert algorithm.data["default_policy"].num_steps == 1000
+        algorithm.train()
+
+
 def rule_data() -> dict[str, Any]:
     obs = draw_obs(500)
     return recorded(obs, (obs[:, 0] > 0).astype(int))

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from corral import Algorithm, BCConfig, ClipRewards, MARWILConfig
+from corral import Algorithm, BCConfig, ClipRewards, MARWILConfig, NormalizeObservations
 from corral.algorithms.bc import bc_loss
 from corral.algorithms.marwil import marwil_loss
+from corral.algorithms.offline import OfflineAlgorithm
 from corral.errors import ConfigError
 from corral.modules.module import ActorCritic
 from corral.modules.spec import ModuleSpec
@@ -165,6 +166,66 @@ def test_training_continues_exactly(tmp_path: Path) -> None:
     with Algorithm.from_checkpoint(path, input_=walks()) as restored:
         found = [restored.train()["learners"] for _ in range(2)]
     assert found == expected
+
+
+def test_the_discount_cannot_change_after_the_returns_were_summed() -> None:
+    with marwil(walks(), num_updates_per_iteration=1).build() as algorithm:
+        algorithm.reconfigure(beta=0.5, vf_coeff=2.0)
+        with pytest.raises(ConfigError, match="gamma can only be set before building"):
+            algorithm.reconfigure(gamma=0.5)
+
+
+def test_a_user_loss_may_report_what_it_likes() -> None:
+    def loss(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        value, _, _ = default_loss(module, batch, coefficients)
+        return value, {"mine": value.detach()}
+
+    with marwil(walks(), num_updates_per_iteration=2).training(loss=loss).build() as algorithm:
+        assert "mine" in algorithm.train()["learners"]["default_policy"]
+
+
+def test_validation_has_the_names_of_training_and_undefined_is_nan() -> None:
+    config = marwil(bandit() | {"rewards": np.ones(3000)}, num_updates_per_iteration=2)
+    with config.offline_data(validation_fraction=0.2).build() as algorithm:
+        found = algorithm.train()["learners"]["default_policy"]
+    names = {name.removeprefix("validation_") for name in found if name.startswith("validation_")}
+    assert names - {"loss"} <= found.keys() and "sqd_adv" not in names
+    assert np.isnan(found["vf_explained_var"]) and np.isnan(found["validation_vf_explained_var"])
+
+
+def test_truncated_episodes_bootstrap_from_transformed_observations() -> None:
+    """All observations are alike but the final ones, which are far away: normalized they have another value."""
+    data = walks()
+    data["obs"] = data["obs"] * 0.01 + 5
+    data["next_obs"] = data["next_obs"] * 0.01 + 5
+    config = marwil(data, num_updates_per_iteration=1).env_runners(transforms=[NormalizeObservations()])
+    config.environment(observation_space=gym.spaces.Box(-9, 9, (2,), np.float32), action_space=ACTIONS)
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
+        mean = algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"]
+    assert mean[0] == pytest.approx(5, abs=0.1)
+    assert (batch["bootstrap_discounts"] > 0).any()
+    assert np.abs(batch["final_obs"]).max() < 20 and (np.abs(batch["final_obs"][:, 0]) < 4.5).any()
+
+
+def test_modules_have_constants_of_their_own() -> None:
+    from corral.offline.episode_rows import rows_of_steps
+
+    spaces = {"observation_space": OBS, "action_space": ACTIONS}
+    data = [rows_of_steps(**walks(), module_id=name) for name in ("one", "two")]
+    config = marwil(data, num_updates_per_iteration=1).environment(observation_space=None, action_space=None)
+    config.multi_agent(
+        policies={"one": spaces, "two": spaces},
+        algorithm_config_overrides_per_module={"two": {"beta": 0.0, "gamma": 0.0, "vf_coeff": 0.0}},
+    )
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        returns = {name: algorithm._draw(name, data.train)["returns"].max() for name, data in algorithm.data.items()}
+        learned = algorithm.train()["learners"]
+    assert returns["two"] == 1 and returns["one"] > 5
+    assert learned["two"]["mean_advantage_weight"] == 1 != learned["one"]["mean_advantage_weight"]
+    assert learned["two"]["total_loss"] == pytest.approx(learned["two"]["policy_loss"])
 
 
 def test_memory_is_refused() -> None:

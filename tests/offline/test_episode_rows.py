@@ -108,6 +108,18 @@ def test_checked_rows_have_the_dtypes_of_modules() -> None:
     assert checked.obs.dtype == np.float32 and checked.actions.dtype == np.int64
 
 
+@pytest.mark.parametrize("value", [256, -1, 0.5])
+def test_numbers_that_the_dtype_of_a_space_cannot_hold_are_refused(value: float) -> None:
+    """They would be other numbers of the space: 256 would be 0."""
+    obs = np.array([[0], [255], [value], [7], [8]])
+    space = gym.spaces.Box(0, 255, (1,), np.uint8)
+    with pytest.raises(DataError, match=r"row 3, column 'obs' is .*, which is not in Box"):
+        rows_of_steps(**steps(obs=obs, next_obs=obs)).checked(space, DISCRETE)
+    obs = np.clip(np.floor(obs), 0, 255)
+    checked = rows_of_steps(**steps(obs=obs, next_obs=obs)).checked(space, DISCRETE)
+    assert checked.obs.dtype == np.uint8 and checked.obs[1, 0] == 255
+
+
 @pytest.mark.parametrize("frame", [(), (2, 3)])
 def test_columns_are_reshaped_to_their_space(frame: tuple[int, ...]) -> None:
     """Tables hold flat lists; an observation of one number may be a list or a number."""
@@ -117,6 +129,18 @@ def test_columns_are_reshaped_to_their_space(frame: tuple[int, ...]) -> None:
         gym.spaces.Box(-100, 100, frame, np.float32), DISCRETE
     )
     assert rows.obs.shape == (7, *frame)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [((3, 2, 4), (2, 4, 3)), ((2, 6), (3, 4)), ((2, 1, 6), (6, 2))])
+def test_entries_in_another_order_are_refused(given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Images whose channels come first have as many numbers as images whose channels come last."""
+    images = np.zeros((5, *given), np.float32)
+    rows = rows_of_steps(**steps(obs=images, next_obs=images))
+    with pytest.raises(DataError, match="the column 'obs' is float32"):
+        rows.checked(gym.spaces.Box(-100, 100, wanted, np.float32), DISCRETE)
+    one = images.reshape(5, 1, *given, 1)
+    checked = rows_of_steps(**steps(obs=one, next_obs=one)).checked(gym.spaces.Box(-1, 1, given), DISCRETE)
+    assert checked.obs.shape == (7, *given)
 
 
 def reference(given: dict[str, Any]) -> list[tuple[float, int, float, float, bool]]:

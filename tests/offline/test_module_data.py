@@ -75,6 +75,28 @@ def test_a_split_that_leaves_nothing_is_refused() -> None:
         load([one], validation_fraction=0.5)
 
 
+def test_data_that_changes_while_it_is_read_is_refused() -> None:
+    """A buffer has room for the rows that were counted, and would drop the oldest ones."""
+    sizes = iter([50, 60])
+    rows = ModuleRows(
+        open_source(lambda: iter([random_steps(np.random.default_rng(0), next(sizes))])),
+        "default_policy",
+        SPEC,
+        DISTRIBUTION,
+    )
+    with pytest.raises(DataError, match=r"gave \d+ rows when they were counted, and \d+ when they were read"):
+        load_module_data(rows, None, lambda num_rows, is_validation: ReplayBuffer(num_rows))
+
+
+@pytest.mark.parametrize("name", ["obs", "actions", "rewards", "terminated"])
+def test_fingerprints_differ_between_other_data(name: str) -> None:
+    one, two = some_parts(1), some_parts(1)
+    changed = two[0][name].copy()
+    changed[20] = not changed[20] if name == "terminated" else (changed[20] + 1) % 5
+    two[0][name] = changed
+    assert load(one).fingerprint == load(some_parts(1)).fingerprint != load(two).fingerprint
+
+
 def test_data_of_another_module_is_refused() -> None:
     rows = ModuleRows(open_source(some_parts()), "other", SPEC, DISTRIBUTION)
     with pytest.raises(DataError, match="holds no episodes of module 'other'"):

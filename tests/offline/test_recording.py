@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -15,6 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from corral import (
+    BCConfig,
+    Callback,
     DQNConfig,
     FrameStack,
     IMPALAConfig,
@@ -27,6 +29,7 @@ from corral import (
 from corral.errors import DataError
 from corral.offline.episode_rows import EpisodeRows
 from corral.offline.sources import open_source
+from corral.runners.requests import SampleRequest
 from offline.recorded_envs import LENGTHS, Counting
 
 
@@ -189,7 +192,8 @@ def test_files_have_a_bounded_number_of_rows_and_later_runs_add_files(tmp_path: 
     for _ in range(2):
         train(ppo(tmp_path / "data").offline_data(output_max_rows_per_file=20))
     files = sorted((tmp_path / "data").iterdir())
-    assert [file.name for file in files] == [f"episodes-{number:06d}.parquet" for number in range(1, len(files) + 1)]
+    numbers = [file.name.split("-")[1] for file in files]
+    assert numbers == [f"{number:06d}" for number in range(1, len(files) + 1)]
     sizes = [pyarrow.parquet.ParquetFile(file).metadata.num_rows for file in files]
     assert len(files) >= 6 and max(sizes) < 20 + 30
     ids = [id_ for file in files for id_ in set(pyarrow.parquet.read_table(file)["episode_id"].to_pylist())]
@@ -200,7 +204,7 @@ def test_any_file_system_can_hold_the_data() -> None:
     train(ppo("memory://recorded/data"))
     assert_as_logged(read("memory://recorded/data"), Counting.log)
     names = [Path(name).name for name in fsspec.filesystem("memory").ls("/recorded/data", detail=False)]
-    assert names == ["episodes-000001.parquet"]
+    assert [name[:16] for name in names] == ["episodes-000001-"] and names[0].endswith(".parquet")
 
 
 def test_other_programs_read_the_files(tmp_path: Path) -> None:
@@ -244,9 +248,9 @@ def test_a_killed_run_loses_the_open_file_at_most(tmp_path: Path) -> None:
     assert not [file for file in (tmp_path / "data").iterdir() if file.suffix == ".part"]
 
 
-def test_what_a_killed_writer_left_is_replaced(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "episodes-000001.parquet.part").write_bytes(b"half a file")
+    (tmp_path / "data" / "episodes-000001-0a1b.parquet.part").write_bytes(b"half a file")
     train(ppo(tmp_path / "data"))
     assert_as_logged(read(tmp_path / "data"), Counting.log)
 
@@ -295,6 +299,140 @@ def test_greedy_episodes_have_no_log_probabilities(tmp_path: Path) -> None:
     with ppo(None).build() as algorithm:
         algorithm.record(tmp_path / "data", num_episodes=3, explore=False)
     assert not any("logp" in episode.added for episode in read(tmp_path / "data"))
+
+
+def test_writers_of_one_directory_do_not_replace_files_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that look at the directory at the same time find the same number."""
+    from corral.checkpoint.places import LocalPlace
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPlace, "names", lambda place: [])
+        for _ in range(2):
+            train(ppo(tmp_path / "data"))
+    assert len(list((tmp_path / "data").iterdir())) == 2
+    assert len(read(tmp_path / "data")) == 2 * len(Counting.log)
+
+
+@pytest.mark.parametrize("kind", ["one agent", "several agents"])
+def test_episodes_with_lost_fragments_are_not_recorded(tmp_path: Path, kind: str) -> None:
+    """What is too old to be learned from never arrives: the fragments before and after it are not one episode."""
+    config = IMPALAConfig().environment(Counting).debugging(seed=1).offline_data(output=tmp_path / "data")
+    if kind == "several agents":
+        config.environment(make_multi_agent(Counting), env_config={"num_agents": 2})
+        config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "ab"[int(agent_id) % 2])
+    with config.env_runners(rollout_fragment_length=2, num_envs_per_env_runner=2).build() as algorithm:
+        recorder = algorithm._recorder
+        assert recorder is not None
+        for round_ in range(30):
+            sampled = algorithm.env_runner_group.sample(SampleRequest(num_timesteps=4))
+            if round_ % 3 != 1:
+                recorder.add(sampled)
+    episodes = read(tmp_path / "data")
+    assert len(episodes) > 5
+    for episode in episodes:
+        assert episode.obs[:, 1].tolist() == list(range(LENGTHS[int(episode.obs[0, 0]) % len(LENGTHS)] + 1))
+
+
+class BothFlags(Counting):
+    """Says of the end of each episode that it is both."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, terminated or truncated, info
+
+
+def test_an_episode_that_terminates_at_its_limit_counts_as_terminated(tmp_path: Path) -> None:
+    train(ppo(tmp_path / "data").environment(BothFlags))
+    for episode in read(tmp_path / "data"):
+        assert episode.terminated[-2] and not episode.truncated.any()
+
+
+class Noting(Callback):
+    """Adds a column from the second sample on."""
+
+    name: ClassVar[str] = "noted"
+
+    def on_environment_created(self, *, env_runner: Any, **kwargs: Any) -> None:
+        self.num_samples = 0
+
+    def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
+        self.num_samples += 1
+        if self.num_samples > 1:
+            samples[self.name] = np.ones(samples.rewards.shape, np.float32)
+
+
+def test_a_column_that_callbacks_add_later_can_be_read(tmp_path: Path) -> None:
+    train(ppo(tmp_path / "data").callbacks(Noting))
+    config = BCConfig().offline_data(input_=tmp_path / "data").training(num_updates_per_iteration=1)
+    with config.build() as algorithm:
+        algorithm.train()
+    noted = np.concatenate([episode.added["noted"][:-1] for episode in read(tmp_path / "data")])
+    assert np.isnan(noted).any() and (noted == 1).any()
+
+
+def test_added_columns_cannot_take_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noting, "name", "t")
+    with pytest.raises(DataError, match=r"a callback added the columns .'t'."):
+        train(ppo(tmp_path / "data").callbacks(Noting))
+
+
+def test_recorded_episodes_are_of_the_present_weights(tmp_path: Path) -> None:
+    """With and without a seed; the evaluation runners had other weights before."""
+    import torch
+
+    with ppo(None).training(lr=0.5).build() as algorithm:
+        for name, seed in (("first", None), ("later", None), ("seeded", 3)):
+            algorithm.record(tmp_path / name, num_episodes=4, seed=seed)
+            module = algorithm.get_module()
+            for episode in read(tmp_path / name):
+                with torch.no_grad():
+                    outputs = module.policy(torch.from_numpy(episode.obs[:-1].copy()))
+                    actions = torch.from_numpy(module.distribution.from_env(episode.actions[:-1]))
+                    expected = module.distribution.logp(outputs, actions).numpy()
+                np.testing.assert_allclose(episode.added["logp"][:-1], expected, atol=1e-4)
+            algorithm.train()
+
+
+def test_recording_with_a_seed_leaves_evaluation_as_it_was(tmp_path: Path) -> None:
+    found = []
+    for records in (False, True):
+        config = ppo(None).environment("CartPole-v1").evaluation(evaluation_interval=1, evaluation_duration=3)
+        with config.build() as algorithm:
+            rounds = []
+            for _ in range(3):
+                rounds.append(algorithm.train()["evaluation"]["env_runners"]["episode_return_mean"])
+                if records:
+                    algorithm.record(tmp_path / "data", num_episodes=2, seed=7)
+        found.append(rounds)
+    assert found[0] == found[1]
+
+
+def test_episodes_that_are_complete_survive_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corral.algorithms import recording
+
+    class Interrupted(Counting):
+        def step(self, action: Any) -> Any:
+            if self.episode == 6:
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    monkeypatch.setattr(recording, "_EPISODES_AT_ONCE", 2)
+    with ppo(None).environment(Interrupted).build() as algorithm, pytest.raises(KeyboardInterrupt):
+        algorithm.record(tmp_path / "data", num_episodes=50)
+    assert len(read(tmp_path / "data")) > 1
+
+
+@pytest.mark.parametrize(("path", "message"), [("", "the output is an empty text"), ("file/data", "file is a file")])
+def test_outputs_that_cannot_be_written_are_refused_before_the_env_is_stepped(
+    tmp_path: Path, path: str, message: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    Counting.log = []
+    with pytest.raises(DataError, match=message):
+        ppo(path and tmp_path / path).build()
+    assert not Counting.log
 
 
 def test_a_file_in_the_place_of_the_directory_is_refused_before_the_env_is_stepped(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_a_source_can_be_read_twice() -> None:
         ([], "list gives no episodes"),
         (ReplayBuffer(10), "the replay buffer holds no steps"),
         ("/does/not/exist", "/does/not/exist does not exist"),
+        ("", "input_ is an empty text"),
     ],
 )
 def test_what_is_no_data_is_refused(given: Any, message: str) -> None:
@@ -194,12 +195,34 @@ def change(path: Path, **columns: Any) -> None:
         ({"rewards": ["much"] * 7}, "column 'rewards' holds string, and neither numbers nor lists of numbers"),
         ({"obs": [[1.0]] * 6 + [[1.0, 2.0]]}, "column 'obs' has lists of 1 and of 2 entries"),
         ({"module_id": ["a"] * 3 + ["b"] * 4}, r"holds episodes of the modules .'a', 'b'."),
+        ({"t": [0, 1, 2, 0, 2, 3, 4]}, "row 4, column 't' is 2: the steps of an episode must follow each other"),
+        ({"t": [0, 1, 2, 1, 2, 3, 4]}, "row 3, column 't' is 1"),
     ],
 )
 def test_files_that_were_changed_are_checked(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     write(tmp_path / "a.parquet", steps())
     change(tmp_path / "a.parquet", **columns)
     with pytest.raises(DataError, match=f"a.parquet.*{message}"):
+        list(open_source(str(tmp_path)).parts())
+
+
+def test_flags_and_rewards_of_other_dtypes_mean_the_same(tmp_path: Path) -> None:
+    """As tools for tables may write them; and an env may set both flags."""
+    write(tmp_path / "a.parquet", steps())
+    expected = contents(str(tmp_path))
+    flags = {"valid": [1, 1, 0, 1, 1, 1, 0], "terminated": [0, 1, 0, 0, 0, 0, 0], "truncated": [0, 1, 0, 0, 0, 1, 0]}
+    change(tmp_path / "a.parquet", rewards=[1, 2, 0, 3, 4, 5, 0], **flags)
+    assert contents(str(tmp_path)) == expected
+    [rows] = open_source(str(tmp_path)).parts()
+    assert rows.valid.dtype == rows.truncated.dtype == np.bool_ and rows.rewards.dtype == np.float64
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    write(tmp_path / "a.parquet", steps())
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(tmp_path / "a.parquet")[:0], tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet holds no episodes: remove the file"):
         list(open_source(str(tmp_path)).parts())
 
 

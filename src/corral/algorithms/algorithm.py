@@ -1086,7 +1086,8 @@ class Algorithm(metaclass=_WithHints):
             output: Directory or URL of Parquet files, to which files are added, or `"minari:ID"`, a new Minari dataset.
             num_episodes: Number of episodes; with several agents, of the env.
             explore: Whether to explore as training does. Otherwise the policy acts greedily.
-            seed: Seed of the envs and of exploration; `None` lets the evaluation runners continue.
+            seed: Seed of the envs and of exploration, in runners of their own; `None` lets the evaluation runners
+                play.
             with_infos: Whether the infos of the envs are written, too, as JSON.
             max_rows_per_file: Rows after which a file is complete.
 

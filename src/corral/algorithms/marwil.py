@@ -68,6 +68,7 @@ class MARWIL(OfflineAlgorithm):
         *learner_metrics("default"),
     )
     STATE: ClassVar[tuple[str, ...]] = (*OfflineAlgorithm.STATE, "_mean_squares")
+    FIXED_SETTINGS = OfflineAlgorithm.FIXED_SETTINGS | {"gamma"}  # returns are summed once, when the data is read
     FIRST_SETTINGS = OfflineAlgorithm.FIRST_SETTINGS | {"moving_average_sqd_adv_norm_start"}
 
     config: MARWILConfig
@@ -99,8 +100,9 @@ class MARWIL(OfflineAlgorithm):
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
         """Move the mean squared advantage towards the one of the update."""
         rate = self.records[module_id].config.moving_average_sqd_adv_norm_update_rate
-        found, before = results.pop("sqd_adv"), results["sqd_adv_norm"]
-        self._mean_squares[module_id] = before + rate * (found - before)
+        found, before = results.pop("sqd_adv", None), results.get("sqd_adv_norm")
+        if found is not None and before is not None:  # a user's loss may not report them
+            self._mean_squares[module_id] = before + rate * (found - before)
 
 
 def marwil_loss(
@@ -142,7 +144,7 @@ def marwil_loss(
         norm = squares if math.isnan(coefficients["sqd_adv_norm"]) else squares.new_tensor(coefficients["sqd_adv_norm"])
         weights = (beta * advantages / (norm.sqrt() + 1e-8)).exp().clamp(max=max_weight)
         variance = targets.var(correction=0)
-        explained = 1 - (targets - values).var(correction=0) / variance
+        explained = 1 - (targets - values).var(correction=0) / variance.where(variance > 0, math.nan)
     logp = module.distribution.logp(dist_inputs, batch["actions"])
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "values": values, "value_targets": targets}

@@ -182,7 +182,12 @@ def _use_modules(
         )
     algorithm.learner_group.set_weights({module_id: arrays for module_id, (arrays, _) in weights.items()})
     algorithm.set_transform_states(statistics)
-    algorithm.setup_modules()
+    try:
+        algorithm.setup_modules()
+    except BaseException:
+        if present.keys() <= specs.keys() != present.keys():  # such as without recorded data for a new module
+            _use_modules(algorithm, config)
+        raise
     algorithm.reserve_metrics()
     algorithm.sync_weights()
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -141,6 +141,7 @@ class OfflineAlgorithm(Algorithm):
         """Read the data of each module that learns now and has none; forget the data of removed modules."""
         for module_id in self.data.keys() - set(self.module_ids):
             self._close(self.data.pop(module_id))
+            self._validation.pop(module_id, None)
         for module_id in filter(self.trains, self.module_ids):
             if module_id not in self.data:
                 self.data[module_id] = self._load(module_id)
@@ -209,6 +210,9 @@ class OfflineAlgorithm(Algorithm):
 
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Take the updates of an iteration, then compute the loss on the episodes for validation."""
+        if self.config.is_multi_agent:
+            self.setup_modules()  # `policies_to_train` may be a function
+        self._learning = list(filter(self.trains, self.data))
         results: dict[str, dict[str, Any]] = {}
         for _ in range(self.config.num_updates_per_iteration):
             if results:
@@ -216,13 +220,13 @@ class OfflineAlgorithm(Algorithm):
             results = self._update()
         if self.config.validation_fraction:
             for module_id in results:
-                results[module_id] |= self._validate(module_id)
+                results[module_id] |= self._validate(module_id, results[module_id].keys())
         self.sync_weights()
         return results
 
     def _update(self) -> dict[str, dict[str, Any]]:
         with self.timers.time("returns"):
-            batches = {name: self._draw(name, data.train) for name, data in self.data.items() if self.trains(name)}
+            batches = {module_id: self._draw(module_id, self.data[module_id].train) for module_id in self._learning}
         settings = {module_id: self._settings(module_id) for module_id in batches}
         with self.timers.time("learning"):
             results = self.learner_group.update(batches, settings)
@@ -262,8 +266,8 @@ class OfflineAlgorithm(Algorithm):
             batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
         return self.prepare_batch(module_id, batch, buffer)
 
-    def _validate(self, module_id: str) -> dict[str, float]:
-        """Return what the loss reports for the episodes that are not learned from, in evaluation mode."""
+    def _validate(self, module_id: str, names: Collection[str]) -> dict[str, float]:
+        """Return what the loss reports under some names for the episodes for validation, in evaluation mode."""
         if module_id not in self._validation:
             buffer = self.data[module_id].validation
             assert buffer is not None
@@ -277,7 +281,7 @@ class OfflineAlgorithm(Algorithm):
             )
             module.train(was_training)
         parts = total.values() if isinstance(total, Mapping) else (total,)
-        scalars = {name: float(value) for name, value in reported.items() if not value.ndim}
+        scalars = {name: float(value) for name, value in reported.items() if name in names and not value.ndim}
         return {
             "validation_loss": float(sum(parts)),
             **{f"validation_{name}": value for name, value in scalars.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,17 +84,15 @@ def record_episodes(
         with_infos=with_infos,
         with_logp=explore,  # the column is of the policy's distribution, which does not act when nothing explores
     )
-    if seed is not None:
-        algorithm._evaluator.begin_again(seed)
     left = num_episodes
-    while left:
-        request = SampleRequest(
-            num_episodes=min(left, _EPISODES_AT_ONCE),
-            explore=explore,
-            timestep=algorithm.num_env_steps_sampled_lifetime,
-            with_infos=with_infos,
-        )
-        recorder.add(algorithm._evaluator.sample(request))
-        left -= request.num_wanted
-    recorder.close()
+    with algorithm._evaluator.begun_again(seed), closing(recorder):  # which writes what is complete, after Ctrl-C, too
+        while left:
+            request = SampleRequest(
+                num_episodes=min(left, _EPISODES_AT_ONCE),
+                explore=explore,
+                timestep=algorithm.num_env_steps_sampled_lifetime,
+                with_infos=with_infos,
+            )
+            recorder.add(algorithm._evaluator.sample(request))
+            left -= request.num_wanted
     return RecordingSummary(recorder.num_episodes_recorded, recorder.num_steps_recorded, recorder.episode_return_mean)

@@ -145,13 +145,36 @@ class Evaluator:
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
-    def begin_again(self, seed: int) -> None:
-        """Close the evaluation runners; new ones begin with a seed, and without what a checkpoint held of them."""
+    @contextmanager
+    def begun_again(self, seed: int | None) -> Iterator[None]:
+        """Use new evaluation runners that begin with a seed; the runners of later rounds continue where these were.
+
+        Args:
+            seed: The seed; `None` changes nothing.
+
+        Raises:
+            CorralError: A round is being played.
+        """
+        self._check_idle()
+        if seed is None:
+            yield
+            return
+        settings, states, rngs = self._settings, self._runner_states, self._rngs
         if self.group is not None:
-            self.group.stop()
-        self.group = self._runner_states = self._rngs = None
-        overrides = {**self._settings.evaluation_config, "seed": seed}
-        self._settings = self._settings.copy(evaluation_config=overrides).freeze()
+            states = self.group.get_state()
+        overrides = {**settings.evaluation_config, "seed": seed}
+        try:
+            self._stop_runners()
+            self._settings = settings.copy(evaluation_config=overrides).freeze()
+            self._runner_states = self._rngs = None
+            yield
+        finally:
+            self._stop_runners()
+            self._settings, self._runner_states, self._rngs = settings, states, rngs
+
+    def _check_idle(self) -> None:
+        if self._is_evaluating or self._is_playing():
+            raise CorralError("an evaluation round is being played: record episodes between iterations.")
 
     def set_modules(self, config: EvaluationConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Use the modules of a config from the next round on."""
@@ -312,8 +335,7 @@ class Evaluator:
         Raises:
             CorralError: A round is being played.
         """
-        if self._is_evaluating or self._is_playing():
-            raise CorralError("an evaluation round is being played: record episodes between iterations.")
+        self._check_idle()
         group = self.build()
         with self._own_generators():
             group.restore_runners()

@@ -69,7 +69,7 @@ class _Counts:
         self.num_episodes += rows.num_episodes
         self.num_steps += rows.num_steps
         self.sum_of_returns += float(rows.returns().sum())
-        for column in (rows.rewards, *leaves(rows.obs)):
+        for column in (rows.rewards, rows.terminated, *leaves(rows.obs), *leaves(rows.actions)):
             self.digest.update(np.ascontiguousarray(column[:: max(1, len(rows) // 64)]).tobytes())
 
 
@@ -169,13 +169,7 @@ def load_module_data(
                     rollout[name] = column
             buffers[is_validation].add(rollout.for_replay())
         counts.add(part)
-    for is_validation, buffer in buffers.items():
-        if not len(buffer):
-            what = "validation" if is_validation else "learning"
-            raise DataError(
-                f"offline_data: validation_fraction={validation_fraction} leaves none of {counts.num_episodes} "
-                f"episodes in {rows.source.name} for {what}: change it."
-            )
+    _check_all_read(rows.source.name, known, counts, buffers, validation_fraction)
     return ModuleData(
         buffers[False],
         buffers.get(True),
@@ -184,6 +178,28 @@ def load_module_data(
         counts.sum_of_returns / counts.num_episodes,
         f"{counts.num_episodes} episodes, {counts.num_steps} steps, {counts.digest.hexdigest()[:16]}",
     )
+
+
+def _check_all_read(
+    name: str, known: int, counts: _Counts, buffers: Mapping[bool, ReplayBuffer], fraction: float
+) -> None:
+    """Refuse data that changed while it was read, and a split that leaves nothing.
+
+    Raises:
+        DataError: Rows are missing, or a buffer is empty.
+    """
+    if counts.num_rows != known:
+        raise DataError(
+            f"offline_data: {name} gave {known} rows when they were counted, and {counts.num_rows} when "
+            "they were read: data must be the same each time, and must not be written while it is read."
+        )
+    for is_validation, buffer in buffers.items():
+        if not len(buffer):
+            what = "validation" if is_validation else "learning"
+            raise DataError(
+                f"offline_data: validation_fraction={fraction} leaves none of {counts.num_episodes} "
+                f"episodes in {name} for {what}: change it."
+            )
 
 
 def _split(rows: EpisodeRows, num_before: int, fraction: float, offset: float) -> Iterator[tuple[bool, EpisodeRows]]:

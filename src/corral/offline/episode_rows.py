@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -157,11 +158,9 @@ class EpisodeRows:
         actions = self.actions
         if self.action_units != "module":
             actions = self._as_space("actions", actions, action_space, self.valid)
-        for name in ("rewards", *(name for name, column in self.added.items() if name != "logp" and column.ndim == 1)):
-            column = self.rewards if name == "rewards" else self.added[name]
-            if column.dtype.kind == "f" and (bad := self.valid & ~np.isfinite(column)).any():
-                row = int(bad.argmax())
-                raise self.error(row, name, f"is {column[row]}")
+        if (bad := self.valid & ~np.isfinite(self.rewards)).any():  # added columns may lack values, which are NaN
+            row = int(bad.argmax())
+            raise self.error(row, "rewards", f"is {self.rewards[row]}")
         return replace(self, obs=obs, actions=actions)
 
     def _as_space(self, name: str, tree: Tree, space: spaces.Space[Any], counts: NDArray[np.bool_]) -> Tree:
@@ -169,7 +168,7 @@ class EpisodeRows:
 
         def convert(path: str, leaf_space: Any, leaf: NDArray[Any]) -> NDArray[Any]:
             shape = tuple(leaf_space.shape or ())
-            if leaf.shape[1:] != shape and leaf[0].size == int(np.prod(shape)):
+            if leaf.shape[1:] != shape and _is_reshaped(leaf.shape[1:], shape):
                 leaf = leaf.reshape(len(leaf), *shape)
             if leaf.shape[1:] != shape or leaf.dtype.kind not in "biuf":
                 raise DataError(
@@ -180,10 +179,14 @@ class EpisodeRows:
             if (outside := first_outside(leaf_space, chosen)) is not None:
                 row = int(np.flatnonzero(counts)[outside[0]])
                 raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
-            if leaf_space.dtype.kind in "iu" and leaf.dtype.kind == "f" and (chosen != np.rint(chosen)).any():
-                row = int(np.flatnonzero(counts)[np.argwhere(chosen != np.rint(chosen))[0][0]])
-                raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
-            return leaf.astype(leaf_space.dtype, copy=False)
+            with np.errstate(invalid="ignore"):  # of NaN in the entries that do not count
+                converted = leaf.astype(leaf_space.dtype, copy=False)
+            if leaf_space.dtype.kind in "biu" and converted is not leaf:  # a part of a number, or a larger one, is lost
+                changed = converted[counts] != chosen
+                if changed.any():
+                    row = int(np.flatnonzero(counts)[np.argwhere(changed)[0][0]])
+                    raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
+            return converted
 
         wanted, given = dict(named_leaves(space_tree(space), name)), dict(named_leaves(tree, name))
         if wanted.keys() != given.keys():
@@ -353,6 +356,15 @@ def _without_last_steps(rows: EpisodeRows, dropped: NDArray[np.int64]) -> Episod
             "'next_obs', or the ends of the episodes."
         )
     return rows.take(kept)
+
+
+def _is_reshaped(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Return whether entries of a shape are entries of another one, in the same order.
+
+    They are if the entries are flat lists, or if axes of length 1 differ. Images whose channels come first are not.
+    """
+    is_flat = len(given) <= 1 and math.prod(given) == math.prod(wanted)
+    return is_flat or [size for size in given if size != 1] == [size for size in wanted if size != 1]
 
 
 def check_same_columns(first: EpisodeRows, other: EpisodeRows) -> None:

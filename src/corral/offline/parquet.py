@@ -192,29 +192,37 @@ def read_rows(file: Any, place: str) -> EpisodeRows:
     if missing := [name for name in OWN_COLUMNS[:-1] if name not in table.column_names]:
         raise DataError(f"{place}: the columns {missing} are missing: record the data again.")
     modules = table["module_id"].unique().to_pylist()
+    if not len(table):
+        raise DataError(f"{place} holds no episodes: remove the file.")
     if len(modules) != 1:
         raise DataError(f"{place} holds episodes of the modules {modules}: give a file for each module.")
     names = [name for name in table.column_names if name not in OWN_COLUMNS]
     columns = {name: as_numpy(table[name], name, place) for name in names}
     texts = enumerate(table["infos"].to_pylist()) if "infos" in table.column_names else ()
+    # Other tools may have written other dtypes.
+    terminated, truncated, valid = (
+        as_numpy(table[name], name, place).astype(np.bool_) for name in ("terminated", "truncated", "valid")
+    )
     rows = EpisodeRows(
         obs=_tree(columns, "obs"),
         actions=_tree(columns, "actions"),
-        rewards=as_numpy(table["rewards"], "rewards", place),
-        terminated=as_numpy(table["terminated"], "terminated", place),
-        truncated=as_numpy(table["truncated"], "truncated", place),
-        valid=as_numpy(table["valid"], "valid", place),
+        rewards=as_numpy(table["rewards"], "rewards", place).astype(np.float64),
+        terminated=terminated,
+        truncated=truncated & ~terminated,  # an env may set both
+        valid=valid,
         module_id=modules[0],
         added={name: columns[name] for name in names if name.partition(_PATH_MARK)[0] not in ("obs", "actions")},
         infos={row: json.loads(text) for row, text in texts if text is not None},
         place=place,
     )
-    _check_ends(rows)
+    _check_ends(rows, as_numpy(table["t"], "t", place))
     return rows
 
 
-def _check_ends(rows: EpisodeRows) -> None:
-    """Refuse episodes that do not end with the row of their final observation, such as of a file that was cut.
+def _check_ends(rows: EpisodeRows, t: NDArray[Any]) -> None:
+    """Refuse episodes that are not whole, from their first step to the row of their final observation.
+
+    A file may have been cut, or a tool for tables may have left out rows, or changed their order.
 
     Raises:
         DataError: The message names the row.
@@ -224,6 +232,9 @@ def _check_ends(rows: EpisodeRows) -> None:
     if (wrong := follows_end != ~rows.valid).any() or rows.valid[-1]:
         row = int(wrong.argmax()) if wrong.any() else len(rows) - 1
         raise rows.error(row, "valid", "must be False after the last step of each episode, and only there")
+    if (wrong := t != np.arange(len(rows)) - rows.starts[rows.episode_indices]).any():
+        row = int(wrong.argmax())
+        raise rows.error(row, "t", f"is {t[row]}: the steps of an episode must follow each other, from 0 to its end")
 
 
 def as_numpy(column: Any, name: str, place: str) -> NDArray[Any]:

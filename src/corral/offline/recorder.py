@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,10 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.rollout import Rollout
 from corral.errors import DataError
 from corral.offline.episode_rows import EpisodeRows
-from corral.offline.parquet import Description, RecordedEpisode, import_pyarrow, write_episodes
+from corral.offline.parquet import OWN_COLUMNS, Description, RecordedEpisode, import_pyarrow, write_episodes
 from corral.offline.source import MINARI
 
-_FILE = re.compile(r"episodes-(\d{6})\.parquet")
+_FILE = re.compile(r"episodes-(\d{6,})-\w+\.parquet")
 
 LaneKey = tuple[str, int, int, str]
 """Module id, index of the runner, index of the sub-env, and agent."""
@@ -65,13 +66,13 @@ class Recorder:
 
         Raises:
             MissingPackageError: pyarrow is not installed.
-            DataError: There is a file at the path.
+            DataError: There is a file at the path, or the directory cannot be written.
         """
         import_pyarrow()
-        self._write = _writer(path)
         self._description, self._to_env = description, dict(to_env)
         self._max_rows, self._with_infos, self._with_logp = max_rows_per_file, with_infos, with_logp
         self._token = uuid.uuid4().hex[:12]  # ids of episodes differ between recordings with one seed, too
+        self._write = _writer(path, self._token)
         self._open: dict[LaneKey, list[EpisodeRows]] = {}
         self._complete: list[RecordedEpisode] = []  # in no file yet
         self._num_rows = 0  # of them
@@ -126,11 +127,12 @@ class Recorder:
                 del self._open[key]
         for lane, start, stop, _ in part.spans():
             key = keys[lane]
-            begins_here = start > 0 or part.carry is None or not part.carry.lengths[lane]
-            if begins_here:
+            num_before = 0 if start or part.carry is None else int(part.carry.lengths[lane])
+            if not num_before:
                 self._open[key] = []
-            elif key not in self._open:
-                continue  # its first steps were not recorded
+            elif sum(map(len, self._open.get(key, ()))) != num_before:
+                self._open.pop(key, None)  # steps before these are not here: the recording began later, or a rollout
+                continue  # did not arrive, such as a fragment that was too old to be learned from
             self._open[key].append(self._piece(module_id, part, lane, start, stop))
             if part.terminated[stop - 1, lane] or part.truncated[stop - 1, lane]:
                 pieces = [*self._open.pop(key), self._final_row(module_id, part, lane, stop - 1)]
@@ -166,7 +168,16 @@ class Recorder:
         )
 
     def _added(self, part: Rollout) -> dict[str, Any]:
-        """Return the other columns that are recorded: log-probabilities where known, and what user code added."""
+        """Return the other columns that are recorded: log-probabilities where known, and what user code added.
+
+        Raises:
+            DataError: User code added a column under a name that the files use.
+        """
+        if taken := sorted(part.added.keys() & {*OWN_COLUMNS, "next_obs", "logp"}):
+            raise DataError(
+                f"offline_data: a callback added the columns {taken}, and files of recorded data have other "
+                "columns of these names: choose other names."
+            )
         logp = part.columns.get("logp") if self._with_logp else None
         known = {} if logp is None or np.isnan(logp).all() else {"logp": logp}
         return {**known, **part.added}
@@ -197,19 +208,34 @@ def _lane_keys(module_id: str, part: Rollout) -> list[LaneKey]:
     return [(module_id, part.worker_index, env, str(agent)) for env, agent in zip(envs, agents, strict=True)]
 
 
-def _writer(path: str) -> Callable[[Sequence[RecordedEpisode], Description], None]:
+def _writer(path: str, token: str) -> Callable[[Sequence[RecordedEpisode], Description], None]:
     """Return what writes the episodes of one module to a path; see `Recorder`."""
     if path.startswith(MINARI):
         from corral.offline.minari_data import MinariWriter
 
         return MinariWriter(path.removeprefix(MINARI)).write
+    if not path:
+        raise DataError("offline_data: the output is an empty text: give a directory for the recorded episodes.")
     place = place_of(path)
-    if isinstance(place.location, Path) and place.location.is_file():
-        raise DataError(f"{place.location} is a file: give a directory for the recorded episodes.")
-    return partial(_write_file, place)
+    if isinstance(place.location, Path):
+        _check_writable(place.location)
+    return partial(_write_file, place, token)
 
 
-def _write_file(place: Place, episodes: Sequence[RecordedEpisode], description: Description) -> None:
-    """Write a file with the next number in the directory, to which other processes may write, too."""
+def _check_writable(path: Path) -> None:
+    """Refuse a directory that cannot be made or written, before there is anything to lose."""
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not there.is_dir():
+        raise DataError(f"{there} is a file: give a directory for the recorded episodes.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise DataError(f"{there} cannot be written: give another directory for the recorded episodes.")
+
+
+def _write_file(place: Place, token: str, episodes: Sequence[RecordedEpisode], description: Description) -> None:
+    """Write a file with the next number in the directory.
+
+    Other processes may write to the directory at the same time and find the same number, so that the name has a text
+    that is the writer's own.
+    """
     number = 1 + max((int(found[1]) for name in place.names() if (found := _FILE.match(name))), default=0)
-    write_episodes(place, f"episodes-{number:06d}.parquet", episodes, description)
+    write_episodes(place, f"episodes-{number:06d}-{token}.parquet", episodes, description)

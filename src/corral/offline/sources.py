@@ -64,6 +64,8 @@ def open_source(given: Any) -> Source:
 
 
 def _named_source(text: str) -> Source:
+    if not text:
+        raise DataError("offline_data: input_ is an empty text: give the path of the data.")
     if text.startswith(MINARI):
         from corral.offline.minari_data import load_minari
 
@@ -230,6 +232,8 @@ def _iterated(given: Any) -> Source:
 def _converted(parts: Iterable[Any], name: str) -> Iterator[EpisodeRows]:
     for index, part in enumerate(parts):
         place = f"{name}[{index}]"
+        if isinstance(part, ArraysInMemory):  # as a config holds dicts of arrays
+            part = part.columns
         if isinstance(part, EpisodeRows):
             yield part
         elif isinstance(part, SingleAgentEpisode):
