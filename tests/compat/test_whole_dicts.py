@@ -46,7 +46,11 @@ def test_all_keys_at_their_defaults_change_nothing(cls):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("input_read_batch_size", 7), ("offline_sampling", True), ("_dont_auto_sync_env_runner_states", True)),
+        *(
+            ("offline_evaluation_duration", 7),
+            ("ignore_offline_eval_runner_failures", True),
+            ("_dont_auto_sync_env_runner_states", True),
+        ),
         *(("worker_cls", int), ("stats_cls_lookup", {"mean": int})),
     ],
 )

@@ -110,6 +110,11 @@ class AdaptedModule(Module):
             return inputs, outputs[_VALUES]
         return inputs, self.rl_module.compute_values(batch, embeddings=outputs.get(_EMBEDDINGS))
 
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return what `forward_train` returns as inputs of the distribution."""
+        inputs = _inputs(self.rl_module, self.rl_module.forward_train({_OBS: fresh(obs)}))
+        return inputs if self._carried is None else self._carried.pad(inputs)
+
     def forward_train(self, batch: dict[str, Any]) -> Any:
         """Return what `forward_train` returns for a batch.
 
@@ -164,6 +169,11 @@ class AdaptedMemoryModule(Module):
         values = self.rl_module.compute_values(batch, embeddings=outputs.get(_EMBEDDINGS))
         return _inputs(self.rl_module, outputs)[mask], values[mask]
 
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return inputs of the distribution for the steps of sequences that a mask selects."""
+        outputs = self.rl_module.forward_train({_OBS: fresh(obs), _STATE_IN: state})
+        return _inputs(self.rl_module, outputs)[mask]
+
 
 class AdaptedPart(Module):
     """Calls one of several modules of RLlib that have parts in common; it holds all of them."""
@@ -209,6 +219,10 @@ class AdaptedPart(Module):
         outputs = self.multi.forward_train({self.module_id: {_OBS: fresh(obs)}})[self.module_id]
         values = outputs[_VALUES] if _VALUES in outputs else self.value(obs)
         return _inputs(self.rl_module, outputs), values
+
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return what `forward_train` returns as inputs of the distribution."""
+        return _inputs(self.rl_module, self.multi.forward_train({self.module_id: {_OBS: fresh(obs)}})[self.module_id])
 
 
 class AdaptedRules(HeuristicModule):

@@ -756,11 +756,45 @@ class SACConfig(AlgorithmConfig):
         super().__init__(algo_class or SAC)
 
 
+class MARWIL(Algorithm):
+    """RLlib's MARWIL on Corral's."""
+
+    ALGORITHM = "MARWIL"
+
+
+class MARWILConfig(AlgorithmConfig):
+    """RLlib's settings of MARWIL."""
+
+    ALGORITHM = "MARWIL"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or MARWIL)
+
+
+class BC(MARWIL):
+    """RLlib's BC on Corral's."""
+
+    ALGORITHM = "BC"
+
+
+class BCConfig(MARWILConfig):
+    """RLlib's settings of BC."""
+
+    ALGORITHM = "BC"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or BC)
+
+
 CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,
     "APPO": APPOConfig,
     "IMPALA": IMPALAConfig,
     "DQN": DQNConfig,
     "SAC": SACConfig,
+    "MARWIL": MARWILConfig,
+    "BC": BCConfig,
 }
 """Config classes by the name of the algorithm."""
