@@ -164,7 +164,7 @@ config = (
     .environment("CartPole-v1")
     .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True))
     .training(lr=0.0003, num_epochs=2, vf_loss_coeff=0.01, train_batch_size=500)
-    .evaluation(evaluation_num_env_runners=0, evaluation_interval=1, evaluation_config=PPOConfig.overrides(explore=False))
+    .evaluation(evaluation_interval=1, evaluation_config=PPOConfig.overrides(explore=False))
 )
 trained = config.copy(copy_frozen=False).build()
 trained.train()
@@ -305,7 +305,8 @@ config = (
 algo = config.build()
 first, *_, last = [algo.train()["learners"]["default_policy"]["policy_loss"] for _ in range(30)]
 assert last < first and BCModel.num_trained >= 90  # the loss is of forward_train
-checkpoint = Path(algo.save_to_path()) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER / COMPONENT_RL_MODULE / "default_policy"
+modules = Path(algo.save_to_path()) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER / COMPONENT_RL_MODULE
+checkpoint = modules / "default_policy"
 weights = algo.get_weights()["default_policy"]
 algo.stop()
 
@@ -330,10 +331,13 @@ ppo.stop()
 def test_names_that_are_not_served_say_what_to_use(run: Run) -> None:
     done = run(
         """
-for line in ("from ray.rllib.offline.json_writer import JsonWriter", "from ray.rllib.algorithms.cql import CQLConfig as C"):
+for line in (
+    "from ray.rllib.offline.json_writer import JsonWriter",
+    "from ray.rllib.algorithms.cql import CQLConfig",
+):
     try:
         exec(line)
-        C()
+        CQLConfig()
     except ImportError as error:
         print(str(error))
 """

@@ -27,6 +27,7 @@ from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_files import (
     MODULE_FILE,
     has_own_weights,
+    own_weights,
     read_weights,
     weights_file,
     write_module,
@@ -256,10 +257,15 @@ def _inputs(module: Any, outputs: Mapping[str, Any]) -> Tensor:
 def loading_settings(spec: RLModuleSpec) -> dict[str, Any]:
     """Return Corral's `load_from` for the checkpoint of a module that a spec names.
 
+    A module of a user may have more weights than the checkpoint, as in RLlib: these start as the class makes them.
+
     Raises:
         CheckpointError: `load_state_path` is no directory of a module.
     """
-    return {} if spec.load_state_path is None else {"load_from": str(weights_file(spec.load_state_path))}
+    if spec.load_state_path is None:
+        return {}
+    settings: dict[str, Any] = {"load_from": str(weights_file(spec.load_state_path))}
+    return settings | ({"load_parts": names} if (names := own_weights(spec.load_state_path)) else {})
 
 
 def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:

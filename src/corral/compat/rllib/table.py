@@ -46,6 +46,7 @@ HOMES = {
         "Learner TorchLearner PPOLearner PPOTorchLearner IMPALALearner IMPALATorchLearner APPOLearner APPOTorchLearner "
         "DQNTorchLearner SACTorchLearner MARWILLearner MARWILTorchLearner make_target_network"
     ),
+    "layers": "MLPEncoderConfig MLPHeadConfig",
     "lookback_buffers": "InfiniteLookbackBuffer",
     "metrics": "MetricsLogger ",
     "model_config": "DefaultModelConfig",
@@ -249,6 +250,7 @@ MODULES = {
     "core.learner.torch.torch_learner": "TorchLearner",
     "core.learner.utils": "make_target_network",
     "core.models.catalog": "Catalog",
+    "core.models.configs": "MLPEncoderConfig MLPHeadConfig",
     "core.models.base": "constants:ENCODER_OUT constants:ACTOR constants:CRITIC",
     "core.rl_module": "RLModule RLModuleSpec MultiRLModule MultiRLModuleSpec DefaultModelConfig",
     "core.rl_module.apis": (
