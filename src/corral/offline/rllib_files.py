@@ -1,6 +1,6 @@
 """Recorded data of RLlib: episodes packed with msgpack, and tables with a row for each step.
 
-The forms are those of `ray.rllib.offline` of Ray 2.60: `output_write_episodes=True` writes a column `item` with one
+The forms are the ones that `ray.rllib.offline` of Ray 2.60 writes: `output_write_episodes=True` writes a column `item` with one
 episode per row, and False writes columns such as `obs`, `new_obs`, `terminateds` and `eps_id`. JSON files of earlier
 versions hold a batch of steps in each line. Packed columns are base64 of an LZ4 frame of a pickle; only arrays are
 read from them, and no code is run.
@@ -281,7 +281,7 @@ def _steps_of(state: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _entries(value: Any) -> list[Any]:
-    """Return the entries of an `InfiniteLookbackBuffer`, without those of earlier chunks, or of a list."""
+    """Return the entries of an `InfiniteLookbackBuffer`, without the entries of earlier chunks, or of a list."""
     if isinstance(value, Mapping):
         return list(value["data"])[int(value.get("lookback", 0)) :]
     return list(value)

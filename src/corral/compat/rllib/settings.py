@@ -292,7 +292,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "prelearner_class": adapted(None, "a class whose `_map_to_episodes` makes episodes of columns"),
         "prelearner_buffer_class": refused(None, "batches are drawn evenly from all steps: leave it out"),
         "prelearner_buffer_kwargs": ignored({}, _RAY_DATA),
-        "prelearner_module_synch_period": ignored(10, "values are always those of the present weights"),
+        "prelearner_module_synch_period": ignored(10, "values are always computed with the present weights"),
         "prelearner_use_recorded_module_states": refused(False, "sequences begin with the initial state: leave it out"),
         "dataset_num_iters_per_learner": adapted(None, "`num_updates_per_iteration`; `None` is one pass over the data"),
         "input_config": adapted({}, "`paths` for `input_='dataset'`"),
