@@ -1,9 +1,9 @@
 """Recorded data of RLlib: episodes packed with msgpack, and tables with a row for each step.
 
-The forms are the ones that `ray.rllib.offline` of Ray 2.60 writes: `output_write_episodes=True` writes a column `item` with one
-episode per row, and False writes columns such as `obs`, `new_obs`, `terminateds` and `eps_id`. JSON files of earlier
-versions hold a batch of steps in each line. Packed columns are base64 of an LZ4 frame of a pickle; only arrays are
-read from them, and no code is run.
+The forms are the ones that `ray.rllib.offline` of Ray 2.60 writes: `output_write_episodes=True` writes a column `item`
+with one episode per row, and False writes columns such as `obs`, `new_obs`, `terminateds` and `eps_id`. JSON files of
+earlier versions hold a batch of steps in each line. Packed columns are base64 of an LZ4 frame of a pickle; only arrays
+are read from them, and no code is run.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ class Algorithm:
     Attributes:
         config: RLlib's config.
         native: Corral's algorithm.
+        evaluation_recorder: What records evaluation rounds; `None` before the first one that is recorded.
     """
 
     ALGORITHM: ClassVar[str] = ""
@@ -114,6 +115,7 @@ class Algorithm:
         self._counters: dict[str, Any] = defaultdict(int)
         self._latest_result: dict[str, Any] = {}
         self._restored: list[int] | None = None
+        self.evaluation_recorder: Any = None
         self.native: Any = None
         try:
             self.setup(config)

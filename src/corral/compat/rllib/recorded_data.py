@@ -372,8 +372,7 @@ class EvaluationRecorder(Recorder):
 def play_and_record(algorithm: Any, env_runner_group: Any) -> dict[str, Any]:
     """Play an evaluation round whose complete episodes are recorded; a custom evaluation function of Corral."""
     view, config = algorithm.view, algorithm.config
-    recorder = vars(view).setdefault("_evaluation_recorder", None) or EvaluationRecorder(algorithm)
-    view._evaluation_recorder = recorder
+    recorder = view.evaluation_recorder = view.evaluation_recorder or EvaluationRecorder(algorithm)
     duration, by_episodes = config.evaluation_duration, config.evaluation_duration_unit == "episodes"
     lasts = duration == "auto"  # as long as training
     wanted: dict[str, Any] = {
