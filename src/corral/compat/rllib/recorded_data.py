@@ -347,11 +347,12 @@ class EvaluationRecorder(Recorder):
 
     def __init__(self, algorithm: Any) -> None:
         """Find the directory; nothing is written yet."""
-        settings = output_of(algorithm.config.origin)
+        settings, config = output_of(algorithm.config.origin), algorithm.config
         super().__init__(
             f"{settings['output'].rstrip('/')}/evaluation",
             *describe_recording(algorithm),
             max_rows_per_file=settings["output_max_rows_per_file"],
+            with_logp=config.evaluation_config.get("explore", config.explore),  # the distribution acts only then
         )
         self._returns: list[float] = []
         self._lens: list[int] = []

@@ -62,7 +62,9 @@ _OTHERS: dict[str, Any] = {
     "replay_sequence_length": None,
 }
 
-_WITHOUT_EFFECT = {"_is_online", "_prior_exploration_config", "sync_filters_on_rollout_workers_timeout_s"}
+_WITHOUT_EFFECT = {"_is_online", "_prior_exploration_config", "sync_filters_on_rollout_workers_timeout_s"} | {
+    "_set_off_policy_estimation_methods"
+}
 
 _STATISTICS = {"mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series"}
 
