@@ -547,3 +547,13 @@ def test_a_policy_continues_in_the_env_from_cloned_weights(tmp_path: Path) -> No
     config = PPOConfig().environment(Env).rl_module(model_config={"fcnet_hiddens": [32]}, load_from=path)
     with config.build() as continued:
         assert (continued.compute_actions(draw_obs(50), explore=False) == expected).all()
+
+
+def test_without_a_number_an_iteration_draws_as_many_steps_as_there_are() -> None:
+    config = cloning(rule_data(), num_updates_per_iteration=None, train_batch_size_per_learner=60)
+    for fraction, expected in ((0.0, 9), (0.5, 5)):  # of 500 and 250 steps
+        with config.copy().offline_data(validation_fraction=fraction).build() as algorithm:
+            for iteration in (1, 2):
+                numbers = algorithm.train()["learners"]["__all_modules__"]
+                assert algorithm.num_updates_per_iteration == expected
+                assert numbers["num_env_steps_trained_lifetime"] == iteration * expected * 60

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.compat.rllib.algorithm import DQNConfig, PPOConfig, SACConfig
+from corral.compat.rllib.algorithm import BCConfig, DQNConfig, MARWILConfig, PPOConfig, SACConfig
 from corral.compat.rllib.callbacks import RLlibCallback
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.native import to_native
@@ -83,6 +83,8 @@ def test_functions_of_training_remain_where_evaluation_replaces_the_class() -> N
         (PPOConfig, {"policies_to_train": [], "learner_class": int, "keep_per_episode_custom_metrics": True}),
         (DQNConfig, {"lr": 0.5, "n_step": 3, "replay_buffer_config": {"capacity": 9}, "target_network_update_freq": 1}),
         (SACConfig, {"lr": 0.5, "actor_lr": 0.5, "initial_alpha": 2.0}),
+        (BCConfig, {"lr": 0.5, "input": "sampler", "dataset_num_iters_per_learner": 3}),
+        (MARWILConfig, {"lr": 0.5, "input": "sampler", "beta": 0.2, "output": None}),
     ],
 )
 def test_settings_without_effect_in_evaluation_are_ignored_there(config: Any, ignored: dict[str, Any]) -> None:
@@ -91,6 +93,8 @@ def test_settings_without_effect_in_evaluation_are_ignored_there(config: Any, ig
         .environment("Pendulum-v1" if config is SACConfig else "CartPole-v1")
         .evaluation(evaluation_config={"explore": False, **ignored})
     )
+    if issubclass(config, MARWILConfig):
+        made.offline_data(input_="data")
     native = to_native(made)
     native.validate()
     assert native.evaluation_config == {"explore": False}

@@ -23,6 +23,7 @@ from corral.compat.rllib.distributions import (
     TorchSquashedGaussian,
 )
 from corral.compat.rllib.episode_summaries import collect_episodes, summarize_episodes
+from corral.compat.rllib.layers import MLPEncoderConfig, MLPHeadConfig
 from corral.errors import ConfigError
 
 
@@ -199,3 +200,30 @@ def test_the_density_of_the_squashed_gaussian_integrates_to_one() -> None:
     assert -2.0 <= squashed.to_deterministic().sample().item() <= 4.0
     with pytest.raises(TypeError, match="no entropy in closed form"):
         squashed.entropy()
+
+
+def test_configs_of_layers_build_perceptrons() -> None:
+    head = MLPHeadConfig(
+        input_dims=[4],
+        hidden_layer_dims=[8, 6],
+        hidden_layer_activation="tanh",
+        hidden_layer_use_layernorm=True,
+        hidden_layer_weights_initializer="constant_",
+        hidden_layer_weights_initializer_config={"val": 0.5},
+        output_layer_dim=2,
+        output_layer_use_bias=False,
+        output_layer_weights_initializer=torch.nn.init.zeros_,
+    )
+    layers = head.build(framework="torch")
+    kinds = ["Linear", "LayerNorm", "Tanh"]
+    assert [type(layer).__name__ for layer in layers] == [*kinds, *kinds, "Linear"]
+    assert (layers[0].weight == 0.5).all() and (layers[3].weight == 0.5).all() and layers[-1].bias is None
+    assert layers(torch.ones(3, 4)).tolist() == [[0.0, 0.0]] * 3 and head.output_dims == (2,)
+    encoder = MLPEncoderConfig(input_dims=[4], hidden_layer_dims=[5])
+    assert encoder.build()({"obs": torch.ones(3, 4)})["encoder_out"].shape == (3, 5) and encoder.output_dims == (5,)
+    for refused, message in (
+        (MLPHeadConfig(input_dims=[4], clip_log_std=True), "clip_log_std=True"),
+        (MLPHeadConfig(input_dims=[3, 4]), "must be one size"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            refused.build()

@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 
 from corral.compat.rllib import whole_dicts
-from corral.compat.rllib.algorithm import PPOConfig, SACConfig
+from corral.compat.rllib.algorithm import BCConfig, MARWILConfig, PPOConfig, SACConfig
 from corral.compat.rllib.modules import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from corral.compat.rllib.native import to_native
 from corral.errors import ConfigError
@@ -27,7 +27,7 @@ AT_DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("cls", [PPOConfig, SACConfig])
+@pytest.mark.parametrize("cls", [PPOConfig, SACConfig, MARWILConfig, BCConfig])
 def test_all_keys_at_their_defaults_change_nothing(cls):
     settings = dict(AT_DEFAULTS)
     if cls is SACConfig:
@@ -36,6 +36,8 @@ def test_all_keys_at_their_defaults_change_nothing(cls):
             "q_model_config": dict(whole_dicts._SAC_MODEL),
             "policy_model_config": dict(whole_dicts._SAC_MODEL),
         }
+    if issubclass(cls, MARWILConfig):
+        settings |= {"_set_off_policy_estimation_methods": False, "model": {**WHOLE_MODEL, "vf_share_layers": False}}
     found = to_native(cls.from_dict(settings).environment("Pendulum-v1"))
     expected = to_native(cls().environment("Pendulum-v1"))
     assert {name: repr(each) for name, each in vars(found).items() if name != "_origin"} == {
@@ -46,7 +48,11 @@ def test_all_keys_at_their_defaults_change_nothing(cls):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("input_read_batch_size", 7), ("offline_sampling", True), ("_dont_auto_sync_env_runner_states", True)),
+        *(
+            ("offline_evaluation_duration", 7),
+            ("ignore_offline_eval_runner_failures", True),
+            ("_dont_auto_sync_env_runner_states", True),
+        ),
         *(("worker_cls", int), ("stats_cls_lookup", {"mean": int})),
     ],
 )

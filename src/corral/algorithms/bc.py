@@ -94,11 +94,9 @@ def bc_loss(
         The scalar to minimise, and scalars to report.
     """
     actions: Any = batch["actions"]
+    dist_inputs = module.policy_for_learning(*module_inputs(batch))
     if "sequence_starts" in batch:
-        learns = batch["learns"]
-        dist_inputs, actions = module.policy_and_value(*module_inputs(batch))[0][learns], actions[learns]
-    else:
-        dist_inputs = module.policy(batch["obs"])
+        dist_inputs, actions = dist_inputs[batch["learns"]], actions[batch["learns"]]
     logp = module.distribution.logp(dist_inputs, actions)
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "logp": logp}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class OfflineConfig(AlgorithmConfig):
 
     Attributes:
         num_updates_per_iteration: Updates of each module in an iteration, each from a batch of
-            `train_batch_size_per_learner` steps that are drawn evenly from all steps.
+            `train_batch_size_per_learner` steps that are drawn evenly from all steps. `None` is as many as it takes to
+            draw as many steps as there are.
     """
 
     ON_POLICY: ClassVar[bool] = False
@@ -58,7 +60,7 @@ class OfflineConfig(AlgorithmConfig):
 
     min_sample_timesteps_per_iteration: int = 0
     train_batch_size_per_learner: int = 256
-    num_updates_per_iteration: PositiveInt = 1000
+    num_updates_per_iteration: PositiveInt | None = 1000
 
     NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
         (
@@ -208,13 +210,21 @@ class OfflineAlgorithm(Algorithm):
 
     # The training step.
 
+    @property
+    def num_updates_per_iteration(self) -> int:
+        """Updates of each module in an iteration."""
+        if self.config.num_updates_per_iteration is not None:
+            return self.config.num_updates_per_iteration
+        num_steps = max(len(data.train) for data in self.data.values())
+        return math.ceil(num_steps / self.config.total_train_batch_size)
+
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Take the updates of an iteration, then compute the loss on the episodes for validation."""
         if self.config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
         self._learning = list(filter(self.trains, self.data))
         results: dict[str, dict[str, Any]] = {}
-        for _ in range(self.config.num_updates_per_iteration):
+        for _ in range(self.num_updates_per_iteration):
             if results:
                 self.log_learner_results(results)
             results = self._update()

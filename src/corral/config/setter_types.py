@@ -328,7 +328,7 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
 class BCTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of BC; see `BCConfig`."""
 
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     entropy_coeff: ScheduleArg
     burn_in_len: int
 
@@ -336,7 +336,7 @@ class BCTrainingArgs(TrainingArgs, total=False):
 class MARWILTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of MARWIL; see `MARWILConfig`."""
 
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     beta: float
     vf_coeff: float
     max_advantage_weight: float

@@ -267,6 +267,10 @@ class Module(Viewable, nn.Module):
             return unroll(self, obs, state, mask)
         return self.policy(obs), self.value(obs)
 
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return what losses without values learn from: `policy(obs)`, or the first part of `policy_and_value`."""
+        return self.policy(obs) if mask is None else self.policy_and_value(obs, state, mask)[0]
+
     # Memory. A module with memory defines `initial_state`, and its methods take and return states:
     # `policy(obs, state) -> (dist_inputs, state)` and `value(obs, state) -> values`, with states `[B, ...]`.
 

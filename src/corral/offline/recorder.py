@@ -136,12 +136,13 @@ class Recorder:
             self._open[key].append(self._piece(module_id, part, lane, start, stop))
             if part.terminated[stop - 1, lane] or part.truncated[stop - 1, lane]:
                 pieces = [*self._open.pop(key), self._final_row(module_id, part, lane, stop - 1)]
-                self._complete_episode(EpisodeRows.join(pieces), key[3])
+                self.complete_episode(EpisodeRows.join(pieces), key[3])
         for row, lane in part.broken:
             if not part.valid[row:, lane].any():  # otherwise the next episode took its place
                 self._open.pop(keys[lane], None)
 
-    def _complete_episode(self, rows: EpisodeRows, agent_id: str) -> None:
+    def complete_episode(self, rows: EpisodeRows, agent_id: str) -> None:
+        """Take a complete episode of an agent, with the row of its final observation."""
         self._complete.append(RecordedEpisode(rows, f"{self._token}{self.num_episodes_recorded:08x}", agent_id))
         self._num_rows += len(rows)
         self.num_steps_recorded += rows.num_steps

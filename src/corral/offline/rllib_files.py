@@ -1,9 +1,9 @@
 """Recorded data of RLlib: episodes packed with msgpack, and tables with a row for each step.
 
-The forms are those of `ray.rllib.offline` of Ray 2.60: `output_write_episodes=True` writes a column `item` with one
-episode per row, and False writes columns such as `obs`, `new_obs`, `terminateds` and `eps_id`. JSON files of earlier
-versions hold a batch of steps in each line. Packed columns are base64 of an LZ4 frame of a pickle; only arrays are
-read from them, and no code is run.
+The forms are the ones that `ray.rllib.offline` of Ray 2.60 writes: `output_write_episodes=True` writes a column `item`
+with one episode per row, and False writes columns such as `obs`, `new_obs`, `terminateds` and `eps_id`. JSON files of
+earlier versions hold a batch of steps in each line. Packed columns are base64 of an LZ4 frame of a pickle; only arrays
+are read from them, and no code is run.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import io
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from corral.checkpoint.places import Place
 from corral.core.ids import DEFAULT_MODULE_ID
@@ -41,6 +43,7 @@ NAMES = {
 """Names of columns here by their names in RLlib."""
 
 _KEPT = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated", "logp")
+_IDS = ("eps_id", "module_id")
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _CLASSES = ("ndarray", "dtype", "_reconstruct", "scalar", "_frombuffer")
 
@@ -61,22 +64,29 @@ def rllib_parquet_source(files: Sequence[ParquetPlace], schema: Mapping[str, str
     name = ", ".join(dict.fromkeys(file.place.where("") for file in files))
 
     def parts() -> Iterator[EpisodeRows]:
-        for file in files:
-            yield from file.use(partial(_parts_of_file, place=file.path, schema=schema or {}))
+        return whole_episodes(
+            part for file in files for part in file.use(partial(_parts_of_file, place=file.path, schema=schema or {}))
+        )
 
     return Source(parts, name)
 
 
-def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[EpisodeRows]:
+def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[EpisodeRows | Steps]:
     table = file.read()
     if ITEM in table.column_names:
         return list(_join_chunks(_unpacked_episode(item.as_py(), place) for item in table[ITEM]))
     columns: dict[str, Tree] = {}
-    in_file = {schema.get(name, name): NAMES.get(name, name) for name in (*_KEPT, *NAMES, "eps_id", "module_id")}
-    for theirs in table.column_names:
-        if (ours := in_file.get(theirs)) is not None:
-            columns.setdefault(ours, _column(table[theirs], theirs, place))
-    return list(_rows_of_columns(columns, place))
+    for name in (*_KEPT, *NAMES, *_IDS):
+        theirs, ours = schema.get(name, name), NAMES.get(name, name)
+        if theirs in table.column_names and ours not in columns:
+            found = _ids(table[theirs]) if name in _IDS else _column(table[theirs], theirs, place)
+            columns |= {} if found is None else {ours: found}
+    return [Steps(columns, place)]
+
+
+def _ids(column: Any) -> NDArray[Any] | None:
+    """Return a column of ids as texts; `None` if it has none."""
+    return None if column.null_count else np.array([str(value) for value in column.to_pylist()])
 
 
 def _column(column: Any, name: str, place: str) -> Tree:
@@ -84,10 +94,7 @@ def _column(column: Any, name: str, place: str) -> Tree:
     import pyarrow as pa
 
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_binary(column.type):
-        texts = column.to_pylist()
-        if name in ("eps_id", "agent_id", "module_id"):
-            return np.array([str(text) for text in texts])
-        return _stacked([_unpack(text, f"{place}: column {name!r}") for text in texts])
+        return _stacked([unpack(text, f"{place}: column {name!r}") for text in column.to_pylist()])
     if isinstance(column.type, pa.ExtensionType):  # an array of fixed shape, as Ray Data writes it
         return np.stack([np.asarray(entry) for entry in column.combine_chunks().to_numpy_ndarray()])
     if pa.types.is_null(column.type):
@@ -95,19 +102,89 @@ def _column(column: Any, name: str, place: str) -> Tree:
     return as_numpy(column, name, place)
 
 
-def _rows_of_columns(columns: dict[str, Tree], place: str) -> Iterator[EpisodeRows]:
-    for name in ("obs", "actions", "rewards"):
-        if name not in columns:
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a file or a line, whose episodes others may continue.
+
+    Attributes:
+        columns: Columns `[S, ...]` by name.
+        place: Where they come from, for messages.
+    """
+
+    columns: dict[str, Tree]
+    place: str
+
+    def __post_init__(self) -> None:
+        """Refuse steps without a column that is needed.
+
+        Raises:
+            DataError: The message names the column.
+        """
+        for name in ("obs", "actions", "rewards"):
+            if name not in self.columns:
+                raise DataError(
+                    f"{self.place}: there is no column {name!r} and no column {ITEM!r}: Corral reads files that it or "
+                    "RLlib wrote."
+                )
+
+    def take(self, rows: NDArray[Any]) -> Steps:
+        """Return some of the steps."""
+        return Steps({name: map_tree(lambda leaf: leaf[rows], part) for name, part in self.columns.items()}, self.place)
+
+    def after(self, others: Steps) -> Steps:
+        """Return other steps and then these.
+
+        Raises:
+            DataError: They have other columns.
+        """
+        if self.columns.keys() != others.columns.keys():
             raise DataError(
-                f"{place}: there is no column {name!r} and no column {ITEM!r}: Corral reads Parquet files that it or "
-                "RLlib wrote."
+                f"{self.place} has the columns {sorted(self.columns)}, and {others.place}, in which an episode begins, "
+                f"{sorted(others.columns)}: all files must have the same columns."
             )
-    starts, ids = None, columns.pop("eps_id", None)
-    if ids is not None:  # chunks of several episodes may take turns
-        number = np.unique(ids, return_inverse=True)[1].reshape(-1)
-        order = np.argsort(number, kind="stable")
-        columns = {name: map_tree(lambda leaf: leaf[order], column) for name, column in columns.items()}
-        starts = np.concatenate([[True], number[order][1:] != number[order][:-1]])
+        joined = {
+            name: map_tree(lambda *leaf: np.concatenate(leaf), others.columns[name], part)
+            for name, part in self.columns.items()
+        }
+        return Steps(joined, self.place)
+
+
+def whole_episodes(parts: Iterable[EpisodeRows | Steps]) -> Iterator[EpisodeRows]:
+    """Yield whole episodes of steps whose ids say to which episode they belong, also across files and lines."""
+    begun: Steps | None = None  # steps of episodes that have not ended
+    for part in parts:
+        if isinstance(part, EpisodeRows):
+            yield part
+            continue
+        if "eps_id" not in part.columns:
+            yield _rows_of_columns(part, None)
+            continue
+        steps, number, open_steps = _by_episode(part if begun is None else part.after(begun))
+        begun = steps.take(open_steps) if open_steps.any() else None
+        if not open_steps.all():
+            yield _rows_of_columns(steps.take(~open_steps), number[~open_steps])
+    if begun is not None:
+        steps, number, _ = _by_episode(begun)
+        yield _rows_of_columns(steps, number)
+
+
+def _by_episode(steps: Steps) -> tuple[Steps, NDArray[np.int64], NDArray[np.bool_]]:
+    """Return steps episode by episode, the number of each step's episode, and which steps are of one without an end."""
+    _, firsts, number = np.unique(steps.columns["eps_id"], return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(firsts))[number.reshape(-1)]  # in the order of their first steps
+    order = np.argsort(number, kind="stable")  # chunks of several episodes may take turns
+    steps, number = steps.take(order), number[order]
+    ends = np.zeros(len(number), np.bool_)
+    for flag in ("terminated", "truncated"):
+        if flag in steps.columns:
+            ends |= np.asarray(steps.columns[flag], np.bool_)
+    is_last = np.concatenate([number[1:] != number[:-1], [True]])
+    return steps, number, np.isin(number, number[is_last & ~ends])
+
+
+def _rows_of_columns(steps: Steps, number: NDArray[np.int64] | None) -> EpisodeRows:
+    columns, place = steps.columns, steps.place
+    starts = None if number is None else np.concatenate([[True], number[1:] != number[:-1]])
     size = len(columns["rewards"])
     terminated = columns.get("terminated", np.zeros(size, np.bool_))
     logp = {"logp": columns["logp"]} if "logp" in columns else {}
@@ -121,11 +198,11 @@ def _rows_of_columns(columns: dict[str, Tree], place: str) -> Iterator[EpisodeRo
         next_obs=columns.get("next_obs"),
         starts=starts,
         added=logp,
-        module_id=DEFAULT_MODULE_ID if modules is None or str(modules[0]) == "None" else str(modules[0]),
+        module_id=DEFAULT_MODULE_ID if modules is None else str(modules[0]),
         place=place,
     )
     rows.action_units = "unit"
-    yield rows
+    return rows
 
 
 # Packed episodes.
@@ -204,7 +281,7 @@ def _steps_of(state: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _entries(value: Any) -> list[Any]:
-    """Return the entries of an `InfiniteLookbackBuffer`, without those of earlier chunks, or of a list."""
+    """Return the entries of an `InfiniteLookbackBuffer`, without the entries of earlier chunks, or of a list."""
     if isinstance(value, Mapping):
         return list(value["data"])[int(value.get("lookback", 0)) :]
     return list(value)
@@ -225,18 +302,17 @@ def _stacked(entries: Sequence[Any]) -> Tree:
 def rllib_json_source(place: Place, names: Sequence[str]) -> Source:
     """Return the source of JSON files that earlier versions of RLlib wrote: a batch of steps in each line."""
 
-    def parts() -> Iterator[EpisodeRows]:
+    def lines() -> Iterator[Steps]:
         for name in names:
             with place.open(name) as (opened, _):
-                for number, line in enumerate(io.TextIOWrapper(opened, "utf-8")):
-                    where = f"{place.where(name)}, line {number + 1}"
+                for number, line in enumerate(opened):
                     if line.strip():
-                        yield from _rows_of_line(line, where)
+                        yield _steps_of_line(line, f"{place.where(name)}, line {number + 1}")
 
-    return Source(parts, place.where(""))
+    return Source(lambda: whole_episodes(lines()), place.where(""))
 
 
-def _rows_of_line(line: str, where: str) -> Iterator[EpisodeRows]:
+def _steps_of_line(line: bytes, where: str) -> Steps:
     try:
         batch = json.loads(line)
     except ValueError as error:
@@ -247,11 +323,11 @@ def _rows_of_line(line: str, where: str) -> Iterator[EpisodeRows]:
     for name in (*_KEPT, *NAMES, "eps_id"):
         if name in batch and (ours := NAMES.get(name, name)) not in columns:
             given = batch[name]
-            columns[ours] = np.asarray(_unpack(given, f"{where}: {name!r}") if isinstance(given, str) else given)
-    yield from _rows_of_columns(columns, where)
+            columns[ours] = np.asarray(unpack(given, f"{where}: {name!r}") if isinstance(given, str) else given)
+    return Steps(columns, where)
 
 
-def _unpack(text: Any, where: str) -> Any:
+def unpack(text: Any, where: str) -> Any:
     """Return what RLlib packed: base64 of an LZ4 frame of a pickle of arrays.
 
     Raises:

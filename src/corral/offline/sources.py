@@ -70,7 +70,7 @@ def _named_source(text: str) -> Source:
         from corral.offline.minari_data import load_minari
 
         return load_minari(text.removeprefix(MINARI))
-    place, names = _files_of(text)
+    place, names = files_of(text)
     if not names:
         raise DataError(
             f"offline_data: {text} holds no .parquet and no .json files: give a directory of recorded data."
@@ -88,7 +88,7 @@ def _named_source(text: str) -> Source:
     return _own_files(text, files, [each for each in descriptions if each is not None])
 
 
-def _files_of(text: str) -> tuple[Place, list[str]]:
+def files_of(text: str) -> tuple[Place, list[str]]:
     """Return the directory and the names of the files of a path: of a directory all files, in sorted order.
 
     Raises:

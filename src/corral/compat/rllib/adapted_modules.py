@@ -27,6 +27,7 @@ from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_files import (
     MODULE_FILE,
     has_own_weights,
+    own_weights,
     read_weights,
     weights_file,
     write_module,
@@ -110,6 +111,11 @@ class AdaptedModule(Module):
             return inputs, outputs[_VALUES]
         return inputs, self.rl_module.compute_values(batch, embeddings=outputs.get(_EMBEDDINGS))
 
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return what `forward_train` returns as inputs of the distribution."""
+        inputs = _inputs(self.rl_module, self.rl_module.forward_train({_OBS: fresh(obs)}))
+        return inputs if self._carried is None else self._carried.pad(inputs)
+
     def forward_train(self, batch: dict[str, Any]) -> Any:
         """Return what `forward_train` returns for a batch.
 
@@ -164,6 +170,11 @@ class AdaptedMemoryModule(Module):
         values = self.rl_module.compute_values(batch, embeddings=outputs.get(_EMBEDDINGS))
         return _inputs(self.rl_module, outputs)[mask], values[mask]
 
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return inputs of the distribution for the steps of sequences that a mask selects."""
+        outputs = self.rl_module.forward_train({_OBS: fresh(obs), _STATE_IN: state})
+        return _inputs(self.rl_module, outputs)[mask]
+
 
 class AdaptedPart(Module):
     """Calls one of several modules of RLlib that have parts in common; it holds all of them."""
@@ -210,6 +221,10 @@ class AdaptedPart(Module):
         values = outputs[_VALUES] if _VALUES in outputs else self.value(obs)
         return _inputs(self.rl_module, outputs), values
 
+    def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
+        """Return what `forward_train` returns as inputs of the distribution."""
+        return _inputs(self.rl_module, self.multi.forward_train({self.module_id: {_OBS: fresh(obs)}})[self.module_id])
+
 
 class AdaptedRules(HeuristicModule):
     """Calls a module of RLlib without weights, which returns actions."""
@@ -242,10 +257,15 @@ def _inputs(module: Any, outputs: Mapping[str, Any]) -> Tensor:
 def loading_settings(spec: RLModuleSpec) -> dict[str, Any]:
     """Return Corral's `load_from` for the checkpoint of a module that a spec names.
 
+    A module of a user may have more weights than the checkpoint, as in RLlib: these start as the class makes them.
+
     Raises:
         CheckpointError: `load_state_path` is no directory of a module.
     """
-    return {} if spec.load_state_path is None else {"load_from": str(weights_file(spec.load_state_path))}
+    if spec.load_state_path is None:
+        return {}
+    settings: dict[str, Any] = {"load_from": str(weights_file(spec.load_state_path))}
+    return settings | ({"load_parts": names} if (names := own_weights(spec.load_state_path)) else {})
 
 
 def to_module_settings(spec: RLModuleSpec) -> dict[str, Any] | None:

@@ -84,6 +84,7 @@ class Algorithm:
     Attributes:
         config: RLlib's config.
         native: Corral's algorithm.
+        evaluation_recorder: What records evaluation rounds; `None` before the first one that is recorded.
     """
 
     ALGORITHM: ClassVar[str] = ""
@@ -114,6 +115,7 @@ class Algorithm:
         self._counters: dict[str, Any] = defaultdict(int)
         self._latest_result: dict[str, Any] = {}
         self._restored: list[int] | None = None
+        self.evaluation_recorder: Any = None
         self.native: Any = None
         try:
             self.setup(config)
@@ -756,11 +758,45 @@ class SACConfig(AlgorithmConfig):
         super().__init__(algo_class or SAC)
 
 
+class MARWIL(Algorithm):
+    """RLlib's MARWIL on Corral's."""
+
+    ALGORITHM = "MARWIL"
+
+
+class MARWILConfig(AlgorithmConfig):
+    """RLlib's settings of MARWIL."""
+
+    ALGORITHM = "MARWIL"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or MARWIL)
+
+
+class BC(MARWIL):
+    """RLlib's BC on Corral's."""
+
+    ALGORITHM = "BC"
+
+
+class BCConfig(MARWILConfig):
+    """RLlib's settings of BC."""
+
+    ALGORITHM = "BC"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or BC)
+
+
 CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,
     "APPO": APPOConfig,
     "IMPALA": IMPALAConfig,
     "DQN": DQNConfig,
     "SAC": SACConfig,
+    "MARWIL": MARWILConfig,
+    "BC": BCConfig,
 }
 """Config classes by the name of the algorithm."""

@@ -30,6 +30,12 @@ class PPOCatalog(Catalog):
     IS_DEFAULT = True
 
 
+class BCCatalog(Catalog):
+    """The catalog of BC."""
+
+    IS_DEFAULT = True
+
+
 class DQNCatalog(Catalog):
     """The catalog of DQN."""
 

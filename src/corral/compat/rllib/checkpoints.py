@@ -62,14 +62,16 @@ def load_modules(native: Any, path: Any, component: str, modules: Path) -> None:
 
     Args:
         native: The algorithm.
-        path: Directory of the module, or with a directory for each module.
-        component: `modules` for all modules in the directory, or `modules` with the id of one module.
+        path: Directory of the module, or with a directory for each module; with `rl_module` also a checkpoint.
+        component: `modules`, or `rl_module`, for all modules in the directory, or `modules` with the id of one module.
         modules: The name of all modules together, as a path.
 
     Raises:
         CheckpointError: There is no such module, or it does not fit.
     """
     name, path = Path(component), Path(path)
+    if component == modules.name:
+        name, path = modules, path / modules if (path / modules).is_dir() else path
     if name == modules:
         found = {file.parent.name: file.parent for file in sorted(path.glob(f"*/{MODULE_FILE}"))}
         if not found:

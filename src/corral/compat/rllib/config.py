@@ -156,13 +156,15 @@ class AlgorithmConfig:
         return self._set("experimental", settings)
 
     def offline_data(self, **settings: Any) -> Self:
-        """Refuse offline data, which Corral does not learn from yet."""
-        for name in settings:
-            if name not in SETTINGS["offline_data"]:
-                raise ConfigError(
-                    f"offline_data: {name} is a setting of RLlib that Corral lacks: it does not learn "
-                    "from offline data yet."
-                )
+        """Set the recorded data to learn from, and what is recorded.
+
+        Raises:
+            ValueError: The class of a prelearner is none.
+        """
+        if settings.get("prelearner_class") is not None:
+            from corral.compat.rllib.recorded_data import check_prelearner
+
+            check_prelearner(settings["prelearner_class"])
         return self._set("offline_data", settings)
 
     def python_environment(self, **settings: Any) -> Self:
@@ -556,13 +558,14 @@ class AlgorithmConfig:
 
     @property
     def is_online(self) -> bool:
-        """True: Corral learns from envs."""
-        return True
+        """Whether the algorithm learns from envs."""
+        return self.ALGORITHM not in ("BC", "MARWIL")
 
     @property
     def is_offline(self) -> bool:
-        """False: Corral learns from envs."""
-        return False
+        """Whether the config names recorded data."""
+        given = self.input_[0] if isinstance(self.input_, list) and self.input_ else self.input_
+        return isinstance(given, str) and given not in ("", "sampler")
 
     @property
     def uses_new_env_runners(self) -> bool:

@@ -1,4 +1,4 @@
-"""RLlib's default modules of PPO, APPO and IMPALA as classes that user code derives from: the layers are Corral's."""
+"""RLlib's default modules of actor-critics and of BC as classes that user code derives from, with Corral's layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from corral.compat.rllib.constants import ACTOR, CRITIC, ENCODER_OUT, TARGET_NETWORK_ACTION_DIST_INPUTS, Columns
 from corral.compat.rllib.learner import make_target_network
 from corral.compat.rllib.model_config import translated
-from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyHead, ValueHead
+from corral.compat.rllib.module_parts import ActorCriticEncoder, PolicyEncoder, PolicyHead, ValueHead
 from corral.compat.rllib.modules import TargetNetworkAPI, TorchRLModule, ValueFunctionAPI
 from corral.errors import ConfigError
 from corral.modules.module import ActorCritic
@@ -32,10 +32,7 @@ class DefaultPPOTorchRLModule(TorchRLModule, ValueFunctionAPI):
         Raises:
             ConfigError: The settings ask for memory.
         """
-        settings = translated(self.model_config, "PPO")
-        if settings.get("use_lstm"):
-            raise ConfigError(f"{type(self).__name__}: use_lstm is for the default module, not for classes from it.")
-        net = ActorCritic(self.observation_space, self.action_space, settings)
+        net = _layers(self, "PPO")
         self.encoder, self.pi, self.vf = ActorCriticEncoder(net), PolicyHead(net), ValueHead(net)
 
     def _forward(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -75,5 +72,38 @@ class DefaultAPPOTorchRLModule(DefaultPPOTorchRLModule, TargetNetworkAPI):
         return {TARGET_NETWORK_ACTION_DIST_INPUTS: self._old_pi(features)}
 
 
-DEFAULTS = {"PPO": DefaultPPOTorchRLModule, "APPO": DefaultAPPOTorchRLModule, "IMPALA": DefaultPPOTorchRLModule}
+class DefaultBCTorchRLModule(TorchRLModule):
+    """An encoder and a head of the policy; without a subclass, Corral's own module takes its place."""
+
+    IS_DEFAULT = True
+
+    def setup(self) -> None:
+        """Build the layers.
+
+        Raises:
+            ConfigError: The settings ask for memory.
+        """
+        net = _layers(self, "BC")
+        self._encoder, self._pi_head = PolicyEncoder(net), PolicyHead(net)
+
+    def _forward(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self._pi_head(self._encoder(batch)[ENCODER_OUT])}
+
+
+def _layers(module: Any, algorithm: str) -> ActorCritic:
+    """Return Corral's module with the settings of a module of RLlib.
+
+    Raises:
+        ConfigError: The settings ask for memory.
+    """
+    settings = translated(module.model_config, algorithm)
+    if settings.get("use_lstm"):
+        raise ConfigError(f"{type(module).__name__}: use_lstm is for the default module, not for classes from it.")
+    return ActorCritic(module.observation_space, module.action_space, settings)
+
+
+DEFAULTS = {
+    **{"PPO": DefaultPPOTorchRLModule, "APPO": DefaultAPPOTorchRLModule, "IMPALA": DefaultPPOTorchRLModule},
+    **{"MARWIL": DefaultPPOTorchRLModule, "BC": DefaultBCTorchRLModule},
+}
 """Default module classes of the algorithms that have a class of their own."""

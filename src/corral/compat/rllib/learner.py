@@ -335,6 +335,14 @@ class APPOTorchLearner(APPOLearner, IMPALATorchLearner):
     """The learner of APPO."""
 
 
+class MARWILLearner(Learner):
+    """The learner of MARWIL."""
+
+
+class MARWILTorchLearner(MARWILLearner, TorchLearner):
+    """The learner of MARWIL and BC."""
+
+
 class DQNTorchLearner(TorchLearner):
     """The learner of DQN."""
 
@@ -349,6 +357,8 @@ DEFAULTS = {
     "IMPALA": IMPALATorchLearner,
     "DQN": DQNTorchLearner,
     "SAC": SACTorchLearner,
+    "MARWIL": MARWILTorchLearner,
+    "BC": MARWILTorchLearner,
 }
 """Learner classes of the algorithms, whose losses and steps are Corral's."""
 

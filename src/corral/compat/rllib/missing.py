@@ -9,7 +9,8 @@ from corral.errors import UnknownAttributeError, nearest_name
 _EXPORT = "save() writes each module to learner_group/learner/rl_module/<module id>, for RLModule.from_checkpoint"
 _PICKLES = "checkpoints hold no arguments of constructors: use save_to_path(path) and from_checkpoint(path)"
 _TUNE = "it belongs to trials: run tune.Tuner, which gives each trial its names, files and resources"
-_OFFLINE = "Corral does not learn from offline data yet"
+_OFFLINE = "Corral does not evaluate a policy on recorded data yet"
+_RECORDED = "the data is read once: algo.native.data has it, by module id"
 _NO_POLICIES = "Corral has no Policy classes: use an RLModule"
 _ALGORITHM = "it is made with an algorithm: use config.build_algo()"
 _LIFE = "Corral starts, restarts and ends its runners itself: see config.fault_tolerance(...)"
@@ -29,7 +30,7 @@ REMEDIES: dict[str, dict[str, str]] = {
         "merge_algorithm_configs": "use config.update_from_dict(changes)",
         "merge_trainer_configs": "use config.update_from_dict(changes)",
         "evaluate_offline": _OFFLINE,
-        "offline_data": _OFFLINE,
+        "offline_data": _RECORDED,
         "offline_eval_runner_group": _OFFLINE,
         "step": "call train()",
         "train_buffered": "call train()",

@@ -57,8 +57,8 @@ class DefaultModelConfig:
 _ACTIVATIONS = {"swish": "silu", None: "linear"}
 # The parts of DQN's settings that RLlib shows to its modules as well.
 _OF_ALGORITHM = {"double_q", "dueling", "epsilon", "num_atoms", "std_init", "v_max", "v_min", "twin_q"}
-_ACTOR_CRITICS = ("PPO", "APPO", "IMPALA")
-_SEPARATE = ("PPO", "APPO")  # whose policy and value function share layers only if the settings say so
+_ACTOR_CRITICS = ("PPO", "APPO", "IMPALA", "MARWIL", "BC")
+_SEPARATE = ("PPO", "APPO", "MARWIL", "BC")  # whose policy and value function share layers only if the settings say so
 _WITHOUT_EFFECT = {"uses_new_env_runners", "_uses_new_env_runners"}
 _OLD_MODEL_IGNORED = {"custom_model_config", "framestack", "dim", "grayscale", "zero_mean", "_disable_preprocessor_api"}
 
@@ -123,7 +123,7 @@ def settings_of_default(config: Any, module_id: str) -> dict[str, Any]:
 
 
 def _given(config: Any) -> dict[str, Any]:
-    """Return the settings of default modules that a config gives; PPO and APPO share no layers unless it says so."""
+    """Return the settings of default modules that a config gives; only IMPALA shares layers unless it says so."""
     given = getattr(config.rl_module_spec, "model_config", None) or config.model_config
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
         return dataclasses.asdict(given)

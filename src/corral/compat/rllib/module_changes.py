@@ -41,6 +41,7 @@ def add_module(algorithm: Any, module_id: str, spec: RLModuleSpec | None, overri
     name = algorithm_name(changed)
     policy, differs = settings_of_policy(changed, module_id, name, to_settings(changed, name))
     first_weights = policy.pop("load_from", None)
+    policy.pop("load_parts", None)
     algorithm.native.add_module(module_id, **policy, overrides=differs, **_to_native(given))
     _use(algorithm, changed, given)
     if first_weights is not None:

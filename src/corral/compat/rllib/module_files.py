@@ -88,7 +88,10 @@ def read_weights(path: Any, *, is_own: bool) -> dict[str, torch.Tensor]:
 
 def has_own_weights(path: Any) -> bool:
     """Return whether a directory holds weights that `save_to_path` of a module of a user's wrote; `None` holds none."""
-    if path is None:
-        return False
+    return path is not None and bool(own_weights(path))
+
+
+def own_weights(path: Any) -> list[str]:
+    """Return the names of weights of a user's module in a directory."""
     with safe_open(weights_file(path), framework="numpy") as file:
-        return any(name.startswith(OWN) for name in file.keys())
+        return [name for name in file.keys() if name.startswith(OWN)]

@@ -36,6 +36,23 @@ class ActorCriticEncoder(nn.Module):
         }
 
 
+class PolicyEncoder(nn.Module):
+    """The encoder of a policy alone.
+
+    Args:
+        net: Module with a policy.
+    """
+
+    def __init__(self, net: Any) -> None:
+        """Register the encoder."""
+        super().__init__()
+        self.encoder = net.policy_encoder
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return features of observations."""
+        return {ENCODER_OUT: self.encoder(batch["obs"])}
+
+
 class PolicyHead(nn.Module):
     """The layers from features to the inputs of the distribution.
 

@@ -14,8 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from corral.algorithms.appo import APPOConfig
+from corral.algorithms.bc import BCConfig
 from corral.algorithms.dqn import DQNConfig
 from corral.algorithms.impala import IMPALAConfig
+from corral.algorithms.marwil import MARWILConfig
+from corral.algorithms.offline import OfflineConfig
 from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.sac import SACConfig
 from corral.compat.rllib import callbacks
@@ -30,6 +33,7 @@ from corral.compat.rllib.model_config import to_model_config
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
 from corral.compat.rllib.own_algorithm import OwnConfig, RestoreEvents
 from corral.compat.rllib.own_learner import OwnLearner
+from corral.compat.rllib.recorded_data import input_of, output_of, play_and_record, records_evaluation
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import IN_EVALUATION, SETTINGS, TRAINING
 from corral.config.config import AlgorithmConfig as NativeConfig
@@ -48,17 +52,23 @@ _CLASSES: dict[str, type[NativeConfig]] = {
     "IMPALA": IMPALAConfig,
     "DQN": DQNConfig,
     "SAC": SACConfig,
+    "MARWIL": MARWILConfig,
+    "BC": BCConfig,
     "": OwnConfig,
 }
 _NO_LIMIT = 1e9  # of importance weights
 _OFF_POLICY = ("DQN", "SAC")
 _ASYNC = ("APPO", "IMPALA")
+_OFFLINE = ("BC", "MARWIL")
 
 # Settings of the same meaning that are translated with others, or whose default leaves Corral's.
 _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "exploration_config", "lr"} | {
     *("kl_coeff", "kl_target", "delay_between_env_runner_restarts_s", "algorithm_config_overrides_per_module"),
     *("replay_buffer_config", "rollout_fragment_length"),
 }
+
+_NEEDS_SAMPLING = {*OfflineConfig.NEEDS, "gamma"}
+"""Settings that have no meaning for an algorithm that samples nothing, and `gamma`, which only MARWIL reads."""
 
 _OF_ENV = {"env", "env_config", "env_task_fn", "wrappers", "transforms"}  # the same for all modules
 
@@ -80,8 +90,7 @@ def to_native(config: AlgorithmConfig) -> NativeConfig:
     native.callbacks([*_connector_events(settings), *own, *classes], **functions)  # type: ignore[arg-type]
     native.evaluation(
         evaluation_config=_evaluation_settings(config, name, settings),
-        custom_evaluation_function=config.custom_evaluation_function
-        and functools.partial(_evaluate, config.custom_evaluation_function),
+        custom_evaluation_function=_evaluation_function(config),
     )
     if config.policies and config.is_multi_agent:
         native.multi_agent(**_multi_agent_settings(config, name, settings))
@@ -136,6 +145,15 @@ def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     }
     settings["episode_class"] = MultiAgentEpisode if config.is_multi_agent else SingleAgentEpisode
     settings |= env_settings(config) | _sampling_settings(config, name) | _learning_settings(config)
+    if name in _OFFLINE:  # nothing is sampled
+        settings = {key: value for key, value in settings.items() if key not in _NEEDS_SAMPLING}
+    else:
+        settings |= output_of(config)
+        if config.input_ not in ("sampler", None):
+            raise ConfigError(
+                f"input_={config.input_!r:.80}: {name or 'this algorithm'} learns from an env: use BCConfig or "
+                "MARWILConfig for recorded data, or leave it out."
+            )
     if name:
         settings |= _TRAINING_SETTINGS[name](config)
     spec = config.rl_module_spec
@@ -152,6 +170,11 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     mode = str(getattr(config.gym_env_vectorize_mode, "value", config.gym_env_vectorize_mode)).lower()
     is_async = config.remote_worker_envs or mode == "async"
     own, built_in = _connectors(config)
+    if name in _OFFLINE and (own or config.learner_connector is not None):
+        raise ConfigError(
+            f"{name}: recorded steps pass no connectors of your own: change columns in a prelearner_class, or use a "
+            "connector that RLlib has built in, as env_to_module_connector."
+        )
     if (own or config.module_to_env_connector is not None) and is_async:
         raise ConfigError(
             "gym_env_vectorize_mode='async': connectors of your own need sub-envs in the process of the runner: leave "
@@ -226,7 +249,7 @@ def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if name in _OFF_POLICY:
         n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
         length = n_step if length == "auto" else length
-    elif length != "auto" and name not in _ASYNC:  # these learn from whole fragments as they arrive
+    elif length != "auto" and name not in (*_ASYNC, *_OFFLINE):  # _ASYNC learn from whole fragments as they arrive
         in_round = length * config.num_envs_per_env_runner * max(1, config.num_env_runners)
         total = math.ceil(total / in_round) * in_round
     each = math.ceil(total / learners)
@@ -382,12 +405,25 @@ def _appo_settings(config: AlgorithmConfig) -> dict[str, Any]:
     }
 
 
+def _bc_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    settings = {"input_": input_of(config), "num_updates_per_iteration": config.dataset_num_iters_per_learner}
+    if config.env is None:
+        settings |= {"observation_space": config.observation_space, "action_space": config.action_space}
+    return settings
+
+
+def _marwil_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    return {**_bc_settings(config), "gamma": config.gamma, "max_advantage_weight": _NO_LIMIT}
+
+
 _TRAINING_SETTINGS: dict[str, Callable[[AlgorithmConfig], dict[str, Any]]] = {
     "PPO": _ppo_settings,
     "APPO": _appo_settings,
     "IMPALA": _impala_settings,
     "DQN": _dqn_settings,
     "SAC": _sac_settings,
+    "MARWIL": _marwil_settings,
+    "BC": _bc_settings,
 }
 
 
@@ -524,6 +560,12 @@ def _parts_of(spec: Any) -> tuple[Any, Any, Any, Any]:
         settings = spec.config
     settings = settings.to_dict() if hasattr(settings, "to_dict") else settings
     return policy_class, observation_space, action_space, settings
+
+
+def _evaluation_function(config: AlgorithmConfig) -> Callable[..., Any] | None:
+    if config.custom_evaluation_function:
+        return functools.partial(_evaluate, config.custom_evaluation_function)
+    return play_and_record if records_evaluation(config) else None
 
 
 def _evaluate(function: Callable[..., Any], algorithm: Any, env_runner_group: Any) -> Any:

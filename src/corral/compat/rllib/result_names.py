@@ -80,16 +80,24 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None, la
             numbers.setdefault("num_module_steps_trained", round(steps))
         if lag is not None:
             numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", lag)
-        if "mean_ratio" in numbers:
-            _add_names_of_async(numbers)
-        if "mean_kl" in numbers:
-            numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
-        if "qf_mean" in numbers and "total_loss" in numbers:  # the loss of a Q-network is the only one that it has
-            numbers.setdefault("qf_loss", numbers["total_loss"])
+        _add_names_of_algorithm(numbers)
     if isinstance(together := learners.get(ALL_MODULES), dict):
         _add_sums(modules, together)
     if algorithm is not None and algorithm.config.lr_scheduler is not None:
         _show_next_rates(modules, algorithm)
+
+
+def _add_names_of_algorithm(numbers: dict[str, Any]) -> None:
+    """Add the names under which RLlib's algorithms report numbers of their losses."""
+    if "mean_ratio" in numbers:
+        _add_names_of_async(numbers)
+    if "mean_kl" in numbers:
+        numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
+    if "qf_mean" in numbers and "total_loss" in numbers:  # the loss of a Q-network is the only one that it has
+        numbers.setdefault("qf_loss", numbers["total_loss"])
+    if "sqd_adv_norm" in numbers:  # MARWIL
+        numbers.setdefault("moving_avg_sqd_adv_norm", numbers["sqd_adv_norm"])
+        numbers.setdefault("vf_explained_variance", numbers["vf_explained_var"])
 
 
 def _add_names_of_async(numbers: dict[str, Any]) -> None:

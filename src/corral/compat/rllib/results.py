@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from corral.algorithms.offline import OfflineAlgorithm
 from corral.compat.rllib.result_names import add_names_of_learners, add_names_of_runners, other_names
 from corral.metrics.result import EARLY_MEANS
 
@@ -29,6 +30,8 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         algorithm: Algorithm of Corral, for the returns and lengths of the latest episodes in `result["hist_stats"]`.
     """
     now = time.time()
+    if isinstance(algorithm, OfflineAlgorithm):
+        result["num_env_steps_sampled_lifetime"] = _steps_as_rllib_counts(algorithm)
     runners = result.get("env_runners") or {}
     add_names_of_runners(runners)
     add_names_of_learners(result.get("learners") or {}, algorithm, (result.get("runner_group") or {}).get("lag_mean"))
@@ -68,6 +71,11 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         for name, value in {**old, "sampler_results": old}.items():
             evaluation.setdefault(name, value)
     return result
+
+
+def _steps_as_rllib_counts(algorithm: OfflineAlgorithm) -> int:
+    """Return the steps that RLlib counts as sampled: one batch in each iteration, whatever the number of updates."""
+    return algorithm._num_steps_learned // algorithm.num_updates_per_iteration
 
 
 _KINDS = ("mean", "min", "max")

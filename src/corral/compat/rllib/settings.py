@@ -48,15 +48,18 @@ def refused(default: Any, remedy: str) -> Setting:
 
 _RAY = "Corral's engine places its processes itself"
 _OLD_STACK = "it belonged to the older stack"
-_OFFLINE = "Corral does not learn from offline data yet"
+_OFFLINE = "Corral does not evaluate a policy on recorded data yet; `validation_fraction` of `corral.BCConfig` does"
+_RAY_DATA = "Corral reads the data itself, once, and draws batches from all steps"
 _STATE = "statistics of transforms are merged exactly in every round"
 
 SETTINGS: dict[str, dict[str, Setting]] = {
     "environment": {
         "env": same(None),
         "env_config": same({}),
-        "observation_space": ignored(None, "the space of the env is used"),
-        "action_space": ignored(None, "the space of the env is used"),
+        "observation_space": adapted(
+            None, "counts for recorded data without an env; else the space of the env is used"
+        ),
+        "action_space": adapted(None, "counts for recorded data without an env; else the space of the env is used"),
         "render_env": ignored(False, "rendering changes no result; `evaluation_num_videos` records episodes"),
         "clip_rewards": adapted(None, "a transform `ClipRewards`: True takes the sign, a number c clips to [-c, c]"),
         "normalize_actions": same(True),
@@ -264,8 +267,50 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "_enable_new_api_stack": ignored(True, "callbacks may name the arguments of both stacks"),
     },
     "offline_data": {
-        "input_": refused("sampler", _OFFLINE),
-        "output": refused(None, _OFFLINE),
+        "input_": adapted(
+            "sampler", "paths, globs, URLs, or what Corral's `input_` takes; only BC and MARWIL learn from it"
+        ),
+        "offline_data_class": refused(None, "Corral reads the data itself: give a `prelearner_class`"),
+        "input_read_method": adapted(
+            "read_parquet", "`read_parquet` or `read_json`; files say themselves what they hold"
+        ),
+        "input_read_method_kwargs": adapted({}, "what makes reading faster has no effect, the rest is refused"),
+        "input_read_schema": adapted({}, "names of columns in tables"),
+        "input_read_episodes": ignored(False, "files say themselves what they hold"),
+        "input_read_sample_batches": ignored(False, "files say themselves what they hold"),
+        "input_read_batch_size": ignored(None, _RAY_DATA),
+        "input_filesystem": refused(None, "give a URL such as 's3://bucket/data'"),
+        "input_filesystem_kwargs": refused({}, "give a URL, and its settings as fsspec reads them"),
+        "input_compress_columns": ignored(["obs", "new_obs"], "packed columns are found by themselves"),
+        "materialize_data": ignored(False, _RAY_DATA),
+        "materialize_mapped_data": ignored(True, _RAY_DATA),
+        "map_batches_kwargs": ignored({}, _RAY_DATA),
+        "iter_batches_kwargs": ignored({}, _RAY_DATA),
+        "ignore_final_observation": adapted(
+            False, "the last steps of truncated episodes stay without `new_obs`; for BC"
+        ),
+        "prelearner_class": adapted(None, "a class whose `_map_to_episodes` makes episodes of columns"),
+        "prelearner_buffer_class": refused(None, "batches are drawn evenly from all steps: leave it out"),
+        "prelearner_buffer_kwargs": ignored({}, _RAY_DATA),
+        "prelearner_module_synch_period": ignored(10, "values are always computed with the present weights"),
+        "prelearner_use_recorded_module_states": refused(False, "sequences begin with the initial state: leave it out"),
+        "dataset_num_iters_per_learner": adapted(None, "`num_updates_per_iteration`; `None` is one pass over the data"),
+        "input_config": adapted({}, "`paths` for `input_='dataset'`"),
+        "actions_in_input_normalized": ignored(False, "RLlib's newer stack does not read it: see `normalize_actions`"),
+        "postprocess_inputs": ignored(False, _OLD_STACK),
+        "shuffle_buffer_size": ignored(0, _RAY_DATA),
+        "offline_sampling": ignored(False, _OLD_STACK),
+        "output": adapted(None, "`output`, in Corral's form; evaluation rounds are recorded, too"),
+        "output_config": ignored({}, _OLD_STACK),
+        "output_compress_columns": ignored(["obs", "new_obs"], "the Parquet files are compressed as a whole"),
+        "output_max_file_size": ignored(67108864, "`output_max_rows_per_file` bounds files"),
+        "output_max_rows_per_file": adapted(None, "`None` is 100,000; an episode is never split"),
+        "output_write_remaining_data": ignored(False, "all complete episodes are written"),
+        "output_write_method": refused("write_parquet", "Corral writes Parquet files: leave it out"),
+        "output_write_method_kwargs": ignored({}, "Corral writes the files itself"),
+        "output_filesystem": refused(None, "give a URL such as 's3://bucket/data'"),
+        "output_filesystem_kwargs": refused({}, "give a URL, and its settings as fsspec reads them"),
+        "output_write_episodes": ignored(True, "files have a row for each observation, and hold whole episodes"),
     },
     "python_environment": {
         "extra_python_environs_for_driver": ignored({}, "environment variables of Ray's workers"),
@@ -317,6 +362,12 @@ _ASYNC = {
     "_skip_learners": refused(False, "call `algo.env_runner_group.sample(...)` to sample without learning"),
 }
 
+_MARWIL = {
+    "bc_logstd_coeff": refused(
+        0.0, "no distribution of RLlib has what it reads: use `entropy_coeff` of `corral.BCConfig`"
+    ),
+}
+
 TRAINING: dict[str, dict[str, Setting]] = {
     "IMPALA": {
         **_ASYNC,
@@ -342,6 +393,24 @@ TRAINING: dict[str, dict[str, Setting]] = {
         "circular_buffer_iterations_per_batch": same(2),
         "simple_queue_size": adapted(32, "`learner_queue_size`, without the circular buffer"),
         "learner_queue_size": ignored(16, "the circular buffer, or `simple_queue_size`, limits the batches that wait"),
+    },
+    "BC": {
+        **_MARWIL,
+        "beta": refused(0.0, "BC imitates all actions alike: use `MARWILConfig`"),
+        "vf_coeff": ignored(1.0, "BC learns no values"),
+        "moving_average_sqd_adv_norm_start": ignored(100.0, "BC weighs no actions"),
+        "moving_average_sqd_adv_norm_update_rate": ignored(1e-8, "BC weighs no actions"),
+        "lambda_": ignored(1.0, "BC learns no values"),
+        "burnin_len": same(0, "burn_in_len"),
+    },
+    "MARWIL": {
+        **_MARWIL,
+        "beta": same(1.0),
+        "vf_coeff": same(1.0),
+        "moving_average_sqd_adv_norm_start": same(100.0),
+        "moving_average_sqd_adv_norm_update_rate": same(1e-8),
+        "lambda_": refused(1.0, "value targets are the returns to the end of the episode: leave it out"),
+        "burnin_len": refused(0, "Corral's MARWIL learns from single steps: leave it out"),
     },
     "PPO": {
         "use_critic": refused(True, "PPO without a critic is not built; see docs/write-an-algorithm.md"),
@@ -403,7 +472,22 @@ _ASYNC_DEFAULTS = {
     "use_env_runner_state_server": True,
 }
 
+_MARWIL_DEFAULTS = {
+    "lr": 1e-4,
+    "train_batch_size": 2000,
+    "postprocess_inputs": True,
+    "materialize_data": True,
+    "materialize_mapped_data": False,
+}
+
 DEFAULTS: dict[str, dict[str, Any]] = {
+    "MARWIL": _MARWIL_DEFAULTS,
+    "BC": {
+        **_MARWIL_DEFAULTS,
+        "postprocess_inputs": False,
+        "materialize_data": False,
+        "materialize_mapped_data": True,
+    },
     "IMPALA": _ASYNC_DEFAULTS,
     "APPO": {**_ASYNC_DEFAULTS, "replay_buffer_num_slots": 100},
     "PPO": {

@@ -12,16 +12,19 @@ from types import ModuleType
 EXTRA = "pip install 'corral[rllib]'"
 
 HOMES = {
-    "algorithm": "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig",
+    "algorithm": (
+        "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig BC BCConfig MARWIL "
+        "MARWILConfig"
+    ),
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
-    "catalogs": "Catalog PPOCatalog DQNCatalog SACCatalog",
+    "catalogs": "Catalog PPOCatalog BCCatalog DQNCatalog SACCatalog",
     "config": "AlgorithmConfig",
     "connectors": (
         "ConnectorV2 "
         "FlattenObservations MeanStdFilter FrameStackingEnvToModule FrameStackingLearner PrevActionsPrevRewards "
     ),
-    "default_modules": "DefaultPPOTorchRLModule DefaultAPPOTorchRLModule",
+    "default_modules": "DefaultPPOTorchRLModule DefaultAPPOTorchRLModule DefaultBCTorchRLModule",
     "default_connectors": (
         "AddObservationsFromEpisodesToBatch AddColumnsFromEpisodesToTrainBatch "
         "AddNextObservationsFromEpisodesToTrainBatch AddInfosFromEpisodesToTrainBatch ComputeReturnsToGo "
@@ -41,8 +44,9 @@ HOMES = {
     ),
     "learner": (
         "Learner TorchLearner PPOLearner PPOTorchLearner IMPALALearner IMPALATorchLearner APPOLearner APPOTorchLearner "
-        "DQNTorchLearner SACTorchLearner make_target_network"
+        "DQNTorchLearner SACTorchLearner MARWILLearner MARWILTorchLearner make_target_network"
     ),
+    "layers": "MLPEncoderConfig MLPHeadConfig",
     "lookback_buffers": "InfiniteLookbackBuffer",
     "metrics": "MetricsLogger ",
     "model_config": "DefaultModelConfig",
@@ -53,6 +57,7 @@ HOMES = {
     "pipelines": "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline",
     "policies": "PolicySpec",
     "policy_views": "Policy",
+    "recorded_data": "OfflinePreLearner",
     "ray_registry": "_register_all ALGORITHMS",
     "rollout_ops": "synchronous_parallel_sample",
     "runners": (
@@ -63,7 +68,7 @@ HOMES = {
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
     ),
     "preprocessors": "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor",
-    "unbuilt": ("BC BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig DreamerV3 DreamerV3Config"),
+    "unbuilt": ("CQL CQLConfig IQL IQLConfig DreamerV3 DreamerV3Config"),
     "corral.envs.agent_copies": "make_multi_agent",
     "corral.envs.multi_agent_env": "MultiAgentEnv",
     "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
@@ -92,6 +97,11 @@ _PPO_KEYS = (
 _APPO_KEYS = (
     "constants:LEARNER_RESULTS_CURR_KL_COEFF_KEY constants:LEARNER_RESULTS_KL_KEY "
     "constants:LEARNER_RESULTS_MEAN_IS_KEY constants:LEARNER_RESULTS_VAR_IS_KEY"
+)
+
+_MARWIL_KEYS = (
+    "constants:LEARNER_RESULTS_MOVING_AVG_SQD_ADV_NORM_KEY "
+    "constants:LEARNER_RESULTS_VF_EXPLAINED_VARIANCE_KEY=LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY"
 )
 
 _COMMON = "AddObservationsFromEpisodesToBatch AddStatesFromEpisodesToBatch AddTimeDimToBatchAndZeroPad "
@@ -125,6 +135,11 @@ MODULES = {
     "algorithms.appo.torch.appo_torch_learner": "APPOTorchLearner",
     "algorithms.appo.torch.appo_torch_rl_module": "default_modules:DefaultAPPOTorchRLModule=APPOTorchRLModule",
     "algorithms.appo.torch.default_appo_torch_rl_module": "DefaultAPPOTorchRLModule",
+    "algorithms.bc": "BC BCConfig",
+    "algorithms.bc.bc": "BC BCConfig",
+    "algorithms.bc.bc_catalog": "BCCatalog",
+    "algorithms.bc.torch.bc_torch_rl_module": "default_modules:DefaultBCTorchRLModule=BCTorchRLModule",
+    "algorithms.bc.torch.default_bc_torch_rl_module": "DefaultBCTorchRLModule",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn_catalog": "DQNCatalog",
@@ -139,6 +154,10 @@ MODULES = {
         "IMPALALearner learner:IMPALALearner=ImpalaLearner constants:LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY"
     ),
     "algorithms.impala.torch.impala_torch_learner": "IMPALATorchLearner",
+    "algorithms.marwil": "MARWIL MARWILConfig",
+    "algorithms.marwil.marwil": "MARWIL MARWILConfig",
+    "algorithms.marwil.marwil_learner": f"MARWILLearner {_MARWIL_KEYS}",
+    "algorithms.marwil.torch.marwil_torch_learner": f"MARWILTorchLearner MARWILLearner {_MARWIL_KEYS}",
     "algorithms.ppo": "PPO PPOConfig PPOTorchLearner",
     "algorithms.ppo.ppo": f"PPO PPOConfig {_PPO_KEYS}",
     "algorithms.ppo.ppo_catalog": "PPOCatalog",
@@ -148,10 +167,6 @@ MODULES = {
     "algorithms.ppo.torch.ppo_torch_rl_module": "default_modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
     "algorithms.registry": "ALGORITHMS",
     # Algorithms that are not built.
-    "algorithms.bc": "BC BCConfig",
-    "algorithms.bc.bc": "BC BCConfig",
-    "algorithms.marwil": "MARWIL MARWILConfig",
-    "algorithms.marwil.marwil": "MARWIL MARWILConfig",
     "algorithms.cql": "CQL CQLConfig",
     "algorithms.cql.cql": "CQL CQLConfig",
     "algorithms.iql": "IQL IQLConfig",
@@ -235,6 +250,7 @@ MODULES = {
     "core.learner.torch.torch_learner": "TorchLearner",
     "core.learner.utils": "make_target_network",
     "core.models.catalog": "Catalog",
+    "core.models.configs": "MLPEncoderConfig MLPHeadConfig",
     "core.models.base": "constants:ENCODER_OUT constants:ACTOR constants:CRITIC",
     "core.rl_module": "RLModule RLModuleSpec MultiRLModule MultiRLModuleSpec DefaultModelConfig",
     "core.rl_module.apis": (
@@ -281,6 +297,9 @@ MODULES = {
     "examples.utils": "add_rllib_example_script_args run_rllib_example_script_experiment should_stop",
     "execution": "synchronous_parallel_sample",
     "execution.rollout_ops": "synchronous_parallel_sample",
+    "offline": "OfflinePreLearner",
+    "offline.offline_data": "OfflinePreLearner",
+    "offline.offline_prelearner": "OfflinePreLearner recorded_data:SCHEMA",
     "policy": "Policy PolicySpec",
     "policy.policy": "Policy PolicySpec",
     "policy.sample_batch": (
@@ -404,14 +423,19 @@ NOT_SERVED = (
         "set learner_queue_size, simple_queue_size or circular_buffer_num_batches in .training(...)",
     ),
     (
-        r"dreamer|^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable|iql",
+        r"dreamer|^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable",
         "an algorithm that is not built",
         "use PPOConfig, DQNConfig or SACConfig, or a native one such as corral.TD3Config",
     ),
     (
-        r"offline|[.](bc|marwil|cql)([.]|$)|(BC|CQL|MARWIL|IQL)(Config)?$|Json(Reader|Writer)|Dataset|estimators",
-        "learning from stored data (BC, MARWIL, CQL, IQL), which is not built",
-        "learn from an env",
+        r"[.](cql|iql)([.]|$)|(CQL|IQL)(Config)?$",
+        "an algorithm that is not built",
+        "use BCConfig or MARWILConfig, which learn from recorded data, too",
+    ),
+    (
+        r"offline|[.](bc|marwil)([.]|$)|Json(Reader|Writer)|Dataset|estimators",
+        "reading, writing and evaluating recorded data with classes of your own, which is not served",
+        "use .offline_data(input_=...) and .offline_data(output=...), with a prelearner_class for other columns",
     ),
     (
         r"^connectors[.](agent|action|connector([.]|$)|registry)|AgentConnector|ActionConnector",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from corral.errors import NotServedError, UnknownAttributeError
 
-_STORED = "it learns from stored data, and Corral learns from envs only"
+_STORED = "use BCConfig or MARWILConfig, which learn from recorded data, too"
 
 
 class _Meta(type):
@@ -39,8 +39,6 @@ def _make(name: str, reason: str) -> Any:
     return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__, "__doc__": about})
 
 
-BC, BCConfig = _make("BC", _STORED), _make("BCConfig", _STORED)
-MARWIL, MARWILConfig = _make("MARWIL", _STORED), _make("MARWILConfig", _STORED)
 CQL, CQLConfig = _make("CQL", _STORED), _make("CQLConfig", _STORED)
 IQL, IQLConfig = _make("IQL", _STORED), _make("IQLConfig", _STORED)
 DreamerV3 = _make("DreamerV3", "it learns a model of the env; use PPOConfig or SACConfig")

@@ -38,32 +38,14 @@ _SECOND_NAMES = {
 """Attributes behind the properties of RLlib's config, by the names of the settings."""
 
 _OFFLINE: dict[str, Any] = {
-    "actions_in_input_normalized": False,
     "broadcast_offline_eval_runner_states": False,
     "custom_resources_per_offline_eval_runner": {},
     "dataset_num_iters_per_eval_runner": 1,
-    "dataset_num_iters_per_learner": None,
-    "ignore_final_observation": False,
     "ignore_offline_eval_runner_failures": False,
-    "input_compress_columns": ["obs", "new_obs"],
-    "input_config": {},
-    "input_filesystem": None,
-    "input_filesystem_kwargs": {},
-    "input_read_batch_size": None,
-    "input_read_episodes": False,
-    "input_read_method": "read_parquet",
-    "input_read_method_kwargs": {},
-    "input_read_sample_batches": False,
-    "input_read_schema": {},
     "input_spaces_jsonable": True,
-    "iter_batches_kwargs": {},
-    "map_batches_kwargs": {},
-    "materialize_data": False,
-    "materialize_mapped_data": True,
     "max_num_offline_eval_runner_restarts": 1000,
     "max_requests_in_flight_per_offline_eval_runner": 1,
     "num_cpus_per_offline_eval_runner": 1,
-    "offline_data_class": None,
     "offline_eval_rl_module_inference_only": False,
     "offline_eval_runner_class": None,
     "offline_eval_runner_health_probe_timeout_s": 30.0,
@@ -71,25 +53,7 @@ _OFFLINE: dict[str, Any] = {
     "offline_evaluation_duration": 1,
     "offline_evaluation_parallel_to_training": False,
     "offline_evaluation_timeout_s": 120.0,
-    "offline_sampling": False,
-    "output_compress_columns": ["obs", "new_obs"],
-    "output_config": {},
-    "output_filesystem": None,
-    "output_filesystem_kwargs": {},
-    "output_max_file_size": 67108864,
-    "output_max_rows_per_file": None,
-    "output_write_episodes": True,
-    "output_write_method": "write_parquet",
-    "output_write_method_kwargs": {},
-    "output_write_remaining_data": False,
-    "postprocess_inputs": False,
-    "prelearner_buffer_class": None,
-    "prelearner_buffer_kwargs": {},
-    "prelearner_class": None,
-    "prelearner_module_synch_period": 10,
-    "prelearner_use_recorded_module_states": False,
     "restart_failed_offline_eval_runners": True,
-    "shuffle_buffer_size": 0,
     "validate_offline_eval_runners_after_construction": True,
 }
 
@@ -98,7 +62,9 @@ _OTHERS: dict[str, Any] = {
     "replay_sequence_length": None,
 }
 
-_WITHOUT_EFFECT = {"_is_online", "_prior_exploration_config", "sync_filters_on_rollout_workers_timeout_s"}
+_WITHOUT_EFFECT = {"_is_online", "_prior_exploration_config", "sync_filters_on_rollout_workers_timeout_s"} | {
+    "_set_off_policy_estimation_methods"
+}
 
 _STATISTICS = {"mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item", "item_series"}
 
@@ -199,7 +165,7 @@ def _refuse_other_value(name: str, value: Any) -> None:
     elif name in _OFFLINE:
         default = _OFFLINE[name]
         is_default = same_value(value, default)
-        remedy = "Corral does not learn from offline data yet"
+        remedy = "Corral does not evaluate a policy on recorded data yet"
     else:
         is_default = name in _OTHERS and same_value(value, _OTHERS[name])
         remedy = "leave it out"
