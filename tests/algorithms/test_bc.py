@@ -459,6 +459,12 @@ def test_stop_criteria_of_training_in_an_env_are_refused(name: str, tmp_path: Pa
         algorithm.fit(stop={name: 5}, run_dir=tmp_path / "run")
 
 
+def test_progress_counts_whole_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cloning(rule_data(), num_updates_per_iteration=20).build() as algorithm:
+        algorithm.fit(stop={"training_iteration": 2}, run_dir=tmp_path / "run", progress="lines")
+    assert "2 iterations, 2,560 steps learned," in capsys.readouterr().out
+
+
 def test_a_run_without_rounds_keeps_its_last_checkpoints(tmp_path: Path) -> None:
     with cloning(rule_data(), num_updates_per_iteration=5).build() as algorithm:
         algorithm.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "run", progress=False)
