@@ -260,7 +260,7 @@ def test_modules_learn_only_while_they_are_chosen(kind: str) -> None:
 
 @pytest.mark.parametrize("num_learners", [0, 2])
 def test_schedules_count_the_steps_that_were_learned_from(num_learners: int, tmp_path: Path) -> None:
-    """Two updates of 50 steps per learner in each iteration; the rate is that of the last one."""
+    """Two updates of 50 steps per learner in each iteration; the rate is the last one's."""
     num = max(1, num_learners)
     config = cloning(rule_data(), num_updates_per_iteration=2, train_batch_size_per_learner=50)
     config.training(lr=[[0, 1.0], [400 * num, 0.0]], entropy_coeff=[[0, 0.0], [400 * num, 4.0]])
@@ -468,6 +468,12 @@ def test_drawn_steps_count_as_env_steps(tmp_path: Path) -> None:
     # The last of 10 updates began after 1,856 of 6,400 steps; results hold the mean of the iteration.
     rates = [1e-2 - 8e-3 * steps / 6400 for steps in range(1280, 1920, 64)]
     assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] == pytest.approx(np.mean(rates))
+
+
+def test_progress_counts_whole_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cloning(rule_data(), num_updates_per_iteration=20).build() as algorithm:
+        algorithm.fit(stop={"training_iteration": 2}, run_dir=tmp_path / "run", progress="lines")
+    assert "2 iterations, 2,560 steps learned," in capsys.readouterr().out
 
 
 def test_a_run_without_rounds_shows_steps_and_keeps_its_last_checkpoints(

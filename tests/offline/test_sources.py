@@ -217,6 +217,20 @@ def test_flags_and_rewards_of_other_dtypes_mean_the_same(tmp_path: Path) -> None
     assert rows.valid.dtype == rows.truncated.dtype == np.bool_ and rows.rewards.dtype == np.float64
 
 
+def test_files_that_pandas_wrote_again_are_read(tmp_path: Path) -> None:
+    """It keeps neither the metadata nor lists of fixed length."""
+    import pandas as pd
+
+    given = random_steps(np.random.default_rng(0), 40)
+    write(tmp_path / "a.parquet", given)
+    write(tmp_path / "b.parquet", given)
+    expected = contents(str(tmp_path))
+    pd.read_parquet(tmp_path / "a.parquet").to_parquet(tmp_path / "a.parquet")
+    assert contents(str(tmp_path)) == expected
+    source = open_source(str(tmp_path))
+    assert source.num_rows is None and source.spaces == {"default_policy": SPACES}
+
+
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     import pyarrow.parquet
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from corral.checkpoint.places import Place
 from corral.errors import CheckpointError, DataError
 from corral.offline.episode_rows import EpisodeRows
-from corral.offline.parquet import Description, import_pyarrow, read_description
+from corral.offline.parquet import OWN_COLUMNS, Description, import_pyarrow, read_description
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 """Observation space and action space."""
@@ -72,6 +72,10 @@ class ParquetPlace:
         """Return what Corral wrote into the metadata; `None` if it did not write the file."""
         found: Description | None = self.use(lambda file: read_description(file, self.path))
         return found
+
+    def has_own_columns(self) -> bool:
+        """Return whether it has the columns of files of Corral, whose metadata tools for tables do not keep."""
+        return bool(self.use(lambda file: {*OWN_COLUMNS[:-1]} <= {*file.schema_arrow.names}))
 
     def num_rows(self) -> int:
         """Return the number of rows."""

@@ -81,11 +81,12 @@ def _named_source(text: str) -> Source:
         return rllib_json_source(place, names)
     files = [ParquetPlace(place, name) for name in names]
     descriptions = [file.description() for file in files]
-    if any(each is None for each in descriptions):
+    lack = [file for file, each in zip(files, descriptions, strict=True) if each is None]
+    if not all(file.has_own_columns() for file in lack):
         from corral.offline.rllib_files import rllib_parquet_source
 
         return rllib_parquet_source(files)
-    return _own_files(text, files, [each for each in descriptions if each is not None])
+    return _own_files(text, files, descriptions)
 
 
 def files_of(text: str) -> tuple[Place, list[str]]:
@@ -116,12 +117,12 @@ def _data_files(place: Place, prefix: str = "") -> list[str]:
     return parquet or found
 
 
-def _own_files(text: str, files: Sequence[ParquetPlace], descriptions: Sequence[Description]) -> Source:
-    """Return the source of files that Corral wrote."""
+def _own_files(text: str, files: Sequence[ParquetPlace], descriptions: Sequence[Description | None]) -> Source:
+    """Return the source of files that Corral wrote; a tool for tables may have written them again without spaces."""
     found: dict[str, Spaces] = {}
     num_rows: dict[str, int] = {}
     for file, description in zip(files, descriptions, strict=True):
-        for module_id, both in description.spaces.items():
+        for module_id, both in description.spaces.items() if description else ():
             if found.setdefault(module_id, both) != both:
                 raise DataError(
                     f"{file.path} was recorded with the spaces {both} of module {module_id!r}, and other files with "
@@ -133,7 +134,7 @@ def _own_files(text: str, files: Sequence[ParquetPlace], descriptions: Sequence[
         for file in files:
             yield file.use(partial(read_rows, place=file.path))
 
-    return Source(parts, text, found, num_rows)
+    return Source(parts, text, found, None if None in descriptions else num_rows)
 
 
 def _join_sources(sources: Sequence[Source]) -> Source:

@@ -75,7 +75,7 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
 
 def _steps_as_rllib_counts(algorithm: OfflineAlgorithm) -> int:
     """Return the steps that RLlib counts as sampled: one batch in each iteration, whatever the number of updates."""
-    return algorithm._num_steps_learned // algorithm.num_updates_per_iteration
+    return algorithm.num_env_steps_sampled_lifetime // algorithm.num_updates_per_iteration
 
 
 _KINDS = ("mean", "min", "max")
