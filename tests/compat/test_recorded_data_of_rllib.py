@@ -156,6 +156,13 @@ def test_sizes_of_batches_and_numbers_of_updates(config_class: Any) -> None:
     assert (two.train_batch_size_per_learner, two.total_train_batch_size) == (250, 500)
 
 
+def test_a_schedule_counts_one_batch_in_each_iteration() -> None:
+    config = BCConfig().training(lr=[[0, 1e-3], [2000, 1e-4]]).offline_data(input_="x", dataset_num_iters_per_learner=5)
+    assert [*to_native(config).lr] == [(0, 1e-3), (10_000, 1e-4)]
+    with pytest.raises(ConfigError, match="dataset_num_iters_per_learner"):
+        to_native(config.offline_data(dataset_num_iters_per_learner=None))
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("settings", "message"),

@@ -406,7 +406,16 @@ def _appo_settings(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def _bc_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    settings = {"input_": input_of(config), "num_updates_per_iteration": config.dataset_num_iters_per_learner}
+    num_updates = config.dataset_num_iters_per_learner
+    settings = {"input_": input_of(config), "num_updates_per_iteration": num_updates}
+    lr = config.lr_schedule or config.lr
+    if isinstance(lr, (list, tuple)):  # RLlib's timesteps are one batch in each iteration, Corral's all that is drawn
+        if num_updates is None:
+            raise ConfigError(
+                f"lr={lr!r:.80}: a schedule needs the number of updates in an iteration: set "
+                "offline_data(dataset_num_iters_per_learner=...)."
+            )
+        settings["lr"] = [[timestep * num_updates, value] for timestep, value in lr]
     if config.env is None:
         settings |= {"observation_space": config.observation_space, "action_space": config.action_space}
     return settings
