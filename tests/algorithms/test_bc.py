@@ -260,7 +260,7 @@ def test_modules_learn_only_while_they_are_chosen(kind: str) -> None:
 
 @pytest.mark.parametrize("num_learners", [0, 2])
 def test_schedules_count_the_steps_that_were_learned_from(num_learners: int, tmp_path: Path) -> None:
-    """Two updates of 50 steps per learner in each iteration; the rate is the last one's."""
+    """Two updates of 50 steps per learner in each iteration; the rate is the one of the last update."""
     num = max(1, num_learners)
     config = cloning(rule_data(), num_updates_per_iteration=2, train_batch_size_per_learner=50)
     config.training(lr=[[0, 1.0], [400 * num, 0.0]], entropy_coeff=[[0, 0.0], [400 * num, 4.0]])

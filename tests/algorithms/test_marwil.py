@@ -99,7 +99,7 @@ def test_the_policy_of_a_bandit_is_the_closed_form(beta: float) -> None:
 
 
 def walks(seed: int = 0) -> dict[str, Any]:
-    """Episodes of up to ten steps, each with reward 1: action 2 continues, others end them with probability 1/2."""
+    """Episodes of up to ten steps with the reward 1 per step: action 2 continues, others end with probability 1/2."""
     rng = np.random.default_rng(seed)
     columns: dict[str, list[Any]] = {
         name: [] for name in ("obs", "actions", "rewards", "terminated", "truncated", "next_obs")
