@@ -49,13 +49,17 @@ def learned(config: Any, env: str, num_iterations: int) -> float:
         return mean_return(algorithm, env)
 
 
-@pytest.mark.parametrize(("env", "num_iterations"), [("CartPole-v1", 3), ("Pendulum-v1", 10)])
+@pytest.mark.parametrize(("env", "num_iterations"), [("CartPole-v1", 3), ("Pendulum-v1", 12)])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_clone_is_within_2_percent_of_its_teacher(
     recorded: dict[str, tuple[Path, float]], env: str, num_iterations: int, seed: int
 ) -> None:
+    """Actions of Pendulum are cloned to a precision that needs the teacher's layers and a rate that falls."""
     path, teacher = recorded[env]
     config = BCConfig().offline_data(input_=path).debugging(seed=seed)
+    if env == "Pendulum-v1":
+        config.rl_module(model_config={"fcnet_hiddens": [256, 256]})
+        config.training(lr=[[0, 1e-3], [num_iterations * 256_000, 1e-5]])
     assert learned(config, env, num_iterations) >= teacher - 0.02 * abs(teacher)
 
 
