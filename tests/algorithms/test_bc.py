@@ -14,6 +14,7 @@ import torch
 from corral import Algorithm, BCConfig, Callback, FrameStack, NormalizeObservations, PPOConfig
 from corral.algorithms.bc import bc_loss
 from corral.algorithms.offline import OfflineAlgorithm
+from corral.cli.train import train
 from corral.core.tree import map_tree
 from corral.errors import ConfigError, DataError, SampleError, StopCriterionError
 from corral.modules.module import ActorCritic
@@ -563,3 +564,9 @@ def test_without_a_number_an_iteration_draws_as_many_steps_as_there_are() -> Non
                 numbers = algorithm.train()["learners"]["__all_modules__"]
                 assert algorithm.num_updates_per_iteration == expected
                 assert numbers["num_env_steps_trained_lifetime"] == iteration * expected * 60
+
+
+def test_what_to_do_next_names_the_env_that_a_run_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = cloning(rule_data(), num_updates_per_iteration=5)
+    assert train(config, {"training_iteration": 1}, run_dir=tmp_path / "run") == 0
+    assert f"Watch the policy:   corral play {tmp_path / 'run'} --env ENV\n" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from corral.algorithms.stopping import Criterion
 from corral.cli.exit_status import interrupted_status, print_error, status_of
@@ -20,6 +21,9 @@ from corral.errors import ConfigError, CorralError
 from corral.loggers import Logger
 from corral.loggers.named import make_loggers
 from corral.loggers.run import CONFIG_FILE, check_run_dir
+
+if TYPE_CHECKING:
+    from corral.algorithms.algorithm import Algorithm
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,7 +116,7 @@ def train(
     else:
         status = 0
     if algorithm is not None and algorithm.run_dir is not None and not quiet:
-        _say_what_next(shlex.quote(str(algorithm.run_dir)), finished=status == 0)
+        _say_what_next(algorithm, finished=status == 0)
     return status
 
 
@@ -125,7 +129,9 @@ def _print_origin(error: CorralError) -> None:
         traceback.print_exception(error.__cause__)
 
 
-def _say_what_next(run_dir: str, *, finished: bool) -> None:
-    watch = [f"Watch the policy:   corral play {run_dir}", f"Measure the policy: corral evaluate {run_dir}"]
+def _say_what_next(algorithm: Algorithm, *, finished: bool) -> None:
+    run_dir = shlex.quote(str(algorithm.run_dir))
+    played = run_dir if algorithm.config.env is not None else f"{run_dir} --env ENV"
+    watch = [f"Watch the policy:   corral play {played}", f"Measure the policy: corral evaluate {played}"]
     with contextlib.suppress(OSError, ValueError):  # standard output may be closed
         print("\n".join(watch if finished else [f"Continue the run:   corral train --resume {run_dir}"]), flush=True)
