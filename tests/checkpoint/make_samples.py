@@ -30,6 +30,7 @@ OFF_POLICY = {
     "replay_buffer_config": {"capacity": 64},
     "store_buffer_in_checkpoints": True,
 }
+FROM_DATA = {"train_batch_size_per_learner": 8, "num_updates_per_iteration": 2}
 TRAINING: dict[str, dict[str, Any]] = {
     "PPO": {"train_batch_size_per_learner": 32, "minibatch_size": 16, "num_epochs": 1, "lr": [[0, 1e-2], [1000, 0.0]]},
     "APPO": {"train_batch_size_per_learner": 16, "use_kl_loss": True, "circular_buffer_num_batches": 2},
@@ -38,6 +39,14 @@ TRAINING: dict[str, dict[str, Any]] = {
     "SAC": OFF_POLICY,
     "TD3": OFF_POLICY,
     "DDPG": OFF_POLICY,
+    "BC": FROM_DATA,
+    "MARWIL": FROM_DATA,
+}
+RECORDED = {
+    "obs": np.tile(np.arange(4), 4),
+    "actions": np.tile(np.arange(4), 4),
+    "rewards": np.ones(16, np.float32),
+    "terminated": np.tile([False, False, False, True], 4),
 }
 
 
@@ -52,6 +61,8 @@ def sample_config(algo: str) -> AlgorithmConfig:
         .rl_module(model_config={"fcnet_hiddens": [4]})
         .debugging(seed=0)
     )
+    if algo in ("BC", "MARWIL"):
+        return config.offline_data(input_=RECORDED)
     if algo in ("APPO", "IMPALA"):
         config.env_runners(num_env_runners=0, rollout_fragment_length=8)
     if algo != "PPO":

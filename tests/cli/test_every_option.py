@@ -214,6 +214,7 @@ def outcome(arguments: list[str], directory: Path, capsys: pytest.CaptureFixture
     written: dict[str, Any] = {}
     for path in sorted(path for path in directory.rglob("*") if before.get(path) != path.stat().st_mtime_ns):
         name = re.sub(r"\d{8}-\d{6}", "TIME", str(path.relative_to(directory)))
+        name = re.sub(r"(episodes-\d+)-\w+", r"\1", name)  # of the writer
         if path.is_file() and "checkpoints" not in path.parts:
             written[name] = None
         if path.name == "config.yaml":

@@ -384,10 +384,12 @@ def test_every_option_that_overrides_reaches_the_runs_of_a_set() -> None:
         "--set": "training.lr=0.5",
         "--checkpoint-every": "9",
         "--logger": "csv",
+        "--data": "recorded",
+        "--record": "kept",
     }
     given = [part for option in of_runs.items() for part in option]
     options = make_parser().parse_args(["train", "--resume", "set", *given, "--tensorboard"])
     names = {*vars(options)} - own - {"command", "run", "end_with_input"}
-    assert names == {"env", "stop", "settings", "checkpoint_every", "loggers", "tensorboard"}
+    assert names == {"env", "stop", "settings", "checkpoint_every", "loggers", "tensorboard", "data", "record"}
     expected = {f"{name}={value}" for name, value in of_runs.items()} | {"--logger=tensorboard"}
     assert {*overriding_arguments(options)} == expected
