@@ -322,7 +322,8 @@ def test_episodes_with_lost_fragments_are_not_recorded(tmp_path: Path, kind: str
     if kind == "several agents":
         config.environment(make_multi_agent(Counting), env_config={"num_agents": 2})
         config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "ab"[int(agent_id) % 2])
-    with config.env_runners(rollout_fragment_length=2, num_envs_per_env_runner=2).build() as algorithm:
+    config.env_runners(num_env_runners=0, rollout_fragment_length=2, num_envs_per_env_runner=2)
+    with config.build() as algorithm:
         recorder = algorithm._recorder
         assert recorder is not None
         for round_ in range(30):

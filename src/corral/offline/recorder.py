@@ -73,7 +73,7 @@ class Recorder:
         self._max_rows, self._with_infos, self._with_logp = max_rows_per_file, with_infos, with_logp
         self._token = uuid.uuid4().hex[:12]  # ids of episodes differ between recordings with one seed, too
         self._write = _writer(path, self._token)
-        self._open: dict[LaneKey, list[EpisodeRows]] = {}
+        self._open: dict[LaneKey, tuple[tuple[str, int], list[EpisodeRows]]] = {}  # with the number of the episode
         self._complete: list[RecordedEpisode] = []  # in no file yet
         self._num_rows = 0  # of them
         self.num_steps_recorded = self.num_episodes_recorded = 0
@@ -125,18 +125,22 @@ class Recorder:
         if not part.continues:
             for key in [key for key in self._open if key[:2] == (module_id, part.worker_index)]:
                 del self._open[key]
-        for lane, start, stop, _ in part.spans():
-            key = keys[lane]
+        prefix = "" if part.carry is None else part.carry.id_prefix
+        for lane, start, stop, count in part.spans():
+            key, number = keys[lane], (prefix, count)
             num_before = 0 if start or part.carry is None else int(part.carry.lengths[lane])
-            if not num_before:
-                self._open[key] = []
-            elif sum(map(len, self._open.get(key, ()))) != num_before:
-                self._open.pop(key, None)  # steps before these are not here: the recording began later, or a rollout
-                continue  # did not arrive, such as a fragment that was too old to be learned from
-            self._open[key].append(self._piece(module_id, part, lane, start, stop))
+            new: tuple[tuple[str, int], list[EpisodeRows]] = number, []
+            begun, pieces = self._open.pop(key, new) if num_before else new
+            if begun != number or sum(map(len, pieces)) != num_before:
+                # Steps before these are not here: the recording began later, or a rollout did not arrive, such as a
+                # fragment that was too old to be learned from.
+                continue
+            pieces.append(self._piece(module_id, part, lane, start, stop))
             if part.terminated[stop - 1, lane] or part.truncated[stop - 1, lane]:
-                pieces = [*self._open.pop(key), self._final_row(module_id, part, lane, stop - 1)]
+                pieces.append(self._final_row(module_id, part, lane, stop - 1))
                 self.complete_episode(EpisodeRows.join(pieces), key[3])
+            else:
+                self._open[key] = number, pieces
         for row, lane in part.broken:
             if not part.valid[row:, lane].any():  # otherwise the next episode took its place
                 self._open.pop(keys[lane], None)
