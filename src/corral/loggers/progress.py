@@ -73,6 +73,7 @@ class Progress:
         """
         self._title = f"{config.algo_name} on {env_name(config.env)}"
         self._stop, self._samples = stop, config.NEEDS_ENV
+        self._unit = "env steps" if self._samples else "steps learned"
         self._console = Console()
         shows_panel = self._console.is_terminal or self._console.is_jupyter
         self._mode = ("panel" if shows_panel else "lines") if mode == "auto" else mode
@@ -158,21 +159,13 @@ class Progress:
             return "no iteration"
         result = self.result
         iterations, evaluated = result["training_iteration"], evaluated_return(result)
-        unit, num_steps, _ = self._count_steps(result)
+        num_steps = result["num_env_steps_sampled_lifetime"]
         mean = f", mean return {result['env_runners']['episode_return_mean']:.1f}" if self._samples else ""
         return (
-            f"{iterations} iteration{'s' * (iterations != 1)}, {num_steps:,} {unit}, {result['time_total_s']:.1f} s"
-            f"{mean}{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
+            f"{iterations} iteration{'s' * (iterations != 1)}, {num_steps:,} {self._unit}, "
+            f"{result['time_total_s']:.1f} s{mean}{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
             f"{f', {faults}' if (faults := describe_faults(result)) else ''}"
         )
-
-    def _count_steps(self, result: Mapping[str, Any]) -> tuple[str, int, int]:
-        """Return what is counted, the number over the whole run, and the number of the latest iteration."""
-        if self._samples:
-            sampled = result["env_runners"]["num_env_steps_sampled"]
-            return "env steps", result["num_env_steps_sampled_lifetime"], sampled
-        latest = result["learners"][ALL_MODULES]["num_module_steps_trained"]
-        return "steps learned", result["num_env_steps_sampled_lifetime"], int(latest)
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
@@ -182,11 +175,15 @@ class Progress:
         if self.result is None:
             return Text("sampling the first batch ..." if self._samples else "learning from the first batches ...")
         result, episodes = self.result, self.result["env_runners"]
-        unit, num_steps, num_new = self._count_steps(result)
-        steps_per_s = num_new / result["timers"]["iteration_s"]
+        if self._samples:
+            num_new = episodes["num_env_steps_sampled"]
+        else:
+            num_new = result["learners"][ALL_MODULES]["num_module_steps_trained"]
+        num_steps, steps_per_s = result["num_env_steps_sampled_lifetime"], num_new / result["timers"]["iteration_s"]
         numbers = Table.grid(padding=(0, 2))
         numbers.add_row("iteration", f"{result['training_iteration']:,}", "time", f"{result['time_total_s']:.1f} s")
-        numbers.add_row(unit, f"{num_steps:,}", "env steps/s" if self._samples else "steps/s", f"{steps_per_s:,.0f}")
+        rate = "env steps/s" if self._samples else "steps/s"
+        numbers.add_row(self._unit, f"{num_steps:,}", rate, f"{steps_per_s:,.0f}")
         if self._samples:
             numbers.add_row(
                 "mean return",
