@@ -257,6 +257,13 @@ def test_modules_learn_only_while_they_are_chosen(kind: str) -> None:
         assert changes(algorithm, "two") and not changes(algorithm, "one")
 
 
+@pytest.mark.parametrize("num_updates", [5, None])
+def test_an_iteration_in_which_no_module_learns_draws_nothing(num_updates: int | None) -> None:
+    config = two_modules(policies_to_train=lambda module_id, *batch: False)
+    with config.training(num_updates_per_iteration=num_updates).build() as algorithm:
+        assert not changes(algorithm, "one") and algorithm.num_env_steps_sampled_lifetime == 0
+
+
 @pytest.mark.parametrize("num_learners", [0, 2])
 def test_schedules_count_the_steps_that_were_learned_from(num_learners: int, tmp_path: Path) -> None:
     """Two updates of 50 steps per learner in each iteration; the rate is the one of the last update."""

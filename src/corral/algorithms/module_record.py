@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corral.algorithms.driver_policy import DriverPolicy
+from corral.core.tree import map_tree
 from corral.modules.heuristic import HeuristicModule
+from corral.modules.memory import initial_states
 from corral.modules.module import Module
 from corral.modules.networks import ImageEncoder
 from corral.transforms.observations import NormalizeObservations
 from corral.transforms.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from corral.replay import ReplayBuffer
 
 log = logging.getLogger("corral")
 
@@ -41,6 +46,23 @@ class ModuleRecord:
         self.has_weights = not isinstance(self.module, HeuristicModule)
         self.has_memory = self.module.has_memory()
         log_images(self.module_id, self.module, self.policy.pipeline)
+
+    def draw_sequences(self, buffer: ReplayBuffer, num_steps: int, **form: Any) -> dict[str, Any]:
+        """Draw the sequences of a batch of about so many steps for a module with memory, one per learner at least.
+
+        Args:
+            buffer: Buffer to draw from.
+            num_steps: Steps of the batch.
+            **form: Further arguments of `ReplayBuffer.sample_sequences`.
+        """
+        seq_len = self.module.max_seq_len
+        return buffer.sample_sequences(
+            max(1, self.config.num_learners, num_steps // seq_len),
+            map_tree(lambda leaf: leaf[0].numpy(), initial_states(self.module, 1)),
+            seq_len=seq_len,
+            burn_in=self.config.burn_in_len,
+            **form,
+        )
 
 
 def log_images(module_id: str, module: Module, pipeline: Pipeline | None) -> None:

@@ -22,11 +22,9 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
 from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
-from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
-from corral.modules.memory import initial_states
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 from corral.replay.memory import bytes_per_step, check_memory
 from corral.transforms.observations import NormalizeObservations
@@ -265,18 +263,12 @@ class OffPolicyAlgorithm(Algorithm):
         """Return transitions from the buffer, or sequences if the module has memory, as the module sees them."""
         record, buffer = self.records[module_id], self.replay_buffers[module_id]
         config = record.config
-        module, pipeline, size = record.module, record.policy.pipeline, config.total_train_batch_size
+        pipeline, size = record.policy.pipeline, config.total_train_batch_size
         form: dict[str, Any] = {"n_step": config.n_step, "gamma": config.gamma}
         if pipeline is not None:
             form["reward_fn"] = pipeline.rewards
         if record.has_memory:
-            batch = buffer.sample_sequences(
-                max(1, config.num_learners, size // module.max_seq_len),
-                map_tree(lambda leaf: leaf[0].numpy(), initial_states(module, 1)),
-                seq_len=module.max_seq_len,
-                burn_in=config.burn_in_len,
-                **form,
-            )
+            batch = record.draw_sequences(buffer, size, **form)
         else:
             beta = self._replay_configs[module_id].beta
             if not isinstance(beta, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -26,7 +26,6 @@ from corral.errors import ConfigError, DataError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.learners.update import to_tensors
-from corral.modules.memory import initial_states
 from corral.offline.data import ModuleData, ModuleRows, load_module_data
 from corral.offline.source import Source
 from corral.offline.sources import open_source
@@ -222,21 +221,21 @@ class OfflineAlgorithm(Algorithm):
         """Take the updates of an iteration, then compute the loss on the episodes for validation."""
         if self.config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
-        self._learning = list(filter(self.trains, self.data))
+        learning = list(filter(self.trains, self.data))
         results: dict[str, dict[str, Any]] = {}
-        for _ in range(self.num_updates_per_iteration):
+        for _ in range(self.num_updates_per_iteration if learning else 0):
             if results:
                 self.log_learner_results(results)
-            results = self._update()
+            results = self._update(learning)
         if self.config.validation_fraction:
             for module_id in results:
                 results[module_id] |= self._validate(module_id, results[module_id].keys())
         self.sync_weights()
         return results
 
-    def _update(self) -> dict[str, dict[str, Any]]:
+    def _update(self, learning: Sequence[str]) -> dict[str, dict[str, Any]]:
         with self.timers.time("returns"):
-            batches = {module_id: self._draw(module_id, self.data[module_id].train) for module_id in self._learning}
+            batches = {module_id: self._draw(module_id, self.data[module_id].train) for module_id in learning}
         settings = {module_id: self._settings(module_id) for module_id in batches}
         with self.timers.time("learning"):
             results = self.learner_group.update(batches, settings)
@@ -257,15 +256,10 @@ class OfflineAlgorithm(Algorithm):
     def _draw(self, module_id: str, buffer: ReplayBuffer, size: int | None = None) -> Batch:
         """Return steps from a buffer, or sequences if the module has memory, as the module sees them."""
         record = self.records[module_id]
-        config, module, pipeline = record.config, record.module, record.policy.pipeline
+        config, pipeline = record.config, record.policy.pipeline
         size = config.total_train_batch_size if size is None else size
         if record.has_memory:
-            batch = buffer.sample_sequences(
-                max(1, config.num_learners, size // module.max_seq_len),
-                map_tree(lambda leaf: leaf[0].numpy(), initial_states(module, 1)),
-                seq_len=module.max_seq_len,
-                burn_in=config.burn_in_len,
-            )
+            batch = record.draw_sequences(buffer, size)
             steps = batch["learns"] | batch["burns_in"]  # without the rows of the observations after the last steps
             batch = map_tree(lambda column: column[steps], batch)
         elif self.shows_batches(config):

@@ -141,9 +141,6 @@ class Recorder:
                 self.complete_episode(EpisodeRows.join(pieces), key[3])
             else:
                 self._open[key] = number, pieces
-        for row, lane in part.broken:
-            if not part.valid[row:, lane].any():  # otherwise the next episode took its place
-                self._open.pop(keys[lane], None)
 
     def complete_episode(self, rows: EpisodeRows, agent_id: str) -> None:
         """Take a complete episode of an agent, with the row of its final observation."""
