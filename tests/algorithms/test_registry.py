@@ -63,7 +63,7 @@ def test_a_short_name_may_be_registered(my_algo: Any) -> None:
     corral.register_algorithm("Mine", "my_algo:MyConfig")
     corral.register_algorithm("A2C", my_algo.MyConfig)
     assert config_class("mine") is config_class("A2C") is my_algo.MyConfig
-    assert algorithm_names() == ["PPO", "APPO", "IMPALA", "DQN", "SAC", "TD3", "DDPG", "Mine", "A2C"]
+    assert algorithm_names() == ["PPO", "APPO", "IMPALA", "DQN", "SAC", "TD3", "DDPG", "BC", "MARWIL", "Mine", "A2C"]
     # Another process may not know the name, so that files hold the import path.
     assert config_from_dict({"algo": "A2C"}).to_dict()["algo"] == "my_algo:MyConfig"
     corral.register_algorithm("a2c", PPOConfig)
@@ -102,7 +102,7 @@ def test_an_installed_package_names_its_algorithms(my_algo: Any, tmp_path: Path)
 def test_what_cannot_be_registered(name: str, config: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         corral.register_algorithm(name, config)
-    assert algorithm_names() == ["PPO", "APPO", "IMPALA", "DQN", "SAC", "TD3", "DDPG"]
+    assert algorithm_names() == ["PPO", "APPO", "IMPALA", "DQN", "SAC", "TD3", "DDPG", "BC", "MARWIL"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,8 @@ def test_only_a_really_close_name_is_suggested() -> None:
     with pytest.raises(ConfigError, match=r"unknown algorithm 'PPPO'. Did you mean 'PPO'?") as close:
         config_class("PPPO")
     with pytest.raises(
-        ConfigError, match=r"unknown algorithm 'A2C'. Known algorithms: APPO, DDPG, DQN, IMPALA, PPO, SAC, TD3."
+        ConfigError,
+        match=r"unknown algorithm 'A2C'. Known algorithms: APPO, BC, DDPG, DQN, IMPALA, MARWIL, PPO, SAC, TD3.",
     ) as far:
         config_class("A2C")
     assert "Did you mean" not in str(far.value)

@@ -97,18 +97,20 @@ for config in (MARWILConfig().training(beta=0.7, vf_coeff=0.5), BCConfig()):
         input_read_batch_size=5,
         dataset_num_iters_per_learner=1,
     )
+    config.debugging(seed=1)
     assert config.learner_class is MARWILTorchLearner
     algo = config.build()
     first = algo.train()["learners"]["default_policy"]
     for _ in range(20):
         result = algo.train()
     numbers = result["learners"]["default_policy"]
-    assert numbers[POLICY_LOSS_KEY] < first[POLICY_LOSS_KEY]
     if config.ALGORITHM == "MARWIL":
+        assert numbers[POLICY_LOSS_KEY] < first[POLICY_LOSS_KEY]
         assert abs(numbers[NORM] - 100.0) < 1e-3 and numbers[VF_LOSS_KEY] < first[VF_LOSS_KEY]
         assert numbers[LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY] < 1
     else:
-        assert VF_LOSS_KEY not in numbers
+        # The actions of these episodes are random: ln 2 is the loss of who knows that.
+        assert abs(numbers[POLICY_LOSS_KEY] - np.log(2)) < 0.06 and VF_LOSS_KEY not in numbers
     assert result["num_env_steps_sampled_lifetime"] == 21 * 50
     assert algo.compute_single_action(np.zeros(4, np.float32)) in (0, 1)
     try:

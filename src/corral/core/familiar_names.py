@@ -250,7 +250,6 @@ CONFIG_METHODS: Mapping[str, Meanings] = {
     "framework": (("", "torch is always used: leave this out"),),
     "api_stack": (("", "there is only one: leave this out"),),
     "experimental": (("", "there are no such settings: leave this out"),),
-    "offline_data": (("", "policies learn from envs, not from data sets"),),
 }
 """Methods of a config, by the name in another library."""
 
