@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from corral.algorithms.appo import APPOConfig as APPOConfig
     from corral.algorithms.bc import BC as BC
     from corral.algorithms.bc import BCConfig as BCConfig
+    from corral.algorithms.cql import CQL as CQL
+    from corral.algorithms.cql import CQLConfig as CQLConfig
     from corral.algorithms.dqn import DQN as DQN
     from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.impala import IMPALA as IMPALA
     from corral.algorithms.impala import IMPALAConfig as IMPALAConfig
+    from corral.algorithms.iql import IQL as IQL
+    from corral.algorithms.iql import IQLConfig as IQLConfig
     from corral.algorithms.marwil import MARWIL as MARWIL
     from corral.algorithms.marwil import MARWILConfig as MARWILConfig
     from corral.algorithms.ppo import PPO as PPO
@@ -86,6 +90,10 @@ _HOMES = {
     "HeuristicModule": "corral.modules.heuristic",
     "IMPALA": "corral.algorithms.impala",
     "IMPALAConfig": "corral.algorithms.impala",
+    "CQL": "corral.algorithms.cql",
+    "CQLConfig": "corral.algorithms.cql",
+    "IQL": "corral.algorithms.iql",
+    "IQLConfig": "corral.algorithms.iql",
     "MARWIL": "corral.algorithms.marwil",
     "MARWILConfig": "corral.algorithms.marwil",
     "Module": "corral.modules.module",

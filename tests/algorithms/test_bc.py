@@ -238,7 +238,7 @@ def test_removed_modules_leave_no_batches_for_validation() -> None:
         assert isinstance(algorithm, OfflineAlgorithm)
         algorithm.train()
         algorithm.remove_module("two")
-        assert algorithm.data.keys() == algorithm._validation.keys() == {"one"}
+        assert algorithm.data.keys() == algorithm.recorded._validation.keys() == {"one"}
         algorithm.add_module("two", copy_from="one")
         assert np.isfinite(algorithm.train()["learners"]["two"]["validation_loss"])
 

@@ -41,7 +41,10 @@ TRAINING: dict[str, dict[str, Any]] = {
     "DDPG": OFF_POLICY,
     "BC": FROM_DATA,
     "MARWIL": FROM_DATA,
+    "CQL": {**FROM_DATA, "num_offline_updates": 4, **OFF_POLICY, "lagrangian": True},
+    "IQL": {**FROM_DATA, "num_offline_updates": 4, **OFF_POLICY},
 }
+LEARNS_FROM_DATA = ("BC", "MARWIL", "CQL", "IQL")
 RECORDED = {
     "obs": np.tile(np.arange(4), 4),
     "actions": np.tile(np.arange(4), 4),
@@ -61,11 +64,11 @@ def sample_config(algo: str) -> AlgorithmConfig:
         .rl_module(model_config={"fcnet_hiddens": [4]})
         .debugging(seed=0)
     )
-    if algo in ("BC", "MARWIL"):
-        return config.offline_data(input_=RECORDED)
+    if algo in LEARNS_FROM_DATA:
+        config.offline_data(input_=RECORDED)
     if algo in ("APPO", "IMPALA"):
         config.env_runners(num_env_runners=0, rollout_fragment_length=8)
-    if algo != "PPO":
+    if algo not in ("PPO", "BC", "MARWIL"):
         config.reporting(min_sample_timesteps_per_iteration=100)
     return config
 

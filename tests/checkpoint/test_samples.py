@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make_samples import RECORDED, SAMPLES, behaviour
+from make_samples import LEARNS_FROM_DATA, RECORDED, SAMPLES, behaviour
 
 from corral import Algorithm
 from corral.algorithms.registry import ALGORITHMS
@@ -29,7 +29,7 @@ def test_a_sample_is_loaded_acts_as_before_and_trains_on(sample: Path) -> None:
     path = sample.with_suffix("")
     before = sorted(sample.parent.rglob("*"))
     assert f"version-{read_checkpoint(path).metadata['format_version']}" == sample.parent.name
-    data = {"input_": RECORDED} if sample.stem in ("BC", "MARWIL") else {}
+    data = {"input_": RECORDED} if sample.stem in LEARNS_FROM_DATA else {}
     with Algorithm.from_checkpoint(path, **data) as algo:
         does = behaviour(algo)
         assert np.allclose(does["actions"], did["actions"], rtol=1e-5, atol=1e-6)

@@ -68,6 +68,7 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 
 if TYPE_CHECKING:
+    from corral.algorithms.recorded_episodes import RecordedEpisodes
     from corral.algorithms.recording import RecordingSummary
     from corral.config.config import AlgorithmConfig
     from corral.episodes.rollout import Rollout
@@ -127,6 +128,8 @@ class Algorithm(metaclass=_WithHints):
             each part in `EnvRunner.weight_receivers`.
         training_iteration: Finished calls of `train()`.
         num_env_steps_sampled_lifetime: Env steps sampled so far.
+        recorded: Recorded episodes that the algorithm learns from, or `None`.
+        samples_now: Whether the latest training step sampled; False while an algorithm learns from recorded data alone.
         num_env_steps_per_round: Env steps that all runners sample in one round; `None` if the whole batch is one round.
         stop_requested: Why `request_stop` was called; `None` if it was not called.
         run_dir: Directory of the latest run, of `fit` or of `train` with `.reporting(loggers=...)`; `None` before it.
@@ -189,6 +192,7 @@ class Algorithm(metaclass=_WithHints):
         self.num_env_steps_sampled_lifetime = 0
         self._time_total_s = 0.0
         self._latest_result: dict[str, Any] = {}
+        self.samples_now = config.samples
         self.stop_requested: str | None = None
         self.run_dir: Path | None = None
         self.loop_run = None if config.loggers is None else LoopRun(self)  # of a loop around `train`
@@ -207,6 +211,7 @@ class Algorithm(metaclass=_WithHints):
         try:
             self._reads_infos = self.READS_INFOS or config.output_infos
             self.engine.require(resources_of_workers(config))
+            self.recorded: RecordedEpisodes | None = None if config.input_ is None else self._open_recorded()
             self.env_runner_group = self.make_env_runner_group(config.for_workers())
             self.env_runner_group.on_recreated = self._announce_recreated
             self._async_sampler = self._make_async_sampler() if config.sample_async else None
@@ -255,6 +260,8 @@ class Algorithm(metaclass=_WithHints):
 
     def make_env_runner_group(self, config: AlgorithmConfig) -> EnvRunnerGroup:
         """Return the group of the runners, given the config for workers; their env says the spaces."""
+        if self.recorded is not None and not config.samples:
+            return self.recorded.make_group(self, config)
         return EnvRunnerGroup(config, self.engine, metrics=self.metrics, timers=self.timers)
 
     def setup(self) -> None:
@@ -668,6 +675,11 @@ class Algorithm(metaclass=_WithHints):
         self.receive(received.rollouts)
         return received.rollouts
 
+    def _open_recorded(self) -> RecordedEpisodes:
+        from corral.algorithms.recorded_episodes import RecordedEpisodes
+
+        return RecordedEpisodes(self.config)
+
     def _make_recorder(self, output: str) -> Recorder:
         from corral.algorithms.recording import make_recorder
 
@@ -852,7 +864,9 @@ class Algorithm(metaclass=_WithHints):
             self.log_learner_results(results)
             elapsed_s = time.perf_counter() - start
             sampled = self.num_env_steps_sampled_lifetime - steps_before
-            if elapsed_s >= config.min_time_s_per_iteration and sampled >= config.min_sample_timesteps_per_iteration:
+            if elapsed_s < config.min_time_s_per_iteration:
+                continue
+            if sampled >= config.min_sample_timesteps_per_iteration or not self.samples_now:
                 return
 
     def _check_running(self) -> None:
@@ -1346,9 +1360,9 @@ class Algorithm(metaclass=_WithHints):
         self._stopped = True
         running, self._running = self._running, False
         with ExitStack() as ending:  # the last one first, and every one of them whatever another raises
-            for name in ("engine", "env_runner_group", "learner_group", "_evaluator"):
-                if hasattr(self, name):  # building may have failed before it
-                    ending.callback(getattr(self, name).stop)
+            for name in ("recorded", "engine", "env_runner_group", "learner_group", "_evaluator"):
+                if (part := getattr(self, name, None)) is not None:  # building may have failed before it
+                    ending.callback(part.stop)
             if self.loop_run is not None:
                 ending.callback(self.loop_run.close)
             if (recorder := getattr(self, "_recorder", None)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     group, evaluation = algorithm.env_runner_group.get_state(), algorithm._evaluator.get_state()
     return {
         **({} if evaluation is None else {"evaluation": evaluation}),
+        **({} if algorithm.recorded is None else {"data": algorithm.recorded.get_state()}),
         **({"transforms": copy_nested(transforms)} if (transforms := algorithm.get_transform_states()) else {}),
         "attributes": {name.lstrip("_"): _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE},
         "metrics": algorithm.metrics.get_state(),
@@ -91,6 +93,8 @@ def set_algorithm_state(
         set_first: Functions that set further parts after the checks. One that raises an exception changes nothing.
     """
     _check_state(algorithm, state)
+    if algorithm.recorded is not None:
+        set_first = [*set_first, partial(algorithm.recorded.set_state, state.get("data", {}))]
     for set_part in set_first:
         set_part()
         algorithm._restored = dict(NOT_RESTORED)

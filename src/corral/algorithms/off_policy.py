@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, methodcaller
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -21,16 +21,21 @@ from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
-from corral.core.settings import NonNegativeInt, PositiveFloat, PositiveInt
+from corral.core.settings import Need, NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, learner_metrics
 from corral.learners.settings import UpdateSettings
+from corral.offline.config import NEEDS_OF_SAMPLING
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 from corral.replay.memory import bytes_per_step, check_memory
 from corral.transforms.observations import NormalizeObservations
 from corral.transforms.pipeline import Pipeline
 from corral.transforms.temporal import FrameStack
 from corral.transforms.transform import TemporalTransform
+
+if TYPE_CHECKING:
+    from corral.algorithms.recorded_episodes import RecordedEpisodes
 
 log = logging.getLogger("corral")
 
@@ -68,9 +73,16 @@ class OffPolicyConfig(AlgorithmConfig):
         store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
             buffer before it continues to learn. `"auto"` stores a buffer of less than 256 MB, and warns once about a
             larger one.
+        num_offline_updates: With recorded data, the number of updates of each module from the data alone, before the
+            first env step is sampled. `None` learns from the data alone and samples nothing; the steps of the batches
+            then count as env steps. Otherwise they do not count, so that schedules over env steps stay at their start.
+        num_updates_per_iteration: Updates of each module in an iteration that learns from recorded data alone.
+        recorded_fraction: Fraction of each batch that is drawn from recorded data while the algorithm samples (0.5 in
+            Ball et al. 2023, arXiv:2302.02948). With 0 the data is only learned from before that.
     """
 
     ON_POLICY: ClassVar[bool] = False
+    LEARNS_FROM_DATA: ClassVar[bool] = True
     DEFAULT_CAPACITY: ClassVar[int] = ReplayConfig.capacity
     """Env steps that the buffer keeps, unless `replay_buffer_config` has a `capacity`."""
 
@@ -83,6 +95,26 @@ class OffPolicyConfig(AlgorithmConfig):
     target_network_update_freq: NonNegativeInt = 500
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
     store_buffer_in_checkpoints: bool | Literal["auto"] = "auto"
+    num_offline_updates: NonNegativeInt | None = 0
+    num_updates_per_iteration: PositiveInt = 1000
+    recorded_fraction: Probability = 0.5
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        **NEEDS_OF_SAMPLING,
+        "num_offline_updates": Need("input_", lambda config: config.input_ is not None),
+        "num_updates_per_iteration": Need("num_offline_updates", lambda config: config.num_offline_updates != 0),
+        "recorded_fraction": Need("input_, and env steps", lambda config: config.input_ is not None and config.samples),
+    }
+
+    @property
+    def samples(self) -> bool:
+        """Whether the algorithm samples from an env, at first or after its updates from recorded data."""
+        return self.num_offline_updates is not None
+
+    @property
+    def num_random_steps(self) -> int:
+        """Env steps with uniform actions at the beginning; none if the policy has learned from recorded data before."""
+        return self.num_steps_sampled_before_learning_starts if self.num_offline_updates == 0 else 0
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
@@ -122,7 +154,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     Attributes:
         replay_buffers: Replay buffers by module id, each with `add`, `sample`, `len`, `num_env_steps_added`,
-            `get_state`, `set_state` and `close`.
+            `get_state`, `set_state` and `close`; empty if nothing is sampled.
     """
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
@@ -152,6 +184,11 @@ class OffPolicyAlgorithm(Algorithm):
         for module_id in filter(self.trains, self.module_ids):
             if module_id in self.replay_buffers:
                 continue
+            if self.recorded is not None and self.records[module_id].has_memory:
+                raise ConfigError(
+                    f"offline_data: input_: modules with memory learn from recorded data with BC only, not with "
+                    f"{self.config.algo_name}: leave out the memory of module {module_id!r}, or the data."
+                )
             config, module = self.module_config(module_id), self.learner_group.get_module(module_id)
             if not callable(getattr(module, "update_target", None)):
                 raise ConfigError(
@@ -159,6 +196,8 @@ class OffPolicyAlgorithm(Algorithm):
                     "network towards its network."
                 )
             self._replay_configs[module_id] = _with_frames(config.replay_config, self.get_pipeline(module_id))
+            if not config.samples:
+                continue
             self.replay_buffers[module_id] = make_replay_buffer(
                 self._replay_configs[module_id],
                 num_runners=max(1, config.num_env_runners),
@@ -171,6 +210,8 @@ class OffPolicyAlgorithm(Algorithm):
                 if module_id in self.replay_buffers and config.directory is None
             }
         )
+        if self.recorded is not None:
+            self.recorded.set_modules(self, lambda module_id: None)
 
     def _bytes_per_step(self, module_id: str, frame_stack: int) -> int:
         """Return the bytes that a step takes in the replay buffer of a module."""
@@ -203,6 +244,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Sample a round into the buffers, make the updates that are due, and send the new weights to the runners."""
+        if self.recorded is not None and not self._sampling_has_begun(self.recorded):
+            return self._learn_offline(self.recorded)
         num_before = self.num_env_steps_sampled_lifetime
         rollouts = self.group_trained(self.sample(self.num_env_steps_per_round or 1))
         num_env_steps = self.num_env_steps_sampled_lifetime - num_before
@@ -212,15 +255,14 @@ class OffPolicyAlgorithm(Algorithm):
         for module_id, parts in rollouts.items():
             self.replay_buffers[module_id].add([part.for_replay() for part in parts])
         self.timers.seconds["replay"] += time.perf_counter() - start_s
-        taken: dict[str, int] = {}
-        for module_id in self.replay_buffers:
-            num_steps = sum(map(_num_env_steps, rollouts.get(module_id, [])))
+        num_steps = {
+            module_id: sum(map(_num_env_steps, rollouts.get(module_id, []))) for module_id in self.replay_buffers
+        }
+        for module_id, num in num_steps.items():
             # `target_network_update_freq` counts the module's steps, which may differ from the env steps: the last
             # update is dated by the difference.
-            marked = self._target_updated_at.get(module_id, 0)
-            self._target_updated_at[module_id] = marked + num_env_steps - num_steps
-            if num_steps:
-                taken[module_id] = num_steps
+            self._target_updated_at[module_id] = self._target_updated_at.get(module_id, 0) + num_env_steps - num
+        taken = {module_id: num for module_id, num in num_steps.items() if num}
         results: dict[str, dict[str, Any]] = {}
         groups = self.learner_group.group_sharing(taken) if len(taken) > 1 else [list(taken)]
         for group in groups:
@@ -234,16 +276,77 @@ class OffPolicyAlgorithm(Algorithm):
         self.sync_weights()
         return results
 
+    def _sampling_has_begun(self, recorded: RecordedEpisodes) -> bool:
+        """Return whether the updates from recorded data alone are over, and note it in `samples_now`."""
+        total = self.config.num_offline_updates
+        self.samples_now = total is not None and recorded.num_updates >= total
+        return self.samples_now
+
+    def _learn_offline(self, recorded: RecordedEpisodes) -> dict[str, dict[str, Any]]:
+        """Make the updates of an iteration that learns from recorded data alone."""
+        config = self.config
+        if config.is_multi_agent:
+            self.setup_modules()  # `policies_to_train` may be a function
+        learning = list(filter(self.trains, recorded.modules))
+        num_updates, total = config.num_updates_per_iteration, config.num_offline_updates
+        if total is not None:
+            num_updates = min(num_updates, total - recorded.num_updates)
+        results: dict[str, dict[str, Any]] = {}
+        for _ in range(num_updates if learning else 0):
+            if results:
+                self.log_learner_results(results)
+            if total is None:
+                self.num_env_steps_sampled_lifetime += config.total_train_batch_size
+            else:  # env steps stand still, and `target_network_update_freq` counts the steps of the batches
+                for module_id in learning:
+                    marked = self._target_updated_at.get(module_id, 0)
+                    self._target_updated_at[module_id] = marked - config.total_train_batch_size
+            results = {module_id: self.learn(module_id) for module_id in learning}
+        recorded.num_updates += num_updates
+        if config.validation_fraction:
+            for module_id, found in results.items():
+                draw = partial(self._draw_prepared, module_id)
+                found |= recorded.validate(self, module_id, draw, {}, found.keys())
+        self.sync_weights()
+        return results
+
+    def _draw_prepared(self, module_id: str, buffer: ReplayBuffer, size: int) -> Batch:
+        return self.prepare_batch(module_id, self._draw(module_id, buffer, size))
+
+    def _draw_mixed(self, module_id: str, recorded: RecordedEpisodes) -> tuple[Batch, int]:
+        """Return a batch of sampled transitions, then recorded ones, and how many were sampled."""
+        config = self.records[module_id].config
+        size = config.total_train_batch_size
+        num_sampled = size - round(size * config.recorded_fraction) if self.samples_now else 0
+        data = recorded.modules[module_id].train
+        if not num_sampled:
+            return self._draw(module_id, data, size), 0
+        sampled = self._draw(module_id, self.replay_buffers[module_id], num_sampled)
+        if num_sampled == size:
+            return sampled, size
+        found = self._draw(module_id, data, size - num_sampled)
+        return {
+            name: map_tree(lambda *parts: np.concatenate(parts), column, found[name])
+            for name, column in sampled.items()
+            if name in found
+        }, num_sampled
+
     def learn(self, module_id: str) -> dict[str, Any]:
         """Make one update of a module from a new batch of its buffer, and return the results without columns.
 
         Raises:
             LossError: The loss did not report the column `td_error`.
         """
-        config, buffer, seconds = self.records[module_id].config, self.replay_buffers[module_id], self.timers.seconds
+        config, buffer = self.records[module_id].config, self.replay_buffers.get(module_id)
+        seconds, size = self.timers.seconds, config.total_train_batch_size
         settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
         start_s = time.perf_counter()
-        batch = self.prepare_batch(module_id, self._draw(module_id))
+        if self.recorded is None:
+            assert buffer is not None
+            batch = self._draw(module_id, buffer, size)
+        else:
+            batch, size = self._draw_mixed(module_id, self.recorded)
+        batch = self.prepare_batch(module_id, batch)
         drawn_s = time.perf_counter()
         seconds["replay"] += drawn_s - start_s
         result = self.update_module(module_id, batch, settings)
@@ -252,18 +355,17 @@ class OffPolicyAlgorithm(Algorithm):
         td_errors = result.pop("td_error", None)
         if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
             raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
-        if isinstance(buffer, PrioritizedReplayBuffer):
-            buffer.update_priorities(batch["indices"], np.abs(td_errors))
+        if isinstance(buffer, PrioritizedReplayBuffer) and size:
+            buffer.update_priorities(batch["indices"][:size], np.abs(td_errors[:size]))
             seconds["replay"] += time.perf_counter() - learned_s
         learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
         result["td_error_mean"] = float(learned.mean())
         return result
 
-    def _draw(self, module_id: str) -> Batch:
-        """Return transitions from the buffer, or sequences if the module has memory, as the module sees them."""
-        record, buffer = self.records[module_id], self.replay_buffers[module_id]
-        config = record.config
-        pipeline, size = record.policy.pipeline, config.total_train_batch_size
+    def _draw(self, module_id: str, buffer: ReplayBuffer, size: int) -> Batch:
+        """Return transitions from a buffer, or sequences if the module has memory, as the module sees them."""
+        record = self.records[module_id]
+        config, pipeline = record.config, record.policy.pipeline
         form: dict[str, Any] = {"n_step": config.n_step, "gamma": config.gamma}
         if pipeline is not None:
             form["reward_fn"] = pipeline.rewards
@@ -304,7 +406,7 @@ class OffPolicyAlgorithm(Algorithm):
     def get_state(self) -> dict[str, Any]:
         """Return a copy of the state; it includes the buffers as `store_buffer_in_checkpoints` says."""
         state = super().get_state()
-        if self._large_arrays != "left_out" and self._stores_buffer():
+        if self.replay_buffers and self._large_arrays != "left_out" and self._stores_buffer():
             buffers = {}
             for module_id, buffer in self.replay_buffers.items():
                 shared = self._large_arrays == "shared" and isinstance(buffer, ReplayBuffer)

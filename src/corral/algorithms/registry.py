@@ -25,6 +25,8 @@ ALGORITHMS = {
     "DDPG": "corral.algorithms.td3:DDPGConfig",
     "BC": "corral.algorithms.bc:BCConfig",
     "MARWIL": "corral.algorithms.marwil:MARWILConfig",
+    "CQL": "corral.algorithms.cql:CQLConfig",
+    "IQL": "corral.algorithms.iql:IQLConfig",
 }
 
 ENTRY_POINTS = "corral.algorithms"

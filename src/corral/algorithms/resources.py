@@ -17,7 +17,7 @@ def resources_of_workers(config: AlgorithmConfig) -> list[Resources]:
     evaluation = config.for_evaluation()
     num_evaluation_runners = 0 if config.evaluation_interval is None else evaluation.num_env_runners
     return [
-        *[config.runner_resources] * (config.num_env_runners if config.NEEDS_ENV else 0),
+        *[config.runner_resources] * (config.num_env_runners if config.samples else 0),
         *[config.learner_resources] * config.num_learners,
         *[evaluation.runner_resources] * num_evaluation_runners,
     ]

@@ -8,7 +8,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
@@ -26,7 +26,7 @@ from corral.algorithms.off_policy import (
     refuse_unscaled_actions,
 )
 from corral.core.settings import Need, NonNegativeSchedule, PositiveFloat
-from corral.learners.losses import Batch, Loss
+from corral.learners.losses import Batch
 from corral.modules.distributions import categorical_logp
 from corral.modules.memory import at_rows
 from corral.modules.module import Module
@@ -105,7 +105,7 @@ class SACConfig(OffPolicyConfig):
     @property
     def default_exploration(self) -> dict[str, Any]:
         """Actions sampled from the policy; before learning starts, uniform actions."""
-        return {"type": "StochasticSampling", "random_timesteps": self.num_steps_sampled_before_learning_starts}
+        return {"type": "StochasticSampling", "random_timesteps": self.num_random_steps}
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
@@ -134,7 +134,7 @@ class SAC(OffPolicyAlgorithm):
             [self.config.seed, 1]
         )  # a seed of its own, so that no other part draws the same noise
 
-    def make_loss(self, config: SACConfig) -> Loss:
+    def make_loss(self, config: Any) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
         given = config.target_entropy
         target_entropy = None if given == "auto" else given
@@ -154,6 +154,7 @@ def sac_loss(
     *,
     target_entropy: float | None,
     huber: bool = False,
+    entropy_in_targets: bool = True,
     outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch; a pure function of weights and columns.
@@ -172,9 +173,10 @@ def sac_loss(
         coefficients: Not used.
         target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
         huber: Whether the loss of the critics is linear for errors above 1.
+        entropy_in_targets: Whether the value of the next observation includes the entropy there.
         outputs: Receives `q_taken`, `[C, B]`, and `targets`, `[B]`; for Box actions the policy's `actions`, `[B, d]`,
             and their `logp`, `[B]`; for Discrete actions `q_values`, `[C, B, n]`, and the `logp` of all actions,
-            `[B, n]`.
+            `[B, n]`; and `actor_loss`, `[]`.
 
     Returns:
         The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`, the absolute
@@ -184,8 +186,9 @@ def sac_loss(
     terms = discrete_terms if module.is_discrete else continuous_terms
     outputs = {} if outputs is None else outputs
     steps = cast(RecurrentSACModule, module).at_steps(batch) if "learns" in batch else batch
-    q_taken, targets, actor_loss, logp = terms(module, steps, alpha, outputs)
-    outputs |= {"q_taken": q_taken, "targets": targets}
+    target_alpha = alpha if entropy_in_targets else torch.zeros_like(alpha)
+    q_taken, targets, actor_loss, logp = terms(module, steps, alpha, target_alpha, outputs)
+    outputs |= {"q_taken": q_taken, "targets": targets, "actor_loss": actor_loss}
     errors = q_taken - targets
     if huber:
         critic_losses = functional.huber_loss(q_taken, targets.expand_as(q_taken), reduction="none")
@@ -200,7 +203,9 @@ def sac_loss(
     return critic_loss + actor_loss + alpha_loss, {name: loss.detach() for name, loss in losses.items()} | reported
 
 
-def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: dict[str, Tensor]) -> Terms:
+def continuous_terms(
+    module: SACModule, batch: Batch, alpha: Tensor, target_alpha: Tensor, outputs: dict[str, Tensor]
+) -> Terms:
     """Return the terms for Box actions, with expectations over actions estimated from one action of the policy.
 
     The columns hold actions before the tanh.
@@ -208,7 +213,7 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: di
     with torch.no_grad():
         next_actions, next_logp = module.sample(batch["next_obs"], batch["next_noise"])
         next_q = module.q_values(batch["next_obs"], next_actions, target=True).amin(0)
-        targets = soft_targets(batch, next_q - alpha * next_logp)
+        targets = soft_targets(batch, next_q - target_alpha * next_logp)
     q_taken = module.q_values(batch["obs"], batch["actions"].reshape(len(next_q), -1).tanh())
     actions, logp = module.sample(batch["obs"], batch["noise"])
     with module.frozen_critics():
@@ -217,12 +222,14 @@ def continuous_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: di
     return q_taken, targets, (alpha * logp - q_policy).mean(), logp.detach()
 
 
-def discrete_terms(module: SACModule, batch: Batch, alpha: Tensor, outputs: dict[str, Tensor]) -> Terms:
+def discrete_terms(
+    module: SACModule, batch: Batch, alpha: Tensor, target_alpha: Tensor, outputs: dict[str, Tensor]
+) -> Terms:
     """Return the terms for Discrete actions, with exact expectations (Christodoulou 2019, eqs. 10 to 12)."""
     with torch.no_grad():
         next_logp = categorical_logp(module.actor_outputs(batch["next_obs"]))
         next_q = module.q_values(batch["next_obs"], target=True).amin(0)
-        targets = soft_targets(batch, (next_logp.exp() * (next_q - alpha * next_logp)).sum(-1))
+        targets = soft_targets(batch, (next_logp.exp() * (next_q - target_alpha * next_logp)).sum(-1))
     logp = categorical_logp(module.actor_outputs(batch["obs"]))
     probs = logp.exp()
     q_values = module.q_values(batch["obs"])

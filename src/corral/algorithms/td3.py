@@ -97,7 +97,7 @@ class TD3Config(OffPolicyConfig):
             "type": "GaussianNoise",
             "stddev": 0.1,
             "final_scale": 1.0,
-            "random_timesteps": self.num_steps_sampled_before_learning_starts,
+            "random_timesteps": self.num_random_steps,
         }
 
     def validate(self) -> None:
@@ -130,7 +130,7 @@ class DDPGConfig(TD3Config):
             "type": "OrnsteinUhlenbeckNoise",
             "ou_base_scale": 0.5,
             "final_scale": 1.0,
-            "random_timesteps": self.num_steps_sampled_before_learning_starts,
+            "random_timesteps": self.num_random_steps,
         }
 
 

@@ -270,7 +270,7 @@ def best_metric(config: AlgorithmConfig) -> str | None:
         return config.best_checkpoint_metric
     if config.evaluation_interval is not None and config.custom_evaluation_function is None:
         return "evaluation/env_runners/episode_return_mean"
-    return "env_runners/episode_return_mean" if config.NEEDS_ENV else None
+    return "env_runners/episode_return_mean" if config.samples else None
 
 
 def _checkpoint_of(directory: Path, iteration: int) -> Path:

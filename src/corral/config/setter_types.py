@@ -257,6 +257,9 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int
+    recorded_fraction: float
     double_q: bool
     dueling: bool
     noisy: bool
@@ -278,6 +281,9 @@ class SACTrainingArgs(TrainingArgs, total=False):
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int
+    recorded_fraction: float
     twin_q: bool
     initial_alpha: float
     target_entropy: float | Literal["auto"]
@@ -298,6 +304,9 @@ class TD3TrainingArgs(TrainingArgs, total=False):
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int
+    recorded_fraction: float
     twin_q: bool
     policy_delay: int
     target_noise: float
@@ -317,6 +326,9 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     target_network_update_freq: int
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int
+    recorded_fraction: float
     twin_q: bool
     policy_delay: int
     target_noise: float
@@ -342,3 +354,56 @@ class MARWILTrainingArgs(TrainingArgs, total=False):
     max_advantage_weight: float
     moving_average_sqd_adv_norm_start: float | None
     moving_average_sqd_adv_norm_update_rate: float
+
+
+class CQLTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of CQL; see `CQLConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int | Sequence[int]
+    burn_in_len: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int
+    recorded_fraction: float
+    twin_q: bool
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+    td_error_loss_fn: Literal["huber", "mse"]
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+    alpha_lr: ScheduleArg | None
+    cql_weight: float
+    num_sampled_actions: int
+    cql_temperature: float
+    lagrangian: bool
+    lagrangian_threshold: float
+    deterministic_backup: bool
+    num_imitation_updates: int
+
+
+class IQLTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of IQL; see `IQLConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int | Sequence[int]
+    burn_in_len: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int
+    recorded_fraction: float
+    expectile: float
+    beta: float
+    max_advantage_weight: float
+    twin_q: bool
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+    value_lr: ScheduleArg | None

@@ -29,6 +29,7 @@ from corral.loggers.named import check_loggers
 from corral.modules.config import MultiAgentSettings
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
+from corral.offline.config import check_recorded_data
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -46,15 +47,12 @@ def validate(config: AlgorithmConfig) -> None:
     Raises:
         ConfigError: The message names the setting, or both settings of a contradiction, and the remedy.
     """
-    if config.env is None and config.NEEDS_ENV:
+    if config.input_ is not None or not config.samples:
+        check_recorded_data(config)
+    if config.env is None and config.samples:
         raise ConfigError(
             "environment: no env was given: call .environment('CartPole-v1'), or give --env CartPole-v1 on the command "
             "line."
-        )
-    if config.input_ is not None and config.NEEDS_ENV:
-        raise ConfigError(
-            f"offline_data: input_={config.input_!r:.80}: {config.algo_name} does not learn from recorded data: use "
-            "BC or MARWIL, or leave it out."
         )
     check_loggers(config.loggers, "reporting: loggers")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place

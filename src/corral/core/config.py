@@ -17,8 +17,13 @@ class SettingGroup:
     """What settings need to have an effect, by name. A setting of `training` or `rl_module` without it is refused."""
     ON_POLICY: ClassVar[bool] = True
     """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
-    NEEDS_ENV: ClassVar[bool] = True
-    """Whether the algorithm samples from an env; otherwise it learns from recorded data, and may play in an env."""
+    LEARNS_FROM_DATA: ClassVar[bool] = False
+    """Whether the algorithm can learn from recorded data."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the algorithm samples from an env; otherwise it learns from recorded data, and may play in an env."""
+        return True
 
     @property
     def algo_class(self) -> type[Any]:

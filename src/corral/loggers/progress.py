@@ -72,7 +72,7 @@ class Progress:
                 notebook, and lines elsewhere.
         """
         self._title = f"{config.algo_name} on {env_name(config.env)}"
-        self._stop, self._samples = stop, config.NEEDS_ENV
+        self._stop, self._samples = stop, config.samples
         self._unit = "env steps" if self._samples else "steps learned"
         self._console = Console()
         shows_panel = self._console.is_terminal or self._console.is_jupyter

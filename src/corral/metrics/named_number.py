@@ -83,7 +83,7 @@ def check_is_measured(name: str | None, what: str, config: Any, error: type[Corr
             "evaluation(evaluation_interval=...)."
         )
     path = "" if name is None else name.removeprefix("env_runners/")
-    if not config.NEEDS_ENV and config.origin is None and path.startswith(("episode_", "num_episodes")):
+    if not config.samples and config.origin is None and path.startswith(("episode_", "num_episodes")):
         raise error(
             f"{what} {name!r} is about training in an env, and {config.algo_name} learns from recorded data: name a "
             "number of evaluation, such as evaluation/env_runners/episode_return_mean, or training_iteration, or "
