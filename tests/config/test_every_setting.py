@@ -83,15 +83,18 @@ SPACES: dict[str, gym.Space[Any]] = {
 }
 
 
-def recorded_walks(reward: float = 1.0) -> dict[str, Any]:
+def recorded_walks(reward: float = 1.0, actions: str = "discrete") -> dict[str, Any]:
     """Eight walks of five steps to the right and to the left."""
     obs = np.arange(120, dtype=np.float32).reshape(40, 3) / 10
     ends = np.arange(1, 41) % 5 == 0
-    return {"obs": obs, "actions": np.arange(40) % 3, "rewards": obs[:, 0] * reward, "terminated": ends}
+    taken: Any = np.arange(40) % 3
+    if actions == "bounded":
+        taken = (taken[:, None] - 1).astype(np.float32)
+    return {"obs": obs, "actions": taken, "rewards": obs[:, 0] * reward, "terminated": ends}
 
 
 def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
-    actions = "bounded" if algo in ("TD3", "DDPG") else "discrete"
+    actions = "bounded" if algo in ("TD3", "DDPG", "CQL") else "discrete"
     config: Any = config_class(algo)().environment(Walk, env_config={"actions": actions}).debugging(seed=1)
     config.learners(num_threads=1)  # convolutions with more wait for each other on a busy machine
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})
@@ -106,6 +109,9 @@ def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
     else:
         config.training(train_batch_size_per_learner=16, num_steps_sampled_before_learning_starts=20)
         config.reporting(min_sample_timesteps_per_iteration=40)
+        if algo in ("CQL", "IQL"):
+            config.offline_data(input_=recorded_walks(actions=actions))
+            config.training(num_offline_updates=3, num_updates_per_iteration=3)
     for name, value in [change for each in changes for change in each.items()]:
         setattr(config, name, {**getattr(config, name), **value} if isinstance(value, dict) else value)
     return config
@@ -245,6 +251,9 @@ VALUES: dict[str, Any] = {
     "best_checkpoint_metric": None,
     "store_buffer_in_checkpoints": False,
     "input_": ArraysInMemory(recorded_walks(2.0)),
+    "num_offline_updates": 2,
+    "num_updates_per_iteration": 1,
+    "recorded_fraction": 0.25,
     "validation_fraction": 0.3,
     "map_directory": "no/such/directory",
     "output": "memory://every-setting",
@@ -282,6 +291,7 @@ LSTM = {"model_config": {"use_lstm": True, "max_seq_len": 4}}
 # Runners of the local engine have sampled both fragments that they are asked for before the learners' next update.
 IN_TURN = {"engine_name": "local", "num_env_runners": 2, "sample_async": True}
 NO_BUFFER = {**IN_TURN, "use_circular_buffer": False}
+FROM_DATA = {"input_": ArraysInMemory(recorded_walks())}
 # The part that a setting waits for. In a config without it the setting must be refused or warned of.
 WITH: dict[str, dict[str, Any]] = {
     "v_min": {"num_atoms": 5},
@@ -342,6 +352,9 @@ WITH: dict[str, dict[str, Any]] = {
     "APPO.kl_target": {"use_kl_loss": True, "lr": 0.05},
     **{name: {"output": "memory://every-setting"} for name in ("output_max_rows_per_file", "output_infos")},
     "moving_average_sqd_adv_norm_update_rate": {"beta": 2.0},
+    **dict.fromkeys(("recorded_fraction", "num_offline_updates"), FROM_DATA),
+    "num_updates_per_iteration": {**FROM_DATA, "num_offline_updates": 2},
+    "lagrangian_threshold": {"lagrangian": True},
     "TD3.burn_in_len": {},
     "DDPG.burn_in_len": {},
 }
@@ -368,7 +381,10 @@ SCENES: dict[str, dict[str, Any]] = {
 # Settings of all algorithms that others than the first one use in code of their own.
 HELD_BY = {
     **dict.fromkeys(("APPO", "IMPALA"), ("max_lag", "on_lag", "count_steps_by")),
-    "BC": ("validation_fraction", "map_directory", "observation_space", "action_space", "gamma"),
+    "BC": (
+        *("validation_fraction", "map_directory", "observation_space", "action_space", "gamma"),
+        "num_updates_per_iteration",
+    ),
     "MARWIL": ("input_", "gamma"),
 }
 # Settings that need processes.

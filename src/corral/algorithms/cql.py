@@ -52,6 +52,8 @@ class CQLConfig(SACConfig):
             seek value.
     """
 
+    LEARNS_SEQUENCES: ClassVar[bool] = False
+
     lr: Schedule = 3e-4
     actor_lr: NonNegativeSchedule | None = 1e-4
     num_offline_updates: NonNegativeInt | None = None
@@ -91,8 +93,6 @@ class CQLConfig(SACConfig):
         super().validate()
         if self.lagrangian and self.alpha_lr == 0:
             raise ConfigError("lagrangian=True: the weight has the learning rate alpha_lr, which is 0: set it above 0.")
-        if self.asks_for_memory:
-            raise ConfigError("use_lstm, use_gru: CQL learns from single transitions: leave them out, or use SAC.")
 
 
 class CQL(SAC):

@@ -21,7 +21,6 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat
-from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
 from corral.modules.iql_module import IQLModule
 from corral.modules.module import Module
@@ -89,12 +88,6 @@ class IQLConfig(OffPolicyConfig):
     def default_exploration(self) -> dict[str, Any]:
         """Actions sampled from the policy."""
         return {"type": "StochasticSampling"}
-
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
-        if self.asks_for_memory:
-            raise ConfigError("use_lstm, use_gru: IQL learns from single transitions: leave them out, or use BC.")
 
 
 class IQL(OffPolicyAlgorithm):

@@ -101,6 +101,13 @@ class OffPolicyConfig(AlgorithmConfig):
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
         **NEEDS_OF_SAMPLING,
+        **dict.fromkeys(
+            (
+                *("replay_buffer_config", "num_steps_sampled_before_learning_starts", "training_intensity"),
+                "store_buffer_in_checkpoints",
+            ),
+            Need("num_offline_updates: nothing is sampled", attrgetter("samples")),
+        ),
         "num_offline_updates": Need("input_", lambda config: config.input_ is not None),
         "num_updates_per_iteration": Need("num_offline_updates", lambda config: config.num_offline_updates != 0),
         "recorded_fraction": Need("input_, and env steps", lambda config: config.input_ is not None and config.samples),
