@@ -251,6 +251,7 @@ VALUES: dict[str, Any] = {
     "best_checkpoint_metric": None,
     "store_buffer_in_checkpoints": False,
     "input_": ArraysInMemory(recorded_walks(2.0)),
+    "max_advantage_weight": 1e-3,
     "num_offline_updates": 2,
     "num_updates_per_iteration": 1,
     "recorded_fraction": 0.25,

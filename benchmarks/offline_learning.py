@@ -1,0 +1,154 @@
+"""Learning from recorded data on Hopper: returns and CPU seconds of Corral and of d3rlpy, on the same files.
+
+    python benchmarks/offline_learning.py record --data DIR
+    python benchmarks/offline_learning.py corral IQL --data DIR --seed 0 --updates 50000
+    python benchmarks/offline_learning.py d3rlpy IQL --data DIR --seed 0 --updates 50000
+
+The data is 200,000 steps of a PPO policy that was stopped at a third of the return that TUNED.md measured. d3rlpy runs
+in an environment of its own, with `pip install d3rlpy "gymnasium[mujoco]"`. Each command prints one line of JSON.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+ENV, NUM_STEPS, STOP_AT = "Hopper-v5", 200_000, 2410.4 / 3
+NUM_EPISODES, HIDDENS, BATCH = 20, [256, 256], 256
+
+
+def record(directory: str) -> dict[str, Any]:
+    """Trains PPO until its return is `STOP_AT`, and records its episodes as it explores."""
+    from corral.algorithms.registry import config_from_dict
+    from corral.algorithms.tuned_settings import tuned_settings
+
+    settings = tuned_settings(ENV, "PPO")
+    del settings["stop"]
+    with config_from_dict(settings).debugging(seed=0).build() as algo:
+        while not algo.train()["env_runners"]["episode_return_mean"] >= STOP_AT:
+            pass
+        length = algo.latest_numbers["env_runners"]["episode_len_mean"]
+        summary = algo.record(directory, num_episodes=round(NUM_STEPS / length), explore=True, seed=0)
+    return {"summary": str(summary)}
+
+
+def arrays(directory: str) -> dict[str, Any]:
+    """Returns the columns of the first `NUM_STEPS` steps, for both systems."""
+    path = Path(directory) / "columns.npz"
+    if not path.exists():
+        from corral.offline.sources import open_source
+
+        parts = [
+            {
+                "obs": rows.obs[rows.valid],
+                "next_obs": rows.obs[1:][rows.valid[:-1]],
+                "actions": rows.actions[rows.valid],
+                "rewards": rows.rewards[rows.valid],
+                "terminated": rows.terminated[rows.valid],
+                "truncated": rows.truncated[rows.valid],
+            }
+            for rows in open_source(directory).parts()
+        ]
+        whole = {name: np.concatenate([part[name] for part in parts])[:NUM_STEPS] for name in parts[0]}
+        whole["truncated"][-1] |= not whole["terminated"][-1]
+        np.savez(path, **whole)
+    with np.load(path) as found:
+        return dict(found)
+
+
+def play(act: Any) -> float:
+    """Returns the mean return of a function of one observation, over episodes of fixed seeds."""
+    import gymnasium as gym
+
+    env, returns = gym.make(ENV), []
+    for seed in range(1000, 1000 + NUM_EPISODES):
+        obs, _ = env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return float(np.mean(returns))
+
+
+def with_corral(name: str, data: dict[str, Any], seed: int, num_updates: int) -> dict[str, Any]:
+    """Trains an algorithm of Corral with d3rlpy's settings."""
+    from corral.algorithms.registry import config_class
+
+    config: Any = config_class(name)().environment(ENV).offline_data(input_=data).debugging(seed=seed)
+    config.learners(num_threads=1).rl_module(model_config={"fcnet_hiddens": HIDDENS, "fcnet_activation": "relu"})
+    config.training(train_batch_size_per_learner=BATCH, num_updates_per_iteration=1000)
+    if name == "CQL":
+        config.training(lr=3e-4, actor_lr=1e-4, alpha_lr=1e-4, lagrangian=True, lagrangian_threshold=10.0)
+    with config.build() as algo:
+        start_s = process_time()
+        for _ in range(num_updates // 1000):
+            algo.train()
+        cpu_s = process_time() - start_s
+        found = play(lambda obs: algo.compute_single_action(obs, explore=False))
+    return {"return": found, "updates_per_cpu_s": num_updates / cpu_s}
+
+
+def with_d3rlpy(name: str, data: dict[str, Any], seed: int, num_updates: int) -> dict[str, Any]:
+    """Trains the same algorithm of d3rlpy."""
+    import d3rlpy
+    import torch
+    from d3rlpy.models import VectorEncoderFactory
+
+    torch.set_num_threads(1)
+    d3rlpy.seed(seed)
+    dataset = d3rlpy.dataset.MDPDataset(
+        observations=data["obs"].astype(np.float32),
+        actions=data["actions"].astype(np.float32),
+        rewards=data["rewards"].astype(np.float32),
+        terminals=data["terminated"].astype(np.float32),
+        timeouts=(data["truncated"] & ~data["terminated"]).astype(np.float32),
+        action_space=d3rlpy.constants.ActionSpace.CONTINUOUS,
+    )
+    encoder = VectorEncoderFactory(HIDDENS)
+    if name == "IQL":
+        config: Any = d3rlpy.algos.IQLConfig(
+            actor_encoder_factory=encoder, critic_encoder_factory=encoder, value_encoder_factory=encoder
+        )
+    elif name == "CQL":
+        config = d3rlpy.algos.CQLConfig(actor_encoder_factory=encoder, critic_encoder_factory=encoder)
+    else:
+        config = d3rlpy.algos.BCConfig(batch_size=BATCH, encoder_factory=encoder)
+    algo = config.create(device="cpu:0")
+    algo.build_with_dataset(dataset)
+    start_s = process_time()
+    algo.fit(
+        dataset,
+        n_steps=num_updates,
+        n_steps_per_epoch=1000,
+        show_progress=False,
+        save_interval=10**9,
+        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+    )
+    cpu_s = process_time() - start_s
+    found = play(lambda obs: algo.predict(obs[None].astype(np.float32))[0])
+    return {"return": found, "updates_per_cpu_s": num_updates / cpu_s}
+
+
+def main() -> None:
+    """Reads the command line, and prints what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("system", choices=["record", "corral", "d3rlpy"])
+    parser.add_argument("algo", nargs="?", choices=["BC", "MARWIL", "CQL", "IQL"])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--updates", type=int, default=50_000)
+    given = parser.parse_args()
+    if given.system == "record":
+        print(json.dumps(record(given.data)))
+        return
+    train = with_corral if given.system == "corral" else with_d3rlpy
+    found = train(given.algo, arrays(given.data), given.seed, given.updates)
+    print(json.dumps({"system": given.system, "algo": given.algo, "seed": given.seed, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
