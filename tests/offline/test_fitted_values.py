@@ -161,3 +161,18 @@ def test_other_actions_are_refused() -> None:
     rows = recorded(num_episodes=2)
     with pytest.raises(ConfigError, match=r"Discrete or Box actions, and these are MultiDiscrete"):
         fit(rows, np.zeros((len(rows), 2), np.float32), action_space=spaces.MultiDiscrete([2, 2]))
+
+
+def test_values_of_far_rewards_arrive_in_the_gradient_steps_that_there_are() -> None:
+    """Two states that never change, with rewards of 0 and 1, in episodes that are cut after three steps."""
+    size, gamma = 300, 0.9
+    cut = np.arange(1, size + 1) % 3 == 0
+    states = (np.arange(size) // 3 % 2).astype(np.int64)
+    steps = (states, np.zeros(size, np.int64), states.astype(float), np.zeros(size, bool), cut)
+    rows = rows_of_steps(*steps, next_obs=states)
+    found = fit_values(
+        *(spaces.Discrete(2), spaces.Discrete(1), rows.obs, rows.actions, rows.rewards, rows.terminated, rows.valid),
+        *(np.ones((len(rows), 1), np.float32), gamma),
+        settings=FitSettings(500, 32, 1e-2, {"fcnet_hiddens": [8]}),
+    )
+    assert found.state_values == pytest.approx(rows.obs / (1 - gamma), abs=0.3)

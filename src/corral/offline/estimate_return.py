@@ -200,8 +200,8 @@ def estimate_return(
     """Estimate the mean discounted return of a policy from the start of an episode, from recorded episodes.
 
     The estimates by probability ratios (`is`, `wis`, `pdis`, `wpdis`, `dr`, `wdr`) need the log-probabilities of the
-    recorded actions, and a policy with probabilities. The values that `dr` and `wdr` need are fitted as those of `fqe`,
-    to the same data. Rewards are those of the env, whatever transforms the algorithm had. See
+    recorded actions, and a policy with probabilities. The values that `dr` and `wdr` need are the values of `fqe`,
+    fitted to the same data. Rewards are the recorded ones, whatever transforms the algorithm had. See
     docs/off-policy-evaluation.md.
 
     Args:

@@ -23,7 +23,8 @@ from corral.modules.threads import num_threads_for, torch_threads
 NUM_DRAWS = 16
 """Draws of actions by which the value of an observation is averaged, for Box actions."""
 
-_TAU = 0.01  # part of the way that the target network moves after each gradient step
+_NUM_FOLDS = 8  # times that what the first target network got wrong shrinks to 1/e in all gradient steps
+_TAU_BOUNDS = 0.005, 0.1
 _LAST_LR = 0.1  # learning rate of the last gradient step, as a part of the first one
 _ROWS_AT_ONCE = 8192
 
@@ -98,8 +99,9 @@ def fit_values(
     terminated its episode does not bootstrap. A step that truncated it does, from the final observation: unlike the
     estimates by importance sampling, the values are of episodes without a time limit.
 
-    The network learns in units of the deviation of the recorded returns. With gamma below 1, the bootstrapped values
-    are kept between the lowest and the highest sum that the recorded rewards allow, so that they cannot diverge.
+    The network begins at the mean of the recorded returns, in which the mean reward follows a truncated episode, and
+    learns in units of their deviation. With gamma below 1, the bootstrapped values are kept between the lowest and the
+    highest sum that the recorded rewards allow, so that they cannot diverge.
 
     Args:
         observation_space: Space of the observations, without a mask of actions.
@@ -124,7 +126,7 @@ def fit_values(
         network = CriticNetwork(observation_space, action_space, config)
     rng = np.random.default_rng(settings.seed)
     rows = _Rows(map_tree(torch.from_numpy, obs), np.asarray(actions), policy)
-    returns = _returns(np.asarray(rewards, np.float64), np.asarray(valid), gamma)
+    returns = _returns(np.asarray(rewards, np.float64), terminated, valid, gamma)
     center, spread = float(returns.mean()), float(returns.std()) or 1.0
     q_values, state_values = np.zeros(len(valid)), np.zeros(len(valid))
     num_threads = num_threads_for(network, "auto")
@@ -143,7 +145,7 @@ def fit_values(
 
 
 class _Rows:
-    """Rows of observations with the recorded actions and those of the policy."""
+    """Rows of observations with the recorded actions and the actions of the policy."""
 
     def __init__(self, obs: Tree, actions: NDArray[Any], policy: Policy) -> None:
         self._obs, self._policy = obs, policy
@@ -196,6 +198,7 @@ def _learn(
     low, high = -math.inf, math.inf
     if gamma < 1:
         low, high = (bound / (1 - gamma) for bound in (min(0.0, rewards.min()), max(0.0, rewards.max())))
+    tau = _tau(gamma, num)
     discounts = np.where(terminated, 0.0, gamma).astype(np.float32)
     errors = []
     for step in range(num):
@@ -208,16 +211,31 @@ def _learn(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        follower.move(_TAU)
+        follower.move(tau)
         if step >= 0.9 * num:
             errors.append(loss.item())
     return math.sqrt(sum(errors) / len(errors)) if errors else math.nan
 
 
-def _returns(rewards: NDArray[np.float64], valid: NDArray[np.bool_], gamma: float) -> NDArray[np.float64]:
-    """Return the discounted sum of the rewards from each step to the end of its episode, of valid rows."""
+def _tau(gamma: float, num_gradient_steps: int) -> float:
+    """Return the part of the way that the target network moves after each gradient step.
+
+    An error in the values of the target network shrinks by the factor 1 - tau * (1 - gamma) in each step at best.
+    """
+    low, high = _TAU_BOUNDS
+    return min(high, max(low, _NUM_FOLDS / (num_gradient_steps * (1 - gamma)))) if gamma < 1 else high
+
+
+def _returns(
+    rewards: NDArray[np.float64], terminated: NDArray[np.bool_], valid: NDArray[np.bool_], gamma: float
+) -> NDArray[np.float64]:
+    """Return the discounted sum of the rewards from each valid row on: what the values are like, before learning.
+
+    A truncated episode continues with the mean reward.
+    """
+    tail = float(rewards[valid].mean()) / (1 - gamma) if gamma < 1 else 0.0
     returns, running = np.zeros(len(rewards)), 0.0
     for row in range(len(rewards) - 1, -1, -1):
-        running = float(rewards[row]) + gamma * running if valid[row] else 0.0
+        running = float(rewards[row]) + (0.0 if terminated[row] else gamma * running) if valid[row] else tail
         returns[row] = running
     return returns[valid]
