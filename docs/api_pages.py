@@ -74,7 +74,13 @@ TOPICS = {
         "Policies in use",
         "Policies without training code, and parts of rounds of evaluation.",
         "Policy load_policy PolicyEvaluation evaluate_policy evaluation.rounds.RoundPlan evaluation.rounds.play_round "
-        "evaluation.statistics.summarize_episodes",
+        "evaluation.statistics.summarize_episodes OffPolicyEvaluation estimate_return "
+        "offline.off_policy_estimates.ValueEstimate offline.off_policy_estimates.Bootstrap "
+        "offline.off_policy_estimates.importance_sampling offline.off_policy_estimates.weighted_importance_sampling "
+        "offline.off_policy_estimates.per_decision_importance_sampling "
+        "offline.off_policy_estimates.weighted_per_decision_importance_sampling "
+        "offline.off_policy_estimates.doubly_robust offline.off_policy_estimates.weighted_doubly_robust "
+        "offline.fitted_values.fit_values offline.fitted_values.FittedValues offline.fitted_values.FitSettings",
     ),
     "curriculum": (
         "Curricula",

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from corral.modules.heuristic import HeuristicModule as HeuristicModule
     from corral.modules.heuristic import RandomModule as RandomModule
     from corral.modules.module import Module as Module
+    from corral.offline.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
+    from corral.offline.estimate_return import estimate_return as estimate_return
     from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
     from corral.policies.evaluate import evaluate_policy as evaluate_policy
     from corral.policies.policy import Policy as Policy
@@ -101,6 +103,7 @@ _HOMES = {
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "NormalizeObservations": "corral.transforms.observations",
     "NormalizeRewards": "corral.transforms.rewards",
+    "OffPolicyEvaluation": "corral.offline.estimate_return",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
@@ -116,6 +119,7 @@ _HOMES = {
     "TaskSettableEnv": "corral.envs.tasks",
     "TemporalTransform": "corral.transforms.transform",
     "Transform": "corral.transforms.transform",
+    "estimate_return": "corral.offline.estimate_return",
     "evaluate_policy": "corral.policies.evaluate",
     "load_policy": "corral.policies.policy",
     "make_multi_agent": "corral.envs.agent_copies",

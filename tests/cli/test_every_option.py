@@ -73,6 +73,9 @@ POLICY = {
 }
 
 
+ESTIMATE = ["evaluate", "saved", "--data", "recorded", "--explore", "--json"]
+
+
 def without(arguments: list[str], option: str) -> list[str]:
     """Arguments without an option and its value."""
     place = arguments.index(option)
@@ -84,6 +87,18 @@ CASES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
     **{("evaluate", name): (["evaluate", "saved", "--episodes", "2"], more) for name, more in POLICY.items()},
     ("evaluate", "--seeds"): (["evaluate", "saved", "--episodes", "2"], ["--seeds", "5", "6"]),
     ("evaluate", "--json"): (["evaluate", "saved", "--episodes", "2"], ["--json"]),
+    ("evaluate", "--data"): (["evaluate", "saved", "--explore"], ["--data", "recorded", "--method", "is"]),
+    **{
+        ("evaluate --data", name): ([*ESTIMATE, *given], [name, value])
+        for name, value, given in [
+            ("--method", "wis", ["--gradient-steps", "5"]),
+            ("--gamma", "0.5", ["--method", "is"]),
+            ("--max-ratio", "0.9", ["--method", "is"]),
+            ("--gradient-steps", "7", ["--method", "fqe"]),
+            ("--batch-size", "8", ["--method", "fqe", "--gradient-steps", "5"]),
+            ("--lr", "0.05", ["--method", "fqe", "--gradient-steps", "5"]),
+        ]
+    },
     **{
         ("play", name): (["play", "saved", "--episodes", "2", "--record", "videos", "--format", "gif"], more)
         for name, more in POLICY.items()
@@ -145,6 +160,7 @@ CASES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
 }
 """Command lines that differ in one option, and in what they do."""
 ELSEWHERE = {
+    ("evaluate", "--module"): "offline/test_estimate_return.py::test_one_of_several_modules_is_chosen",
     ("report", "--open"): "report/test_report_page.py::test_the_command",
     ("train", "--seeds"): "cli/test_seeds.py::test_a_seed_that_fails_ends_no_other",
     ("train", "--parallel"): "cli/test_seeds.py::test_runs_share_the_cores_and_no_more_than_asked_for_run",
@@ -257,7 +273,7 @@ def test_an_option_has_an_effect(
 
 def test_each_option_is_tested() -> None:
     options = {*options_of(make_parser())}
-    tested = {(command.removesuffix(" --resume"), option) for command, option in CASES}
+    tested = {(command.removesuffix(" --resume").removesuffix(" --data"), option) for command, option in CASES}
     assert options == tested | ELSEWHERE.keys() and not CASES.keys() & ELSEWHERE.keys()
     for (_, option), test in ELSEWHERE.items():
         file, _, name = test.partition("::")

@@ -244,3 +244,14 @@ def test_a_module_that_is_called_returns_its_dist_inputs() -> None:
     outputs = module(obs)
     assert seen[0][0] is obs
     assert seen[0][1] is outputs
+
+
+def test_the_policy_of_an_algorithm_has_the_weights_of_now() -> None:
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    with PPOConfig().environment("CartPole-v1").debugging(seed=0).build() as algorithm:
+        module = algorithm.get_module()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.normal_()
+            expected = module.policy(torch.from_numpy(obs)).numpy().argmax(-1)
+        np.testing.assert_array_equal(algorithm.acting_policy().batch(obs), expected)

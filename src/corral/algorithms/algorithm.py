@@ -532,7 +532,7 @@ class Algorithm(metaclass=_WithHints):
 
     def get_pipeline(self, module_id: str | None = None) -> Pipeline | None:
         """Return the transforms of a module with their present statistics, or `None` if it has none."""
-        return self.acting_policy(module_id).pipeline
+        return self.records[self.resolve_module_id(module_id)].policy.pipeline
 
     def get_transform_states(self) -> dict[str, Mapping[str, State]]:
         """Return the statistics of transforms by module id, for the modules that have any."""
@@ -1295,12 +1295,16 @@ class Algorithm(metaclass=_WithHints):
         return map_tree(lambda leaf: leaf[0], (actions, states))
 
     def acting_policy(self, module_id: str | None = None) -> DriverPolicy:
-        """Return the policy with which `compute_actions` acts.
+        """Return the policy with which `compute_actions` acts, with the weights of now.
 
         Raises:
             ConfigError: There is no such module, or there are several and none was named.
         """
-        return self.records[self.resolve_module_id(module_id)].policy
+        policy = self.records[self.resolve_module_id(module_id)].policy
+        if self.learner_group.is_watched:
+            self.take_changed_weights()
+        policy.read_weights(self.learner_group)
+        return policy
 
     def agent_policies(self) -> AgentPolicies:
         """Return the policies of several agents with their mapping, which choose actions as `compute_actions` does."""

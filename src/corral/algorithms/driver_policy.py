@@ -62,13 +62,17 @@ class DriverPolicy(Policy):
             rng=self._rng,
         )
 
+    def read_weights(self, learners: LearnerGroup) -> None:
+        """Read the learners' weights, if they have changed."""
+        if self._version != learners.weights_version:
+            self._inference.load_weights(learners.get_acting_weights()[self._module_id])
+            self._version = learners.weights_version
+
     def compute_actions(
         self, obs: Tree, states: Tree, learners: LearnerGroup, *, timestep: int, explore: bool
     ) -> tuple[Any, Tree]:
         """Return env actions `[B, ...]` and next states for trees of `[B, ...]`, by the learners' weights."""
-        if self._version != learners.weights_version:
-            self._inference.load_weights(learners.get_acting_weights()[self._module_id])
-            self._version = learners.weights_version
+        self.read_weights(learners)
         self._timestep = timestep
         return self.act(obs, states, explore=explore)
 

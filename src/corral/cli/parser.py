@@ -187,6 +187,26 @@ def _add_evaluate(commands: Any) -> None:
         "--seeds", type=int, nargs="+", metavar="SEED", help="seed of each episode, to compare policies"
     )
     evaluate.add_argument("--json", action="store_true", help="print one JSON object, with each episode")
+    evaluate.add_argument(
+        "--data",
+        metavar="PATH",
+        help="estimate the return from recorded data, without an env: a directory, file or URL, or minari:ID",
+    )
+    evaluate.add_argument(
+        "--method",
+        choices=("all", "is", "wis", "pdis", "wpdis", "dr", "wdr", "fqe"),
+        help="with --data, which estimate; all that apply, if left out",
+    )
+    evaluate.add_argument("--module", metavar="ID", help="with --data, which module of a run of several agents")
+    evaluate.add_argument("--gamma", type=float, help="with --data, the discount per step; the run's, if left out")
+    evaluate.add_argument(
+        "--max-ratio", type=float, help="with --data, a bound to which the probability ratio of each step is clipped"
+    )
+    evaluate.add_argument(
+        "--gradient-steps", type=int, help="with --data, gradient steps of fitted Q evaluation; 10000 if left out"
+    )
+    evaluate.add_argument("--batch-size", type=int, help="with --data, its batch size; 256 if left out")
+    evaluate.add_argument("--lr", type=float, help="with --data, its first learning rate; 0.001 if left out")
     evaluate.set_defaults(run="corral.cli.policies:evaluate")
 
 

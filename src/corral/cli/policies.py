@@ -18,10 +18,22 @@ from corral.envs.config import EnvironmentSettings
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError
 from corral.policies.agent_policies import AgentPolicies
-from corral.policies.evaluate import evaluate_policy
+from corral.policies.evaluate import MAX_EPISODE_STEPS, evaluate_policy
 from corral.policies.play import play_episodes
 from corral.policies.policy import Policy, checkpoint_policy
 from corral.runners.mapping import begin_mapping
+
+OF_ENVS: dict[str, Any] = {
+    "env": None,
+    "env_config": [],
+    "episodes": None,
+    "seeds": None,
+    "max_episode_steps": MAX_EPISODE_STEPS,
+}
+"""Options of `corral evaluate` that only an env reads, by name, with their defaults."""
+
+OF_DATA = ("method", "module", "gamma", "max_ratio", "gradient_steps", "batch_size", "lr")
+"""Options of `corral evaluate` that only estimates from data read."""
 
 
 class Setup(NamedTuple):
@@ -109,8 +121,29 @@ def _check_named(checkpoint: Checkpoint, given: set[str]) -> None:
             raise ConfigError(f"{checkpoint.path}: no file can hold {place} of this run ({value}): {remedy}.")
 
 
+def _refuse_others(options: argparse.Namespace) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        ConfigError: Names the option.
+    """
+    if options.data is None:
+        given = [name for name in OF_DATA if getattr(options, name) is not None]
+        remedy = "goes with --data PATH: an evaluation in the env does not read it"
+    else:
+        given = [name for name, default in OF_ENVS.items() if getattr(options, name) != default]
+        remedy = "has no effect with --data: recorded episodes are evaluated, and no env plays"
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} {remedy}.")
+
+
 def evaluate(options: argparse.Namespace) -> int:
-    """Run `corral evaluate`: play episodes, and print what they returned."""
+    """Run `corral evaluate`: play episodes, and print what they returned; with `--data`, estimate it from these."""
+    _refuse_others(options)
+    if options.data is not None:
+        from corral.cli.estimate import estimate  # here: an evaluation in an env needs nothing of it
+
+        return estimate(options)
     setup = load_setup(options)
     found = evaluate_policy(
         setup.policy,

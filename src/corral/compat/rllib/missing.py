@@ -9,7 +9,7 @@ from corral.errors import UnknownAttributeError, nearest_name
 _EXPORT = "save() writes each module to learner_group/learner/rl_module/<module id>, for RLModule.from_checkpoint"
 _PICKLES = "checkpoints hold no arguments of constructors: use save_to_path(path) and from_checkpoint(path)"
 _TUNE = "it belongs to trials: run tune.Tuner, which gives each trial its names, files and resources"
-_OFFLINE = "Corral does not evaluate a policy on recorded data yet"
+_OFFLINE = "corral.estimate_return(algo.native, data) estimates the return from recorded data"
 _RECORDED = "the data is read once: algo.native.data has it, by module id"
 _NO_POLICIES = "Corral has no Policy classes: use an RLModule"
 _ALGORITHM = "it is made with an algorithm: use config.build_algo()"

@@ -48,7 +48,10 @@ def refused(default: Any, remedy: str) -> Setting:
 
 _RAY = "Corral's engine places its processes itself"
 _OLD_STACK = "it belonged to the older stack"
-_OFFLINE = "Corral does not evaluate a policy on recorded data yet; `validation_fraction` of `corral.BCConfig` does"
+_OFFLINE = (
+    "Corral evaluates on recorded data after training, with `corral evaluate RUN --data PATH` or "
+    "`corral.estimate_return`; `validation_fraction` of `corral.BCConfig` reports the loss on other episodes"
+)
 _RAY_DATA = "Corral reads the data itself, once, and draws batches from all steps"
 _STATE = "statistics of transforms are merged exactly in every round"
 
