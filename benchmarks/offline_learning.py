@@ -5,11 +5,13 @@
     python benchmarks/offline_learning.py d3rlpy IQL --data DIR --seed 0 --updates 50000
 
 The data is 200,000 steps of a PPO policy that was stopped at a third of the return that TUNED.md measured. d3rlpy runs
-in an environment of its own, with `pip install d3rlpy "gymnasium[mujoco]"`. Each command prints one line of JSON.
+in an environment of its own, with `pip install d3rlpy "gymnasium[mujoco]"`. Each command prints a line of JSON after every
+`--every` updates.
 """
 
 import argparse
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -74,32 +76,38 @@ def play(act: Any) -> float:
     return float(np.mean(returns))
 
 
-def with_corral(name: str, data: dict[str, Any], seed: int, num_updates: int) -> dict[str, Any]:
+Progress = Iterator[tuple[float, float]]
+"""After every part of the updates: CPU seconds of it, and the mean return after it."""
+
+
+def with_corral(name: str, data: dict[str, Any], given: argparse.Namespace) -> Progress:
     """Trains an algorithm of Corral with d3rlpy's settings."""
     from corral.algorithms.registry import config_class
 
-    config: Any = config_class(name)().environment(ENV).offline_data(input_=data).debugging(seed=seed)
-    config.learners(num_threads=1).rl_module(model_config={"fcnet_hiddens": HIDDENS, "fcnet_activation": "relu"})
+    config: Any = config_class(name)().environment(ENV).offline_data(input_=data).debugging(seed=given.seed)
+    config.learners(num_threads=1, device=given.device).rl_module(
+        model_config={"fcnet_hiddens": HIDDENS, "fcnet_activation": "relu"}
+    )
     config.training(train_batch_size_per_learner=BATCH, num_updates_per_iteration=1000)
     if name == "CQL":
         config.training(lr=3e-4, actor_lr=1e-4, alpha_lr=1e-4, lagrangian=True, lagrangian_threshold=10.0)
     with config.build() as algo:
-        start_s = process_time()
-        for _ in range(num_updates // 1000):
-            algo.train()
-        cpu_s = process_time() - start_s
-        found = play(lambda obs: algo.compute_single_action(obs, explore=False))
-    return {"return": found, "updates_per_cpu_s": num_updates / cpu_s}
+        for _ in range(given.updates // given.every):
+            start_s = process_time()
+            for _ in range(given.every // 1000):
+                algo.train()
+            cpu_s = process_time() - start_s
+            yield cpu_s, play(lambda obs: algo.compute_single_action(obs, explore=False))
 
 
-def with_d3rlpy(name: str, data: dict[str, Any], seed: int, num_updates: int) -> dict[str, Any]:
+def with_d3rlpy(name: str, data: dict[str, Any], given: argparse.Namespace) -> Progress:
     """Trains the same algorithm of d3rlpy."""
     import d3rlpy
     import torch
     from d3rlpy.models import VectorEncoderFactory
 
     torch.set_num_threads(1)
-    d3rlpy.seed(seed)
+    d3rlpy.seed(given.seed)
     dataset = d3rlpy.dataset.MDPDataset(
         observations=data["obs"].astype(np.float32),
         actions=data["actions"].astype(np.float32),
@@ -117,20 +125,20 @@ def with_d3rlpy(name: str, data: dict[str, Any], seed: int, num_updates: int) ->
         config = d3rlpy.algos.CQLConfig(actor_encoder_factory=encoder, critic_encoder_factory=encoder)
     else:
         config = d3rlpy.algos.BCConfig(batch_size=BATCH, encoder_factory=encoder)
-    algo = config.create(device="cpu:0")
+    algo = config.create(device={"cpu": "cpu:0", "cuda": "cuda:0"}[given.device])
     algo.build_with_dataset(dataset)
     start_s = process_time()
-    algo.fit(
+    for _ in algo.fitter(
         dataset,
-        n_steps=num_updates,
-        n_steps_per_epoch=1000,
+        n_steps=given.updates,
+        n_steps_per_epoch=given.every,
         show_progress=False,
         save_interval=10**9,
         logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
-    )
-    cpu_s = process_time() - start_s
-    found = play(lambda obs: algo.predict(obs[None].astype(np.float32))[0])
-    return {"return": found, "updates_per_cpu_s": num_updates / cpu_s}
+    ):
+        cpu_s = process_time() - start_s
+        yield cpu_s, play(lambda obs: algo.predict(obs[None].astype(np.float32))[0])
+        start_s = process_time()
 
 
 def main() -> None:
@@ -141,13 +149,17 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=50_000)
+    parser.add_argument("--every", type=int, default=10_000)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
     if given.system == "record":
         print(json.dumps(record(given.data)))
         return
-    train = with_corral if given.system == "corral" else with_d3rlpy
-    found = train(given.algo, arrays(given.data), given.seed, given.updates)
-    print(json.dumps({"system": given.system, "algo": given.algo, "seed": given.seed, **found}), flush=True)
+    train: Callable[..., Progress] = with_corral if given.system == "corral" else with_d3rlpy
+    shown = {name: vars(given)[name] for name in ("system", "algo", "seed", "device")}
+    for number, (cpu_s, found) in enumerate(train(given.algo, arrays(given.data), given), 1):
+        numbers = {"updates": number * given.every, "return": found, "updates_per_cpu_s": given.every / cpu_s}
+        print(json.dumps({**shown, **numbers}), flush=True)
 
 
 if __name__ == "__main__":
