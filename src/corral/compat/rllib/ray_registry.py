@@ -15,8 +15,8 @@ _HOME = f"{__package__}.algorithm"
 ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 """Functions that return the class and the default config of an algorithm, by its name."""
 
-_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "MARWIL", "BC")
-_NOT_SERVED = ("CQL", "DreamerV3", "IQL")
+_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "MARWIL", "BC", "CQL", "IQL")
+_NOT_SERVED = ("DreamerV3",)
 
 
 def _class_and_config(name: str) -> tuple[Any, Any]:
