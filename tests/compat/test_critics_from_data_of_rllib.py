@@ -140,7 +140,7 @@ def test_settings_without_effect_are_no_errors() -> None:
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (CQLConfig, {"lr": 0.01}, "lr=0.01: CQL has actor_lr, critic_lr, alpha_lr: set these"),
+        (CQLConfig, {"lr": 0.01}, "lr=0.01: CQL has actor_lr, critic_lr and alpha_lr: set these"),
         (CQLConfig, {"q_model_config": {"custom_model": "mine"}}, "q_model_config=.*is not in Corral"),
         (CQLConfig, {"_use_beta_distribution": True}, "_use_beta_distribution=True.*squashed normal"),
         (CQLConfig, {"target_network_update_freq": 500}, "target_network_update_freq=500: .*dataset_num_iters"),

@@ -67,6 +67,7 @@ _OFF_POLICY = ("DQN", "SAC")
 _ASYNC = ("APPO", "IMPALA")
 _RATES = {"SAC": ("actor_lr", "critic_lr", "alpha_lr"), "IQL": ("actor_lr", "critic_lr", "value_lr")}
 _RATES["CQL"] = _RATES["SAC"]
+_NAMES_OF_RATES = {name: f"{first}, {second} and {third}" for name, (first, second, third) in _RATES.items()}
 
 # Settings of the same meaning that are translated with others, or whose default leaves Corral's.
 _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "exploration_config", "lr"} | {
@@ -292,11 +293,11 @@ def _learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
             "or 1, or override compute_loss_for_module and configure_optimizers_for_module only."
         )
     changes_steps = cls.configure_optimizers_for_module is not Learner.configure_optimizers_for_module
-    rates = _RATES.get(config.ALGORITHM)
+    rates = _NAMES_OF_RATES.get(config.ALGORITHM)
     if rates is not None and (is_joint or steps_by_hand(cls) or changes_steps):
         raise ConfigError(
             f"learner_class: {cls.__name__} changes the steps of {config.ALGORITHM}, whose networks have settings of "
-            f"their own: set {', '.join(rates)}, and override compute_loss_for_module only."
+            f"their own: set {rates}, and override compute_loss_for_module only."
         )
     own_losses = any(
         isinstance(each.module_class, type) and issubclass(each.module_class, SelfSupervisedLossAPI)
@@ -387,8 +388,7 @@ def _sac_learning_settings(config: AlgorithmConfig) -> dict[str, Any]:
     }
     if config.lr not in (None, OF_RLLIB[config.ALGORITHM]["lr"]):  # CQL has a default that it does not read
         raise ConfigError(
-            f"lr={config.lr!r:.60}: {config.ALGORITHM} has {', '.join(_RATES[config.ALGORITHM])}: set these, and "
-            "lr=None."
+            f"lr={config.lr!r:.60}: {config.ALGORITHM} has {_NAMES_OF_RATES[config.ALGORITHM]}: set these, and lr=None."
         )
     return {**settings, "lr": NativeConfig.lr, "optimizer_config": _ADAM_OF_CRITICS}
 
