@@ -47,7 +47,7 @@ def algorithm_class(name: str) -> Any:
         NotServedError: RLlib has this algorithm, and Corral does not.
     """
     if name in _NOT_SERVED:
-        raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name}')}")
+        raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name.lower()}')}")
     found = pkgutil.resolve_name(f"{_HOME}:{name}")
     return found if is_stub() else pkgutil.resolve_name(f"{__package__}.tune:make_trainable")(found)
 
