@@ -87,6 +87,15 @@ def test_without_a_number_of_updates_nothing_is_ever_sampled(algo: str) -> None:
         assert results[-1]["num_env_steps_sampled_lifetime"] == 5 * 4 * 16
 
 
+def test_none_is_one_pass_over_the_data() -> None:
+    with with_data("SAC", num_offline_updates=60, num_updates_per_iteration=None).build() as algorithm:
+        assert algorithm.train()["learners"]["__all_modules__"]["num_module_steps_trained_lifetime"] == 400
+        for num_updates in (50, 60):
+            algorithm.train()
+            assert algorithm.recorded is not None and algorithm.recorded.num_updates == num_updates
+        assert algorithm.train()["num_env_steps_sampled_lifetime"] == 40
+
+
 def test_schedules_stand_still_while_nothing_is_sampled() -> None:
     lr = [[0, 1e-3], [1, 0.5]]
     with with_data("SAC", critic_lr=lr).build() as algorithm:

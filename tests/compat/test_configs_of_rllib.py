@@ -140,7 +140,7 @@ def test_settings_that_corral_lacks_raise_with_the_remedy_and_harmless_ones_do_n
         native_of(PPOConfig().framework("tf2"))
     with pytest.raises(ConfigError, match=r"'custom_model' belongs to RLlib's older stack"):
         native_of(PPOConfig().training(model={"custom_model": "mine"}))
-    with pytest.raises(ConfigError, match=r"input_='/tmp/x': PPO learns from an env: use BCConfig or MARWILConfig"):
+    with pytest.raises(ConfigError, match=r"input_='/tmp/x': PPO learns from an env: use BCConfig, MARWILConfig"):
         native_of(PPOConfig().offline_data(input_="/tmp/x"))
     native_of(PPOConfig().framework("torch").resources(num_gpus=0).api_stack(True, True).environment(render_env=True))
 

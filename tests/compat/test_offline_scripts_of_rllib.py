@@ -335,15 +335,15 @@ def test_names_that_are_not_served_say_what_to_use(run: Run) -> None:
         """
 for line in (
     "from ray.rllib.offline.json_writer import JsonWriter",
-    "from ray.rllib.algorithms.cql import CQLConfig",
+    "from ray.rllib.algorithms.dreamerv3 import DreamerV3Config",
 ):
     try:
         exec(line)
-        CQLConfig()
+        DreamerV3Config()
     except ImportError as error:
         print(str(error))
 """
     )
     first, second = done.stdout.splitlines()
     assert "use .offline_data(input_=...) and .offline_data(output=...), with a prelearner_class" in first
-    assert second.endswith("use BCConfig or MARWILConfig, which learn from recorded data, too.")
+    assert second.endswith("it learns a model of the env; use PPOConfig or SACConfig.")

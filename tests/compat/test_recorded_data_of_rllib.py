@@ -203,7 +203,7 @@ def test_settings_of_one_of_the_algorithms_are_refused_by_the_other() -> None:
 
 
 def test_algorithms_that_learn_from_envs_take_no_recorded_data() -> None:
-    with pytest.raises(ConfigError, match="input_='data': PPO learns from an env: use BCConfig or MARWILConfig"):
+    with pytest.raises(ConfigError, match="input_='data': PPO learns from an env: use BCConfig, MARWILConfig"):
         native_of(PPOConfig().offline_data(input_="data"))
     native_of(PPOConfig().offline_data(input_="sampler", output=None))
 

@@ -4,7 +4,7 @@ import gymnasium as gym
 import pytest
 
 from corral.compat.rllib import whole_dicts
-from corral.compat.rllib.algorithm import BCConfig, MARWILConfig, PPOConfig, SACConfig
+from corral.compat.rllib.algorithm import BCConfig, CQLConfig, IQLConfig, MARWILConfig, PPOConfig, SACConfig
 from corral.compat.rllib.modules import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from corral.compat.rllib.native import to_native
 from corral.errors import ConfigError
@@ -27,10 +27,10 @@ AT_DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("cls", [PPOConfig, SACConfig, MARWILConfig, BCConfig])
+@pytest.mark.parametrize("cls", [PPOConfig, SACConfig, MARWILConfig, BCConfig, CQLConfig, IQLConfig])
 def test_all_keys_at_their_defaults_change_nothing(cls):
     settings = dict(AT_DEFAULTS)
-    if cls is SACConfig:
+    if issubclass(cls, SACConfig):
         settings |= {
             "optimization": dict(whole_dicts._SAC_LEARNING_RATES),
             "q_model_config": dict(whole_dicts._SAC_MODEL),

@@ -88,13 +88,16 @@ def task(env):
 print(ray.get(task.remote(SimpleCorridor)))
 print(_global_registry.get(ENV_CREATOR, "corridor")({"corridor_length": 4}).end_pos)
 try:
-    get_trainable_cls("CQL")
+    get_trainable_cls("DreamerV3")
 except ImportError as error:
     print(error)
 """,
     )
     assert "('ServedModule', 'SimpleCorridor', '1')\n4\n" in done.stdout
-    assert "Corral has no algorithm 'CQL'. It belongs to learning from stored data" in done.stdout
+    assert (
+        "Corral has no algorithm 'DreamerV3'. It belongs to an algorithm that is not built: use PPOConfig"
+        in done.stdout
+    )
 
 
 @pytest.mark.slow

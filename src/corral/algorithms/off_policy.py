@@ -76,7 +76,8 @@ class OffPolicyConfig(AlgorithmConfig):
         num_offline_updates: With recorded data, the number of updates of each module from the data alone, before the
             first env step is sampled. `None` learns from the data alone and samples nothing; the steps of the batches
             then count as env steps. Otherwise they do not count, so that schedules over env steps stay at their start.
-        num_updates_per_iteration: Updates of each module in an iteration that learns from recorded data alone.
+        num_updates_per_iteration: Updates of each module in an iteration that learns from recorded data alone. `None`
+            is as many as it takes to draw as many steps as there are.
         recorded_fraction: Fraction of each batch that is drawn from recorded data while the algorithm samples (0.5 in
             Ball et al. 2023, arXiv:2302.02948). With 0 the data is only learned from before that.
     """
@@ -96,7 +97,7 @@ class OffPolicyConfig(AlgorithmConfig):
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
     store_buffer_in_checkpoints: bool | Literal["auto"] = "auto"
     num_offline_updates: NonNegativeInt | None = 0
-    num_updates_per_iteration: PositiveInt = 1000
+    num_updates_per_iteration: PositiveInt | None = 1000
     recorded_fraction: Probability = 0.5
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
@@ -295,7 +296,7 @@ class OffPolicyAlgorithm(Algorithm):
         if config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
         learning = list(filter(self.trains, recorded.modules))
-        num_updates, total = config.num_updates_per_iteration, config.num_offline_updates
+        num_updates, total = recorded.num_updates_per_iteration, config.num_offline_updates
         if total is not None:
             num_updates = min(num_updates, total - recorded.num_updates)
         results: dict[str, dict[str, Any]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,10 +105,7 @@ class OfflineAlgorithm(Algorithm):
     @property
     def num_updates_per_iteration(self) -> int:
         """Updates of each module in an iteration."""
-        if self.config.num_updates_per_iteration is not None:
-            return self.config.num_updates_per_iteration
-        num_steps = max(len(data.train) for data in self.data.values())
-        return math.ceil(num_steps / self.config.total_train_batch_size)
+        return self.recorded.num_updates_per_iteration
 
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Take the updates of an iteration, then compute the loss on the episodes for validation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -70,6 +71,15 @@ class RecordedEpisodes:
         found = self._source.spaces
         is_one = len(found) == 1 and not self._config.is_multi_agent
         return {DEFAULT_MODULE_ID: next(iter(found.values()))} if is_one else found
+
+    @property
+    def num_updates_per_iteration(self) -> int:
+        """Updates of each module in an iteration that learns from the data alone."""
+        num_updates: int | None = self._config.num_updates_per_iteration  # type: ignore[attr-defined]
+        if num_updates is not None:
+            return num_updates
+        num_steps = max((len(data.train) for data in self.modules.values()), default=0)
+        return max(1, math.ceil(num_steps / self._config.total_train_batch_size))
 
     def set_modules(self, algorithm: Algorithm, add_columns: Callable[[str], AddColumns | None]) -> None:
         """Read the data of the modules that learn now and have none; forget the data of removed modules.

@@ -258,7 +258,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     recorded_fraction: float
     double_q: bool
     dueling: bool
@@ -282,7 +282,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     recorded_fraction: float
     twin_q: bool
     initial_alpha: float
@@ -305,7 +305,7 @@ class TD3TrainingArgs(TrainingArgs, total=False):
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     recorded_fraction: float
     twin_q: bool
     policy_delay: int
@@ -327,7 +327,7 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     recorded_fraction: float
     twin_q: bool
     policy_delay: int
@@ -368,7 +368,7 @@ class CQLTrainingArgs(TrainingArgs, total=False):
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     recorded_fraction: float
     twin_q: bool
     initial_alpha: float
@@ -398,7 +398,7 @@ class IQLTrainingArgs(TrainingArgs, total=False):
     tau: float
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
-    num_updates_per_iteration: int
+    num_updates_per_iteration: int | None
     recorded_fraction: float
     expectile: float
     beta: float

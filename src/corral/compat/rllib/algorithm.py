@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.ppo import PPOConfig as NativePPOConfig
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
@@ -608,6 +609,21 @@ class _Connects:
         return rollouts if self.learner_connectors is None or not rollouts else self.learner_connectors(rollouts)
 
 
+class _MovesTargetsOnce:
+    """An algorithm whose target networks move at the end of an iteration that learns from recorded data."""
+
+    def training_step(self) -> Any:
+        """Take the updates of an iteration, then move the target networks where that is due."""
+        algorithm: Any = super()
+        results = algorithm.training_step()
+        for module_id in results:
+            algorithm.update_target_if_due(module_id)
+        return results
+
+    def update_target_if_due(self, module_id: str) -> None:
+        """Wait for the end of the iteration."""
+
+
 class _HasState:
     """An algorithm whose state may have parts that the class of the view adds."""
 
@@ -636,7 +652,9 @@ class _HasState:
 def make_viewed(name: str, config: Any) -> Any:
     """Return Corral's algorithm class for a config, whose instances know their view."""
     base: Any = config.algo_class
-    bases = (_Connects, _HasState, *([_TakesEstimates] if isinstance(config, NativePPOConfig) else []), base)
+    more: list[type] = [_TakesEstimates] if isinstance(config, NativePPOConfig) else []
+    more += [_MovesTargetsOnce] if isinstance(config, OffPolicyConfig) and not config.samples else []
+    bases = (_Connects, _HasState, *more, base)
 
     class Viewed(*bases):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
@@ -790,6 +808,38 @@ class BCConfig(MARWILConfig):
         super().__init__(algo_class or BC)
 
 
+class CQL(SAC):
+    """RLlib's CQL on Corral's."""
+
+    ALGORITHM = "CQL"
+
+
+class CQLConfig(SACConfig):
+    """RLlib's settings of CQL."""
+
+    ALGORITHM = "CQL"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or CQL)
+
+
+class IQL(MARWIL):
+    """RLlib's IQL on Corral's."""
+
+    ALGORITHM = "IQL"
+
+
+class IQLConfig(MARWILConfig):
+    """RLlib's settings of IQL."""
+
+    ALGORITHM = "IQL"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or IQL)
+
+
 CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,
     "APPO": APPOConfig,
@@ -798,5 +848,7 @@ CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "SAC": SACConfig,
     "MARWIL": MARWILConfig,
     "BC": BCConfig,
+    "CQL": CQLConfig,
+    "IQL": IQLConfig,
 }
 """Config classes by the name of the algorithm."""

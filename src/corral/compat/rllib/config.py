@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from corral.compat.rllib import whole_dicts
 from corral.compat.rllib.helpers import NotProvided
 from corral.compat.rllib.missing import REMEDIES, missing
-from corral.compat.rllib.settings import DEFAULTS, RENAMED, SETTINGS, TRAINING, Setting
+from corral.compat.rllib.settings import DEFAULTS, OFFLINE, RENAMED, SETTINGS, TRAINING, Setting
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError, nearest, nearest_name
 
@@ -559,7 +559,7 @@ class AlgorithmConfig:
     @property
     def is_online(self) -> bool:
         """Whether the algorithm learns from envs."""
-        return self.ALGORITHM not in ("BC", "MARWIL")
+        return self.ALGORITHM not in OFFLINE
 
     @property
     def is_offline(self) -> bool:

@@ -351,6 +351,18 @@ class SACTorchLearner(DQNTorchLearner):
     """The learner of SAC."""
 
 
+class CQLTorchLearner(SACTorchLearner):
+    """The learner of CQL."""
+
+
+class IQLLearner(Learner):
+    """The learner of IQL."""
+
+
+class IQLTorchLearner(TorchLearner, IQLLearner):
+    """The learner of IQL."""
+
+
 DEFAULTS = {
     "PPO": PPOTorchLearner,
     "APPO": APPOTorchLearner,
@@ -359,6 +371,8 @@ DEFAULTS = {
     "SAC": SACTorchLearner,
     "MARWIL": MARWILTorchLearner,
     "BC": MARWILTorchLearner,
+    "CQL": CQLTorchLearner,
+    "IQL": IQLTorchLearner,
 }
 """Learner classes of the algorithms, whose losses and steps are Corral's."""
 

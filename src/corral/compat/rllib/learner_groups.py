@@ -224,7 +224,7 @@ def _learn(learner: Any, data: Any, updates: Mapping[str, UpdateSettings], is_ba
     """Learn from episodes or a batch in one learner; return results, and the same for `MetricsLogger.aggregate`."""
     if not isinstance(learner, OwnLearner):
         raise ConfigError(
-            "learner_group.update: the losses of PPO, APPO, IMPALA, DQN and SAC need what their training steps "
+            "learner_group.update: the losses of PPO and the other algorithms need what their steps "
             "compute: call super().training_step(), or give a learner_class with compute_loss_for_module."
         )
     results = learner.learn_from_batch(data, updates) if is_batch else learner.learn_from_episodes(data, updates)

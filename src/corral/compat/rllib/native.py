@@ -15,8 +15,10 @@ import torch
 
 from corral.algorithms.appo import APPOConfig
 from corral.algorithms.bc import BCConfig
+from corral.algorithms.cql import CQLConfig
 from corral.algorithms.dqn import DQNConfig
 from corral.algorithms.impala import IMPALAConfig
+from corral.algorithms.iql import IQLConfig
 from corral.algorithms.marwil import MARWILConfig
 from corral.algorithms.offline import OfflineConfig
 from corral.algorithms.ppo import PPOConfig
@@ -35,7 +37,8 @@ from corral.compat.rllib.own_algorithm import OwnConfig, RestoreEvents
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.recorded_data import input_of, output_of, play_and_record, records_evaluation
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
-from corral.compat.rllib.settings import IN_EVALUATION, SETTINGS, TRAINING
+from corral.compat.rllib.settings import DEFAULTS as OF_RLLIB
+from corral.compat.rllib.settings import IN_EVALUATION, OFFLINE, SETTINGS, TRAINING
 from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import same_value
@@ -54,12 +57,17 @@ _CLASSES: dict[str, type[NativeConfig]] = {
     "SAC": SACConfig,
     "MARWIL": MARWILConfig,
     "BC": BCConfig,
+    "CQL": CQLConfig,
+    "IQL": IQLConfig,
     "": OwnConfig,
 }
 _NO_LIMIT = 1e9  # of importance weights
+_ADAM_OF_CRITICS = {"eps": 1e-7}
 _OFF_POLICY = ("DQN", "SAC")
 _ASYNC = ("APPO", "IMPALA")
-_OFFLINE = ("BC", "MARWIL")
+_RATES = {"SAC": ("actor_lr", "critic_lr", "alpha_lr"), "IQL": ("actor_lr", "critic_lr", "value_lr")}
+_RATES["CQL"] = _RATES["SAC"]
+_NAMES_OF_RATES = {name: f"{first}, {second} and {third}" for name, (first, second, third) in _RATES.items()}
 
 # Settings of the same meaning that are translated with others, or whose default leaves Corral's.
 _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "exploration_config", "lr"} | {
@@ -68,7 +76,7 @@ _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "explora
 }
 
 _NEEDS_SAMPLING = {*OfflineConfig.NEEDS, "gamma"}
-"""Settings that have no meaning for an algorithm that samples nothing, and `gamma`, which only MARWIL reads."""
+"""Settings that have no meaning for an algorithm that samples nothing, and `gamma`, which BC does not read."""
 
 _OF_ENV = {"env", "env_config", "env_task_fn", "wrappers", "transforms"}  # the same for all modules
 
@@ -145,14 +153,14 @@ def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     }
     settings["episode_class"] = MultiAgentEpisode if config.is_multi_agent else SingleAgentEpisode
     settings |= env_settings(config) | _sampling_settings(config, name) | _learning_settings(config)
-    if name in _OFFLINE:  # nothing is sampled
+    if name in OFFLINE:  # nothing is sampled
         settings = {key: value for key, value in settings.items() if key not in _NEEDS_SAMPLING}
     else:
         settings |= output_of(config)
         if config.input_ not in ("sampler", None):
             raise ConfigError(
-                f"input_={config.input_!r:.80}: {name or 'this algorithm'} learns from an env: use BCConfig or "
-                "MARWILConfig for recorded data, or leave it out."
+                f"input_={config.input_!r:.80}: {name or 'this algorithm'} learns from an env: use BCConfig, "
+                "MARWILConfig, CQLConfig or IQLConfig for recorded data, or leave it out."
             )
     if name:
         settings |= _TRAINING_SETTINGS[name](config)
@@ -170,7 +178,7 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     mode = str(getattr(config.gym_env_vectorize_mode, "value", config.gym_env_vectorize_mode)).lower()
     is_async = config.remote_worker_envs or mode == "async"
     own, built_in = _connectors(config)
-    if name in _OFFLINE and (own or config.learner_connector is not None):
+    if name in OFFLINE and (own or config.learner_connector is not None):
         raise ConfigError(
             f"{name}: recorded steps pass no connectors of your own: change columns in a prelearner_class, or use a "
             "connector that RLlib has built in, as env_to_module_connector."
@@ -249,7 +257,7 @@ def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if name in _OFF_POLICY:
         n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
         length = n_step if length == "auto" else length
-    elif length != "auto" and name not in (*_ASYNC, *_OFFLINE):  # _ASYNC learn from whole fragments as they arrive
+    elif length != "auto" and name not in (*_ASYNC, *OFFLINE):  # _ASYNC learn from whole fragments as they arrive
         in_round = length * config.num_envs_per_env_runner * max(1, config.num_env_runners)
         total = math.ceil(total / in_round) * in_round
     each = math.ceil(total / learners)
@@ -285,10 +293,11 @@ def _learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
             "or 1, or override compute_loss_for_module and configure_optimizers_for_module only."
         )
     changes_steps = cls.configure_optimizers_for_module is not Learner.configure_optimizers_for_module
-    if config.ALGORITHM == "SAC" and (is_joint or steps_by_hand(cls) or changes_steps):
+    rates = _NAMES_OF_RATES.get(config.ALGORITHM)
+    if rates is not None and (is_joint or steps_by_hand(cls) or changes_steps):
         raise ConfigError(
-            f"learner_class: {cls.__name__} changes the steps of SAC, whose actor, critics and temperature have an "
-            "optimizer each: set actor_lr, critic_lr and alpha_lr, and override compute_loss_for_module only."
+            f"learner_class: {cls.__name__} changes the steps of {config.ALGORITHM}, whose networks have settings of "
+            f"their own: set {rates}, and override compute_loss_for_module only."
         )
     own_losses = any(
         isinstance(each.module_class, type) and issubclass(each.module_class, SelfSupervisedLossAPI)
@@ -365,19 +374,23 @@ def _dqn_settings(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    settings = _off_policy_settings(config)
-    old = {"actor_lr": "actor_learning_rate", "critic_lr": "critic_learning_rate", "alpha_lr": "entropy_learning_rate"}
-    settings |= {
-        name: config.optimization_config[key] for name, key in old.items() if key in config.optimization_config
-    }
-    if config.lr is not None:
-        raise ConfigError(f"lr={config.lr!r:.60}: SAC has actor_lr, critic_lr and alpha_lr: set these, and lr=None.")
-    settings["lr"] = NativeConfig.lr
-    settings |= {"td_error_loss_fn": "huber", "optimizer_config": {"eps": 1e-7}}
+    settings = {**_off_policy_settings(config), **_sac_learning_settings(config), "td_error_loss_fn": "huber"}
     kind = config.exploration_config.get("type", "StochasticSampling")
     if kind == "StochasticSampling":  # RLlib samples the policy before learning starts, too
         settings["exploration_config"] = {"type": kind, "random_timesteps": 0, **config.exploration_config}
     return settings
+
+
+def _sac_learning_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    old = {"actor_lr": "actor_learning_rate", "critic_lr": "critic_learning_rate", "alpha_lr": "entropy_learning_rate"}
+    settings: dict[str, Any] = {
+        name: config.optimization_config[key] for name, key in old.items() if key in config.optimization_config
+    }
+    if config.lr not in (None, OF_RLLIB[config.ALGORITHM]["lr"]):  # CQL has a default that it does not read
+        raise ConfigError(
+            f"lr={config.lr!r:.60}: {config.ALGORITHM} has {_NAMES_OF_RATES[config.ALGORITHM]}: set these, and lr=None."
+        )
+    return {**settings, "lr": NativeConfig.lr, "optimizer_config": _ADAM_OF_CRITICS}
 
 
 def _impala_settings(config: AlgorithmConfig) -> dict[str, Any]:
@@ -406,16 +419,28 @@ def _appo_settings(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def _bc_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    return {**_data_settings(config), "lr": _lr_over_data(config, "lr", config.lr_schedule or config.lr)}
+
+
+def _lr_over_data(config: AlgorithmConfig, name: str, lr: Any) -> Any:
+    """Return a learning rate; a schedule over timesteps, which RLlib counts as one batch in each iteration.
+
+    Raises:
+        ConfigError: It is a schedule, and the number of updates in an iteration is not known.
+    """
+    if not isinstance(lr, (list, tuple)):
+        return lr
     num_updates = config.dataset_num_iters_per_learner
-    settings = {"input_": input_of(config), "num_updates_per_iteration": num_updates}
-    lr = config.lr_schedule or config.lr
-    if isinstance(lr, (list, tuple)):  # RLlib's timesteps are one batch in each iteration, Corral's all that is drawn
-        if num_updates is None:
-            raise ConfigError(
-                f"lr={lr!r:.80}: a schedule needs the number of updates in an iteration: set "
-                "offline_data(dataset_num_iters_per_learner=...)."
-            )
-        settings["lr"] = [[timestep * num_updates, value] for timestep, value in lr]
+    if num_updates is None:
+        raise ConfigError(
+            f"{name}={lr!r:.80}: a schedule needs the number of updates in an iteration: set "
+            "offline_data(dataset_num_iters_per_learner=...)."
+        )
+    return [[timestep * num_updates, value] for timestep, value in lr]  # Corral counts all that is drawn
+
+
+def _data_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    settings = {"input_": input_of(config), "num_updates_per_iteration": config.dataset_num_iters_per_learner}
     if config.env is None:
         settings |= {"observation_space": config.observation_space, "action_space": config.action_space}
     return settings
@@ -423,6 +448,43 @@ def _bc_settings(config: AlgorithmConfig) -> dict[str, Any]:
 
 def _marwil_settings(config: AlgorithmConfig) -> dict[str, Any]:
     return {**_bc_settings(config), "gamma": config.gamma, "max_advantage_weight": _NO_LIMIT}
+
+
+def _critic_settings(config: AlgorithmConfig, rates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of CQL and IQL that are translated alike, given the learning rates by name."""
+    every = config.target_network_update_freq
+    if every > config.total_train_batch_size:
+        num_updates = config.dataset_num_iters_per_learner
+        if num_updates is None:
+            raise ConfigError(
+                f"target_network_update_freq={every}: more than a batch needs the number of updates in an iteration: "
+                "set offline_data(dataset_num_iters_per_learner=...)."
+            )
+        every *= num_updates  # as the timesteps of schedules
+    return {
+        **_data_settings(config),
+        **{name: _lr_over_data(config, name, lr) for name, lr in rates.items()},
+        "gamma": config.gamma,
+        "lr": NativeConfig.lr,
+        "optimizer_config": _ADAM_OF_CRITICS,
+        "target_network_update_freq": every,
+        "num_offline_updates": None,
+    }
+
+
+def _cql_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    learning = _sac_learning_settings(config)
+    rates = {name: learning.get(name, config.get(name)) for name in _RATES["CQL"]}
+    settings = {**_critic_settings(config, rates), "cql_weight": config.min_q_weight / 2}
+    if config.lagrangian:
+        settings["lagrangian_threshold"] = config.lagrangian_thresh
+    return settings
+
+
+def _iql_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    if config.beta <= 0:
+        raise ConfigError(f"`beta`={config.beta!r:.60}: IQL weighs actions by their advantages: set it above 0.")
+    return _critic_settings(config, {name: config.get(name) for name in _RATES["IQL"]})
 
 
 _TRAINING_SETTINGS: dict[str, Callable[[AlgorithmConfig], dict[str, Any]]] = {
@@ -433,6 +495,8 @@ _TRAINING_SETTINGS: dict[str, Callable[[AlgorithmConfig], dict[str, Any]]] = {
     "SAC": _sac_settings,
     "MARWIL": _marwil_settings,
     "BC": _bc_settings,
+    "CQL": _cql_settings,
+    "IQL": _iql_settings,
 }
 
 

@@ -15,8 +15,8 @@ _HOME = f"{__package__}.algorithm"
 ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 """Functions that return the class and the default config of an algorithm, by its name."""
 
-_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "MARWIL", "BC")
-_NOT_SERVED = ("CQL", "DreamerV3", "IQL")
+_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "MARWIL", "BC", "CQL", "IQL")
+_NOT_SERVED = ("DreamerV3",)
 
 
 def _class_and_config(name: str) -> tuple[Any, Any]:
@@ -47,7 +47,7 @@ def algorithm_class(name: str) -> Any:
         NotServedError: RLlib has this algorithm, and Corral does not.
     """
     if name in _NOT_SERVED:
-        raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name}')}")
+        raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name.lower()}')}")
     found = pkgutil.resolve_name(f"{_HOME}:{name}")
     return found if is_stub() else pkgutil.resolve_name(f"{__package__}.tune:make_trainable")(found)
 

@@ -81,6 +81,8 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None, la
         if lag is not None:
             numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", lag)
         _add_names_of_algorithm(numbers)
+        if "critic_loss" in numbers and algorithm is not None and name in algorithm.records:
+            _add_names_of_critics(numbers, bool(algorithm.records[name].config.twin_q))
     if isinstance(together := learners.get(ALL_MODULES), dict):
         _add_sums(modules, together)
     if algorithm is not None and algorithm.config.lr_scheduler is not None:
@@ -93,11 +95,38 @@ def _add_names_of_algorithm(numbers: dict[str, Any]) -> None:
         _add_names_of_async(numbers)
     if "mean_kl" in numbers:
         numbers.setdefault("mean_kl_loss", numbers["mean_kl"])
-    if "qf_mean" in numbers and "total_loss" in numbers:  # the loss of a Q-network is the only one that it has
+    if "qf_mean" in numbers and "critic_loss" not in numbers and "total_loss" in numbers:  # DQN has no other loss
         numbers.setdefault("qf_loss", numbers["total_loss"])
     if "sqd_adv_norm" in numbers:  # MARWIL
         numbers.setdefault("moving_avg_sqd_adv_norm", numbers["sqd_adv_norm"])
         numbers.setdefault("vf_explained_variance", numbers["vf_explained_var"])
+
+
+_OPTIMIZERS = {"actor": "policy", "critic": "qf", "alpha": "alpha", "value": "value"}
+
+
+def _add_names_of_critics(numbers: dict[str, Any], twin_q: bool) -> None:
+    """Add the names that the learners of SAC, CQL and IQL report.
+
+    Corral has the sum of the losses of the critics, and RLlib the loss of each, which here is their mean.
+    """
+    qf_loss = numbers["critic_loss"] / (1 + twin_q)
+    if "conservative_loss" in numbers:  # CQL, whose errors RLlib does not halve
+        numbers["cql_loss"] = 2 * numbers["conservative_weight"] * numbers["conservative_loss"]
+        qf_loss = 2 * qf_loss + numbers["cql_loss"]
+    elif "value_loss" in numbers:  # IQL, whose errors RLlib halves with two critics only
+        qf_loss *= 1 if twin_q else 2
+        numbers["vf_loss"] = numbers["value_loss"]
+    numbers |= {"policy_loss": numbers["actor_loss"], "qf_loss": qf_loss}
+    if twin_q:
+        numbers["qf_twin_loss"] = qf_loss
+    if (alpha := numbers.get("alpha")) is not None:
+        numbers |= {"alpha_value": alpha, "log_alpha_value": math.log(alpha) if alpha > 0 else math.nan}
+        numbers["logps"] = -numbers["entropy"]
+    for group, name in _OPTIMIZERS.items():
+        for start, end in (("", "learning_rate"), ("gradients_", "global_norm")):
+            if (value := numbers.get(f"{start}{group}_optimizer_{end}")) is not None:
+                numbers[f"{start}{name}_{end}"] = value
 
 
 def _add_names_of_async(numbers: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from corral.algorithms.offline import OfflineAlgorithm
 from corral.compat.rllib.result_names import add_names_of_learners, add_names_of_runners, other_names
 from corral.metrics.result import EARLY_MEANS
 
@@ -30,7 +29,7 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         algorithm: Algorithm of Corral, for the returns and lengths of the latest episodes in `result["hist_stats"]`.
     """
     now = time.time()
-    if isinstance(algorithm, OfflineAlgorithm):
+    if algorithm is not None and not algorithm.config.samples:
         result["num_env_steps_sampled_lifetime"] = _steps_as_rllib_counts(algorithm)
     runners = result.get("env_runners") or {}
     add_names_of_runners(runners)
@@ -73,9 +72,10 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
     return result
 
 
-def _steps_as_rllib_counts(algorithm: OfflineAlgorithm) -> int:
+def _steps_as_rllib_counts(algorithm: Any) -> int:
     """Return the steps that RLlib counts as sampled: one batch in each iteration, whatever the number of updates."""
-    return algorithm.num_env_steps_sampled_lifetime // algorithm.num_updates_per_iteration
+    steps: int = algorithm.num_env_steps_sampled_lifetime
+    return steps // int(algorithm.recorded.num_updates_per_iteration)
 
 
 _KINDS = ("mean", "min", "max")

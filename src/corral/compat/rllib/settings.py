@@ -55,6 +55,9 @@ _OFFLINE = (
 _RAY_DATA = "Corral reads the data itself, once, and draws batches from all steps"
 _STATE = "statistics of transforms are merged exactly in every round"
 
+OFFLINE = ("BC", "MARWIL", "CQL", "IQL")
+"""Algorithms that learn from recorded data alone."""
+
 SETTINGS: dict[str, dict[str, Setting]] = {
     "environment": {
         "env": same(None),
@@ -271,7 +274,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
     },
     "offline_data": {
         "input_": adapted(
-            "sampler", "paths, globs, URLs, or what Corral's `input_` takes; only BC and MARWIL learn from it"
+            "sampler", "paths, globs, URLs, or what Corral's `input_` takes; only BC, MARWIL, CQL and IQL learn from it"
         ),
         "offline_data_class": refused(None, "Corral reads the data itself: give a `prelearner_class`"),
         "input_read_method": adapted(
@@ -371,6 +374,29 @@ _MARWIL = {
     ),
 }
 
+_SAC = {
+    "twin_q": same(True),
+    "q_model_config": refused({}, "use `rl_module(model_config=...)`"),
+    "policy_model_config": refused({}, "use `rl_module(model_config=...)`"),
+    "initial_alpha": same(1.0),
+    "target_entropy": same("auto"),
+    "actor_lr": same(3e-5),
+    "critic_lr": same(3e-4),
+    "alpha_lr": same(3e-4),
+    "optimization_config": adapted({}, "the three learning rates"),
+    "clip_actions": ignored(False, "actions of SAC are inside their bounds"),
+    "_deterministic_loss": refused(False, "SAC draws its actions"),
+    "_use_beta_distribution": refused(False, "SAC uses a squashed normal distribution"),
+}
+
+_NO_BUFFER = "recorded data needs no replay buffer"
+_TARGETS = {
+    "target_network_update_freq": adapted(
+        0, "in batches of `train_batch_size`, at most one in each iteration, in which targets move once at its end"
+    ),
+    "tau": same(1.0),
+}
+
 TRAINING: dict[str, dict[str, Setting]] = {
     "IMPALA": {
         **_ASYNC,
@@ -448,18 +474,42 @@ TRAINING: dict[str, dict[str, Setting]] = {
     },
     "SAC": {
         **_OFF_POLICY,
+        **_SAC,
+    },
+    "CQL": {
+        **_SAC,
+        **_TARGETS,
+        "bc_iters": same(20_000, "num_imitation_updates"),
+        "temperature": same(1.0, "cql_temperature"),
+        "num_actions": same(10, "num_sampled_actions"),
+        "lagrangian": same(False),
+        "lagrangian_thresh": adapted(5.0, "`lagrangian_threshold`; it counts with `lagrangian` only"),
+        "min_q_weight": adapted(
+            5.0, "half of it is `cql_weight`: RLlib's critics minimise the squared error, and Corral's half of it"
+        ),
+        "deterministic_backup": same(True),
+        "replay_buffer_config": ignored({}, _NO_BUFFER),
+        "store_buffer_in_checkpoints": ignored(False, _NO_BUFFER),
+        "num_steps_sampled_before_learning_starts": ignored(1000, _NO_BUFFER),
+        "training_intensity": ignored(None, "`dataset_num_iters_per_learner` is the number of updates"),
+        "n_step": ignored(1, "RLlib's CQL learns from single steps"),
+        "min_train_timesteps_per_iteration": ignored(100, "`dataset_num_iters_per_learner` says what an iteration is"),
+    },
+    "IQL": {
+        **_MARWIL,
+        **_TARGETS,
+        "beta": same(0.1),
+        "expectile": same(0.8),
         "twin_q": same(True),
-        "q_model_config": refused({}, "use `rl_module(model_config=...)`"),
-        "policy_model_config": refused({}, "use `rl_module(model_config=...)`"),
-        "initial_alpha": same(1.0),
-        "target_entropy": same("auto"),
-        "actor_lr": same(3e-5),
+        "actor_lr": same(3e-4),
         "critic_lr": same(3e-4),
-        "alpha_lr": same(3e-4),
-        "optimization_config": adapted({}, "the three learning rates"),
-        "clip_actions": ignored(False, "actions of SAC are inside their bounds"),
-        "_deterministic_loss": refused(False, "SAC draws its actions"),
-        "_use_beta_distribution": refused(False, "SAC uses a squashed normal distribution"),
+        "value_lr": same(3e-4),
+        "lr": ignored(None, "the three learning rates count"),
+        "vf_coeff": ignored(1.0, "each network has its own loss"),
+        "moving_average_sqd_adv_norm_start": ignored(100.0, "advantages are not divided by their norm"),
+        "moving_average_sqd_adv_norm_update_rate": ignored(1e-8, "advantages are not divided by their norm"),
+        "lambda_": ignored(1.0, "IQL learns from single steps"),
+        "burnin_len": ignored(0, "IQL learns from single steps"),
     },
 }
 """By algorithm, what it adds to `training`."""
@@ -483,8 +533,46 @@ _MARWIL_DEFAULTS = {
     "materialize_mapped_data": False,
 }
 
+_SAC_DEFAULTS = {
+    "rollout_fragment_length": "auto",
+    "lr": None,
+    "train_batch_size_per_learner": 256,
+    "train_batch_size": 256,
+    "min_time_s_per_iteration": 1,
+    "min_sample_timesteps_per_iteration": 100,
+    "tau": 0.005,
+    "replay_buffer_config": {
+        "type": "PrioritizedEpisodeReplayBuffer",
+        "capacity": 1_000_000,
+        "alpha": 0.6,
+        "beta": 0.4,
+    },
+    "target_network_update_freq": 0,
+    "num_steps_sampled_before_learning_starts": 1500,
+}
+
 DEFAULTS: dict[str, dict[str, Any]] = {
     "MARWIL": _MARWIL_DEFAULTS,
+    "IQL": {**_MARWIL_DEFAULTS, "lr": None},
+    "SAC": _SAC_DEFAULTS,
+    "CQL": {
+        **_SAC_DEFAULTS,
+        "lr": 3e-4,
+        "actor_lr": 1e-4,
+        "critic_lr": 1e-3,
+        "alpha_lr": 1e-3,
+        "min_sample_timesteps_per_iteration": 0,
+        "replay_buffer_config": {
+            "_enable_replay_buffer_api": True,
+            "type": "MultiAgentPrioritizedReplayBuffer",
+            "capacity": 1_000_000,
+            "prioritized_replay": False,
+            "prioritized_replay_alpha": 0.6,
+            "prioritized_replay_beta": 0.4,
+            "prioritized_replay_eps": 1e-6,
+            "worker_side_prioritization": False,
+        },
+    },
     "BC": {
         **_MARWIL_DEFAULTS,
         "postprocess_inputs": False,
@@ -514,23 +602,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "alpha": 0.6,
             "beta": 0.4,
         },
-    },
-    "SAC": {
-        "rollout_fragment_length": "auto",
-        "lr": None,
-        "train_batch_size_per_learner": 256,
-        "train_batch_size": 256,
-        "min_time_s_per_iteration": 1,
-        "min_sample_timesteps_per_iteration": 100,
-        "tau": 0.005,
-        "replay_buffer_config": {
-            "type": "PrioritizedEpisodeReplayBuffer",
-            "capacity": 1_000_000,
-            "alpha": 0.6,
-            "beta": 0.4,
-        },
-        "target_network_update_freq": 0,
-        "num_steps_sampled_before_learning_starts": 1500,
     },
 }
 """By algorithm, the defaults in which it differs from `SETTINGS` and `TRAINING`."""

@@ -14,7 +14,7 @@ EXTRA = "pip install 'corral[rllib]'"
 HOMES = {
     "algorithm": (
         "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig BC BCConfig MARWIL "
-        "MARWILConfig"
+        "MARWILConfig CQL CQLConfig IQL IQLConfig"
     ),
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
@@ -44,7 +44,8 @@ HOMES = {
     ),
     "learner": (
         "Learner TorchLearner PPOLearner PPOTorchLearner IMPALALearner IMPALATorchLearner APPOLearner APPOTorchLearner "
-        "DQNTorchLearner SACTorchLearner MARWILLearner MARWILTorchLearner make_target_network"
+        "DQNTorchLearner SACTorchLearner MARWILLearner MARWILTorchLearner CQLTorchLearner IQLLearner IQLTorchLearner "
+        "make_target_network"
     ),
     "layers": "MLPEncoderConfig MLPHeadConfig",
     "lookback_buffers": "InfiniteLookbackBuffer",
@@ -68,7 +69,7 @@ HOMES = {
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
     ),
     "preprocessors": "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor",
-    "unbuilt": ("CQL CQLConfig IQL IQLConfig DreamerV3 DreamerV3Config"),
+    "unbuilt": "DreamerV3 DreamerV3Config",
     "corral.envs.agent_copies": "make_multi_agent",
     "corral.envs.multi_agent_env": "MultiAgentEnv",
     "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
@@ -140,6 +141,9 @@ MODULES = {
     "algorithms.bc.bc_catalog": "BCCatalog",
     "algorithms.bc.torch.bc_torch_rl_module": "default_modules:DefaultBCTorchRLModule=BCTorchRLModule",
     "algorithms.bc.torch.default_bc_torch_rl_module": "DefaultBCTorchRLModule",
+    "algorithms.cql": "CQL CQLConfig",
+    "algorithms.cql.cql": "CQL CQLConfig",
+    "algorithms.cql.torch.cql_torch_learner": "CQLTorchLearner",
     "algorithms.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn": "DQN DQNConfig",
     "algorithms.dqn.dqn_catalog": "DQNCatalog",
@@ -154,6 +158,10 @@ MODULES = {
         "IMPALALearner learner:IMPALALearner=ImpalaLearner constants:LEARNER_RESULTS_CURR_ENTROPY_COEFF_KEY"
     ),
     "algorithms.impala.torch.impala_torch_learner": "IMPALATorchLearner",
+    "algorithms.iql": "IQL IQLConfig",
+    "algorithms.iql.iql": "IQL IQLConfig",
+    "algorithms.iql.iql_learner": "IQLLearner",
+    "algorithms.iql.torch.iql_torch_learner": "IQLTorchLearner IQLLearner",
     "algorithms.marwil": "MARWIL MARWILConfig",
     "algorithms.marwil.marwil": "MARWIL MARWILConfig",
     "algorithms.marwil.marwil_learner": f"MARWILLearner {_MARWIL_KEYS}",
@@ -166,11 +174,7 @@ MODULES = {
     "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
     "algorithms.ppo.torch.ppo_torch_rl_module": "default_modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
     "algorithms.registry": "ALGORITHMS",
-    # Algorithms that are not built.
-    "algorithms.cql": "CQL CQLConfig",
-    "algorithms.cql.cql": "CQL CQLConfig",
-    "algorithms.iql": "IQL IQLConfig",
-    "algorithms.iql.iql": "IQL IQLConfig",
+    # An algorithm that is not built.
     "algorithms.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.dreamerv3.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.sac": "SAC SACConfig",
@@ -426,11 +430,6 @@ NOT_SERVED = (
         r"dreamer|^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable",
         "an algorithm that is not built",
         "use PPOConfig, DQNConfig or SACConfig, or a native one such as corral.TD3Config",
-    ),
-    (
-        r"[.](cql|iql)([.]|$)|(CQL|IQL)(Config)?$",
-        "an algorithm that is not built",
-        "use BCConfig or MARWILConfig, which learn from recorded data, too",
     ),
     (
         r"offline|[.](bc|marwil)([.]|$)|Json(Reader|Writer)|Dataset|estimators",

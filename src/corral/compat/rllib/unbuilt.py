@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 from corral.errors import NotServedError, UnknownAttributeError
 
-_STORED = "use BCConfig or MARWILConfig, which learn from recorded data, too"
-
 
 class _Meta(type):
     """Class of the classes here, whose missing attributes say why they are missing."""
@@ -39,7 +37,5 @@ def _make(name: str, reason: str) -> Any:
     return _Meta(name, (Unbuilt,), {"REASON": reason, "__module__": __name__, "__doc__": about})
 
 
-CQL, CQLConfig = _make("CQL", _STORED), _make("CQLConfig", _STORED)
-IQL, IQLConfig = _make("IQL", _STORED), _make("IQLConfig", _STORED)
 DreamerV3 = _make("DreamerV3", "it learns a model of the env; use PPOConfig or SACConfig")
 DreamerV3Config = _make("DreamerV3Config", DreamerV3.REASON)
