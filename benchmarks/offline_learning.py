@@ -5,8 +5,8 @@
     python benchmarks/offline_learning.py d3rlpy IQL --data DIR --seed 0 --updates 50000
 
 The data is 200,000 steps of a PPO policy that was stopped at a third of the return that TUNED.md measured. d3rlpy runs
-in an environment of its own, with `pip install d3rlpy "gymnasium[mujoco]"`. The commands print a line of JSON after each
-`--every` updates.
+in an environment of its own, with `pip install d3rlpy "gymnasium[mujoco]"`. The commands print a line of JSON after
+each `--every` updates.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from corral.errors import ConfigError, DataError
 from exact_runs import Drift
 
 MARK = 100.0
-"""First entry of the observations in the recorded data; those of the env are far below."""
+"""First entry of the observations in the recorded data; observations of the env are far below."""
 
 
 def recorded(is_box: bool, num_steps: int = 400) -> dict[str, Any]:
@@ -38,6 +38,8 @@ def with_data(algo: str, **training: Any) -> Any:
         "num_offline_updates": 12,
         "num_updates_per_iteration": 4,
     }
+    if "num_offline_updates" in training and training["num_offline_updates"] is None:
+        del small["num_steps_sampled_before_learning_starts"]  # it has no effect
     return config.training(**{**small, **training})
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class CQLConfig(SACConfig):
     """Settings of CQL; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
 
-    By default nothing is sampled; with `num_offline_updates` the run goes on in the env.
+    By default nothing is sampled; with `num_offline_updates` the run continues in the env.
 
     Attributes:
         cql_weight: Weight of the conservative loss of each critic.
@@ -130,7 +130,7 @@ class CQL(SAC):
         )
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
-        """Add the columns of SAC, and for Box actions those of `cql_loss`."""
+        """Add the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
         batch = super().prepare_batch(module_id, batch)
         record = self.records[module_id]
         module, config = cast(SACModule, record.module), record.config
@@ -161,7 +161,7 @@ def cql_loss(
     threshold: float | None,
     outputs: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch: that of SAC, and the conservative loss of each critic.
+    """Return the loss of a minibatch: the loss of SAC, and the conservative loss of each critic.
 
     The conservative loss is eq. 4 of the paper, CQL(H): the soft maximum of the values over actions, which is a
     log-sum-exp, minus the value of the recorded action. For Box actions the sum is estimated from uniform actions and

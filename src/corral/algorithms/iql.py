@@ -2,8 +2,8 @@
 
 The critics learn from recorded transitions without asking for the value of an action that was not recorded: a network
 of state values learns an upper expectile of the values of the recorded actions. The policy imitates the recorded
-actions, the better ones more. With `num_offline_updates` the run goes on in the env. `docs/algorithms/iql.md` lists the
-metrics and the implementation details by number.
+actions, the better ones more. With `num_offline_updates` the run continues in the env. `docs/algorithms/iql.md` lists
+the metrics and the implementation details by number.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class IQLConfig(OffPolicyConfig):
     """Settings of IQL; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
 
-    By default nothing is sampled; with `num_offline_updates` the run goes on in the env, with actions sampled from the
-    policy.
+    By default nothing is sampled; with `num_offline_updates` the run continues in the env, with actions sampled from
+    the policy.
 
     Attributes:
         expectile: Expectile of the values of the recorded actions that state values learn: 0.5 is their mean, and 1

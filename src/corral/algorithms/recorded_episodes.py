@@ -85,7 +85,7 @@ class RecordedEpisodes:
         """Read the data of the modules that learn now and have none; forget the data of removed modules.
 
         Args:
-            algorithm: The algorithm; transforms with statistics get those of the data.
+            algorithm: The algorithm; transforms get the statistics of the data.
             add_columns: Function of a module id that returns what adds columns to its rollouts, or `None`.
 
         Raises:

@@ -16,6 +16,7 @@ from corral.config.without_effect import (
     warn_of_settings_without_effect,
     without_unused_settings,
 )
+from corral.core.paths import resolve_path
 from corral.core.settings import LARGEST_SEED, check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
@@ -29,7 +30,6 @@ from corral.loggers.named import check_loggers
 from corral.modules.config import MultiAgentSettings
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
-from corral.offline.config import check_recorded_data
 
 if TYPE_CHECKING:
     from corral.config.config import AlgorithmConfig
@@ -48,7 +48,7 @@ def validate(config: AlgorithmConfig) -> None:
         ConfigError: The message names the setting, or both settings of a contradiction, and the remedy.
     """
     if config.input_ is not None or not config.samples:
-        check_recorded_data(config)
+        _check_recorded_data(config)
     if config.env is None and config.samples:
         raise ConfigError(
             "environment: no env was given: call .environment('CartPole-v1'), or give --env CartPole-v1 on the command "
@@ -79,6 +79,41 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_device(config.device)
     _validate_modules(config)
     refuse_settings_without_effect(config)
+
+
+def _check_recorded_data(config: AlgorithmConfig) -> None:
+    """Refuse contradictions in the settings of a config with recorded data, or of one that needs it.
+
+    Raises:
+        ConfigError: The message names the setting and the remedy.
+    """
+    if config.input_ is None:
+        raise ConfigError(
+            f"offline_data: {config.algo_name} learns from recorded data, and none was given: call "
+            ".offline_data(input_='path/of/the/data'), or give --data PATH on the command line."
+        )
+    if not config.LEARNS_FROM_DATA:
+        raise ConfigError(
+            f"offline_data: input_={config.input_!r:.80}: {config.algo_name} does not learn from recorded data: use "
+            "IQL, CQL, BC, MARWIL or an algorithm with a replay buffer, or leave it out."
+        )
+    if config.map_directory is not None and not resolve_path(config.map_directory, "map_directory").is_dir():
+        raise ConfigError(
+            f"offline_data: map_directory={config.map_directory!r} is not a directory: make it first, on a disk with "
+            "space for all columns."
+        )
+    if config.samples:
+        return
+    if config.env is None and (config.evaluation_interval is not None and "env" not in config.evaluation_config):
+        raise ConfigError(
+            "evaluation_interval: evaluation rounds play in an env, and none was given: call .environment(...), or "
+            "leave it out."
+        )
+    if config.output is not None:
+        raise ConfigError(
+            f"offline_data: output={config.output!r}: {config.algo_name} samples nothing that could be recorded: leave "
+            "it out. `corral record RUN` records episodes of a policy."
+        )
 
 
 def _validate_sampling(config: AlgorithmConfig) -> None:

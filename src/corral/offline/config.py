@@ -6,17 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from corral.core.config import SettingGroup
-from corral.core.paths import resolve_path
 from corral.core.settings import Need, PositiveInt
-from corral.errors import ConfigError
-
-if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
 
 NEEDS_OF_SAMPLING: Mapping[str, Need] = dict.fromkeys(
     (
@@ -87,38 +82,3 @@ class OfflineDataSettings(SettingGroup):
         ),
         **dict.fromkeys(("output_max_rows_per_file", "output_infos"), Need("output", attrgetter("output"))),
     }
-
-
-def check_recorded_data(config: AlgorithmConfig) -> None:
-    """Refuse contradictions in the settings of a config with recorded data, or of one that needs it.
-
-    Raises:
-        ConfigError: The message names the setting and the remedy.
-    """
-    if config.input_ is None:
-        raise ConfigError(
-            f"offline_data: {config.algo_name} learns from recorded data, and none was given: call "
-            ".offline_data(input_='path/of/the/data'), or give --data PATH on the command line."
-        )
-    if not config.LEARNS_FROM_DATA:
-        raise ConfigError(
-            f"offline_data: input_={config.input_!r:.80}: {config.algo_name} does not learn from recorded data: use "
-            "IQL, CQL, BC, MARWIL or an algorithm with a replay buffer, or leave it out."
-        )
-    if config.map_directory is not None and not resolve_path(config.map_directory, "map_directory").is_dir():
-        raise ConfigError(
-            f"offline_data: map_directory={config.map_directory!r} is not a directory: make it first, on a disk with "
-            "space for all columns."
-        )
-    if config.samples:
-        return
-    if config.env is None and (config.evaluation_interval is not None and "env" not in config.evaluation_config):
-        raise ConfigError(
-            "evaluation_interval: evaluation rounds play in an env, and none was given: call .environment(...), or "
-            "leave it out."
-        )
-    if config.output is not None:
-        raise ConfigError(
-            f"offline_data: output={config.output!r}: {config.algo_name} samples nothing that could be recorded: leave "
-            "it out. `corral record RUN` records episodes of a policy."
-        )
