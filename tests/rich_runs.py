@@ -17,6 +17,7 @@ from corral import (
     AlgorithmConfig,
     APPOConfig,
     Callback,
+    CQLConfig,
     DQNConfig,
     FrameStack,
     IMPALAConfig,
@@ -296,19 +297,27 @@ def dqn_with_agents() -> AlgorithmConfig:
     return config.training(**REPLAY).reporting(min_sample_timesteps_per_iteration=40)
 
 
+def _recorded() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "obs": rng.normal(size=(60, 2)).astype(np.float32),
+        "actions": rng.integers(0, 3, 60),
+        "rewards": rng.normal(size=60),
+        "terminated": np.arange(1, 61) % 10 == 0,
+    }
+
+
+def cql_from_data_to_the_env() -> AlgorithmConfig:
+    """CQL from recorded steps, which has just begun to sample, and still imitates."""
+    config = _begin(CQLConfig()).offline_data(input_=_recorded())
+    config.training(num_offline_updates=6, num_updates_per_iteration=3, num_imitation_updates=30)
+    return config.training(train_batch_size_per_learner=8, lagrangian=True)
+
+
 def marwil() -> AlgorithmConfig:
     """MARWIL from recorded steps, with statistics of transforms, validation, a moving scale and evaluation."""
-    rng = np.random.default_rng(0)
     config = _begin(MARWILConfig()).evaluation(**IN_TURN)
-    config.offline_data(
-        input_={
-            "obs": rng.normal(size=(60, 2)).astype(np.float32),
-            "actions": rng.integers(0, 3, 60),
-            "rewards": rng.normal(size=60),
-            "terminated": np.arange(1, 61) % 10 == 0,
-        },
-        validation_fraction=0.3,
-    )
+    config.offline_data(input_=_recorded(), validation_fraction=0.3)
     config.env_runners(transforms=[NormalizeObservations(), NormalizeRewards()])
     config.training(num_updates_per_iteration=3, train_batch_size_per_learner=8, lr=[[0, 1e-2], [200, 1e-3]])
     return config.training(moving_average_sqd_adv_norm_update_rate=0.5)
@@ -354,6 +363,7 @@ FAST: dict[str, Callable[[], AlgorithmConfig]] = {
         impala,
         appo,
         marwil,
+        cql_from_data_to_the_env,
     )
 }
 SLOW: dict[str, Callable[[], AlgorithmConfig]] = {

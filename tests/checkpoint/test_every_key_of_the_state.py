@@ -163,6 +163,8 @@ def test_a_run_that_did_not_begin_continues(name: str) -> None:
         assert without_rates(differences(first, list(observe(algo))[:3])) == []
         if name == "noisy_dqn":  # each of its episodes has a seed of its own
             return
+        if name == "cql_from_data_to_the_env":  # it learns from data alone at first
+            return
         [paths] = [paths for key, paths in keys_of(state).items() if key == "runner/env/reset_seed"]
         algo.set_state(forget(state, {}, paths))
         assert differences(first, list(observe(algo))[:3])

@@ -39,7 +39,8 @@ class CQLConfig(SACConfig):
     By default nothing is sampled; with `num_offline_updates` the run continues in the env.
 
     Attributes:
-        cql_weight: Weight of the conservative loss of each critic.
+        cql_weight: Weight of the conservative loss of each critic, next to half the squared error; it is half of the
+            weight in the authors' code.
         num_sampled_actions: Number of actions of each kind (uniform, of the policy, of the policy at the next
             observation) with which the conservative loss is estimated; Discrete actions need none.
         cql_temperature: Temperature of the soft maximum over actions.
@@ -57,7 +58,7 @@ class CQLConfig(SACConfig):
     lr: Schedule = 3e-4
     actor_lr: NonNegativeSchedule | None = 1e-4
     num_offline_updates: NonNegativeInt | None = None
-    cql_weight: NonNegativeFloat = 5.0
+    cql_weight: NonNegativeFloat = 2.5
     num_sampled_actions: PositiveInt = 10
     cql_temperature: PositiveFloat = 1.0
     lagrangian: bool = False

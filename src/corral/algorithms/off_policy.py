@@ -328,8 +328,8 @@ class OffPolicyAlgorithm(Algorithm):
         num_sampled = size - round(size * config.recorded_fraction) if self.samples_now else 0
         data = recorded.modules[module_id].train
         if not num_sampled:
-            return self._draw(module_id, data, size), 0
-        sampled = self._draw(module_id, self.replay_buffers[module_id], num_sampled)
+            return self._draw(module_id, data), 0
+        sampled = self._draw(module_id, size=num_sampled)
         if num_sampled == size:
             return sampled, size
         found = self._draw(module_id, data, size - num_sampled)
@@ -346,14 +346,13 @@ class OffPolicyAlgorithm(Algorithm):
             LossError: The loss did not report the column `td_error`.
         """
         config, buffer = self.records[module_id].config, self.replay_buffers.get(module_id)
-        seconds, size = self.timers.seconds, config.total_train_batch_size
+        seconds, num_sampled = self.timers.seconds, None
         settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
         start_s = time.perf_counter()
         if self.recorded is None:
-            assert buffer is not None
-            batch = self._draw(module_id, buffer, size)
+            batch = self._draw(module_id)
         else:
-            batch, size = self._draw_mixed(module_id, self.recorded)
+            batch, num_sampled = self._draw_mixed(module_id, self.recorded)
         batch = self.prepare_batch(module_id, batch)
         drawn_s = time.perf_counter()
         seconds["replay"] += drawn_s - start_s
@@ -363,17 +362,22 @@ class OffPolicyAlgorithm(Algorithm):
         td_errors = result.pop("td_error", None)
         if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
             raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
-        if isinstance(buffer, PrioritizedReplayBuffer) and size:
-            buffer.update_priorities(batch["indices"][:size], np.abs(td_errors[:size]))
+        if isinstance(buffer, PrioritizedReplayBuffer) and num_sampled != 0:
+            buffer.update_priorities(batch["indices"][:num_sampled], np.abs(td_errors[:num_sampled]))
             seconds["replay"] += time.perf_counter() - learned_s
         learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
         result["td_error_mean"] = float(learned.mean())
         return result
 
-    def _draw(self, module_id: str, buffer: ReplayBuffer, size: int) -> Batch:
-        """Return transitions from a buffer, or sequences if the module has memory, as the module sees them."""
+    def _draw(self, module_id: str, buffer: ReplayBuffer | None = None, size: int | None = None) -> Batch:
+        """Return transitions from a buffer, or sequences if the module has memory, as the module sees them.
+
+        Without a buffer they are from the replay buffer of the module, and without a size there is a whole batch.
+        """
         record = self.records[module_id]
         config, pipeline = record.config, record.policy.pipeline
+        buffer = self.replay_buffers[module_id] if buffer is None else buffer
+        size = config.total_train_batch_size if size is None else size
         form: dict[str, Any] = {"n_step": config.n_step, "gamma": config.gamma}
         if pipeline is not None:
             form["reward_fn"] = pipeline.rewards
