@@ -131,6 +131,8 @@ def test_priorities_are_those_of_the_sampled_steps() -> None:
 def test_actions_are_those_of_the_policy_once_it_has_learned() -> None:
     assert with_data("SAC").default_exploration["random_timesteps"] == 0
     assert with_data("TD3").default_exploration["random_timesteps"] == 0
+    assert with_data("DQN").default_exploration["initial_epsilon"] == 0.02
+    assert with_data("DQN", num_offline_updates=0).default_exploration["initial_epsilon"] == 1.0
     assert with_data("SAC", num_offline_updates=0).default_exploration["random_timesteps"] == 20
 
 

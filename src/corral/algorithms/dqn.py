@@ -101,8 +101,16 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def default_exploration(self) -> dict[str, Any]:
-        """Epsilon-greedy; with noisy layers, which explore themselves, epsilon is 0."""
-        return {**self.DEFAULT_EXPLORATION, **({"initial_epsilon": 0.0, "final_epsilon": 0.0} if self.noisy else {})}
+        """Epsilon-greedy.
+
+        With noisy layers, which explore themselves, epsilon is 0. After updates from recorded data it begins at its
+        last value.
+        """
+        if self.noisy:
+            return {**self.DEFAULT_EXPLORATION, "initial_epsilon": 0.0, "final_epsilon": 0.0}
+        if self.num_offline_updates != 0:
+            return {**self.DEFAULT_EXPLORATION, "initial_epsilon": self.DEFAULT_EXPLORATION["final_epsilon"]}
+        return dict(self.DEFAULT_EXPLORATION)
 
     def validate(self) -> None:
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
