@@ -105,7 +105,7 @@ OUTPUTS: dict[str, tuple[type[AlgorithmConfig], dict[str, Any], dict[str, tuple[
     "sac": (
         SACConfig,
         {},
-        {"q_taken": (2, "B"), "targets": ("B",), "actions": ("B", 2), "logp": ("B",)},
+        {"q_taken": (2, "B"), "targets": ("B",), "actions": ("B", 2), "logp": ("B",), "actor_loss": ()},
     ),
     "td3": (TD3Config, {"policy_delay": 1}, {"q_taken": (2, "B"), "targets": ("B",), "actions": ("B", 2)}),
 }
