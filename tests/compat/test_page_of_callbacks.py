@@ -325,8 +325,9 @@ def test_snippets_with_their_own_sizes(run: Run, tmp_path: Path) -> None:
     """With RLlib's defaults: two runners in processes, so each has a sum of its own, and 30 epochs."""
     pytest.importorskip("ray")
     printed = run(LAMBDA).stdout
-    assert len(re.findall(r"^Episode done. R=[\d.]+$", printed, re.M)) > 100
-    assert len(re.findall(r"^Episode done. R=[\d.]+ Global SUM=[\d.]+$", run(STATEFUL).stdout, re.M)) > 100
+    # Two processes print into one pipe, and a line may get into another one.
+    assert len(re.findall(r"Episode done. R=\d+\.\d", printed)) > 100
+    assert len(re.findall(r"Episode done. R=\d+\.\d Global SUM=\d+\.\d", run(STATEFUL).stdout)) > 100
     chained = run(BEFORE_CHAINED + CHAINED + "\nconfig.build().train()\n").stdout
     assert chained.splitlines() == ["debug subclass", "RLlibCallback subclass", "lambda 1", "lambda 2"]
     run(REPLAY_BUFFER)
@@ -337,5 +338,5 @@ def test_snippets_with_their_own_sizes(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("snippet", [ACROBOT_2_40, ACROBOT], ids=["2.40", "later"])
 def test_acrobot_with_its_own_sizes(run: Run, snippet: str) -> None:
     pytest.importorskip("ray")
-    printed = run(snippet).stdout
+    printed = run(snippet, timeout_s=900).stdout
     assert len(re.findall(r"^iter=\d theta1_mean=-?[\d.]+ R=-[\d.]+$", printed, re.M)) == 10
