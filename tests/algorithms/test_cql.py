@@ -228,6 +228,14 @@ def test_the_config_reaches_the_loss() -> None:
     assert result["conservative_weight"] == pytest.approx(7.0)
 
 
+def test_a_number_of_sampled_actions_that_has_no_effect_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    boxes = one_sided(30) | {"actions": np.zeros((30, 1), np.float32)}
+    for data, space in ((boxes, LINE), (one_sided(30), THREE)):
+        assert "num_sampled_actions" not in caplog.text
+        cql(data, space, num_sampled_actions=3).build().stop()
+    assert "num_sampled_actions=3 has no effect on Discrete actions" in caplog.text
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="the weight has the learning rate alpha_lr"):
         cql(one_sided(30), lagrangian=True, alpha_lr=0.0).build()

@@ -7,6 +7,7 @@ metrics and the implementation details by number.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from corral.modules.sac_module import SACModule
 
 if TYPE_CHECKING:
     from corral.config.setter_types import CQLTrainingArgs
+
+log = logging.getLogger("corral")
 
 
 @dataclass(kw_only=True)
@@ -117,6 +120,13 @@ class CQL(SAC):
                     f"lagrangian=True: {type(record.module).__name__} of module {module_id!r} has no weight to adapt: "
                     "derive it from corral.modules.cql_module.CQLModule."
                 )
+            num_actions, is_discrete = record.config.num_sampled_actions, cast(SACModule, record.module).is_discrete
+            if is_discrete and num_actions != CQLConfig.num_sampled_actions:
+                log.warning(
+                    "num_sampled_actions=%d has no effect on Discrete actions, over all of which CQL sums: leave it "
+                    "out.",
+                    num_actions,
+                )
         self._num_imitated: dict[str, int] = {}
         super().setup()
 
@@ -196,7 +206,7 @@ def cql_loss(
         soft_maxima = _sampled_soft_maxima(module, batch, temperature)
     outputs["soft_maxima"] = soft_maxima
     gaps = (batch["weights"] * (soft_maxima - outputs["q_taken"])).mean(-1)
-    multiplier = torch.ones(())
+    multiplier = gaps.new_ones(())
     if threshold is not None:
         assert module.log_cql_weight is not None
         multiplier = module.log_cql_weight.exp().clamp(max=1e6)
