@@ -170,10 +170,17 @@ def test_observations_are_normalized_by_the_data_and_then_by_what_is_sampled() -
         assert 0.8 * MARK < mean() < MARK
 
 
-def test_validation_episodes_have_a_loss() -> None:
-    with with_data("SAC").offline_data(validation_fraction=0.25).build() as algorithm:
-        found = algorithm.train()["learners"]["default_policy"]
-        assert np.isfinite([found["validation_loss"], found["validation_critic_loss"]]).all()
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_loss_of_validation_episodes_neither_depends_on_a_checkpoint_nor_changes_training(
+    algo: str, tmp_path: Path
+) -> None:
+    with with_data(algo).offline_data(validation_fraction=0.25).build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path / "checkpoint")
+        expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
+    with Algorithm.from_checkpoint(path, input_=recorded(algo in ("SAC", "TD3"))) as restored:
+        assert [restored.train()["learners"]["default_policy"] for _ in range(2)] == expected
+    assert np.isfinite(expected[0]["validation_loss"])
 
 
 def test_a_run_without_data_goes_on_with_it(tmp_path: Path) -> None:

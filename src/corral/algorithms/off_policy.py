@@ -167,6 +167,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
     FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config"}
+    VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {}
+    """Coefficients of the loss on episodes for validation."""
 
     config: OffPolicyConfig
 
@@ -181,6 +183,8 @@ class OffPolicyAlgorithm(Algorithm):
         self._warned_of_buffer = False
         self._update_credit: dict[str, float] = {}  # updates that are due but not made yet, in [0, 1)
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
+        # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
+        self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
         self.setup_modules()
 
     def setup_modules(self) -> None:
@@ -314,12 +318,17 @@ class OffPolicyAlgorithm(Algorithm):
         if config.validation_fraction:
             for module_id, found in results.items():
                 draw = partial(self._draw_prepared, module_id)
-                found |= recorded.validate(self, module_id, draw, {}, found.keys())
+                found |= recorded.validate(self, module_id, draw, self.VALIDATION_COEFFICIENTS, found.keys())
         self.sync_weights()
         return results
 
     def _draw_prepared(self, module_id: str, buffer: ReplayBuffer, size: int) -> Batch:
-        return self.prepare_batch(module_id, self._draw(module_id, buffer, size))
+        """Return a batch for validation, with noise that neither depends on the training so far nor changes it."""
+        kept, self._noise_rng = self._noise_rng, np.random.default_rng([self.config.seed or 0, 2])
+        try:
+            return self.prepare_batch(module_id, self._draw(module_id, buffer, size))
+        finally:
+            self._noise_rng = kept
 
     def _draw_mixed(self, module_id: str, recorded: RecordedEpisodes) -> tuple[Batch, int]:
         """Return a batch of sampled transitions, then recorded ones, and how many were sampled."""

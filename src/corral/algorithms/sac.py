@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -125,14 +124,6 @@ class SAC(OffPolicyAlgorithm):
     )
 
     config: SACConfig
-
-    def setup(self) -> None:
-        """Make the replay buffer, and the generator for the noise of the policy's own actions."""
-        super().setup()
-        assert self.config.seed is not None
-        self._noise_rng = np.random.default_rng(
-            [self.config.seed, 1]
-        )  # a seed of its own, so that no other part draws the same noise
 
     def make_loss(self, config: Any) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""

@@ -139,6 +139,7 @@ class TD3(OffPolicyAlgorithm):
 
     STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng", "_num_updates")
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q"}
+    VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
     METRICS = (
         *("critic_loss", "actor_loss", "qf_mean", "qf_min", "qf_max"),
         *off_policy_metrics("actor", "critic"),
@@ -147,10 +148,8 @@ class TD3(OffPolicyAlgorithm):
     config: TD3Config
 
     def setup(self) -> None:
-        """Make the replay buffer, and the generator for the noise of the targets' actions."""
+        """Make the replay buffer, and count updates."""
         super().setup()
-        assert self.config.seed is not None
-        self._noise_rng = np.random.default_rng([self.config.seed, 1])  # no other part draws the same noise
         self._num_updates: dict[str, int] = {}
 
     def make_loss(self, config: TD3Config) -> Loss:
