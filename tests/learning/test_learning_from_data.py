@@ -54,7 +54,7 @@ def learned(config: Any, env: str, num_iterations: int) -> float:
 def test_a_clone_is_within_2_percent_of_its_teacher(
     recorded: dict[str, tuple[Path, float]], env: str, num_iterations: int, seed: int
 ) -> None:
-    """A clone of Pendulum's teacher needs its layers, a rate that falls, and its tanh: many actions are at the bounds."""
+    """A clone of Pendulum's teacher needs its layers and tanh, for actions at the bounds, and a rate that falls."""
     path, teacher = recorded[env]
     config = BCConfig().offline_data(input_=path).debugging(seed=seed)
     if env == "Pendulum-v1":

@@ -396,10 +396,14 @@ class Algorithm(metaclass=_WithHints):
         if self._learning_explorations:
             self._receivers.append(self._let_explorations_learn)
 
+    def default_loss(self, config: Any) -> Loss:
+        """Return the loss of a module if the setting `loss` gives none."""
+        return self.make_loss(config)
+
     def loss_of(self, module_id: str) -> Loss:
-        """Return the loss of a module: the setting `loss`, or what `make_loss` returns."""
+        """Return the loss of a module: the setting `loss`, or the default loss."""
         config = self.module_config(module_id)
-        loss = self.make_loss(config)
+        loss = self.default_loss(config)
         return loss if config.loss is None else wrap_user_loss(config.loss, loss)
 
     def reserve_metrics(self) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
-from corral.core.settings import NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat
+from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
 from corral.modules.iql_module import IQLModule
 from corral.modules.module import Module
@@ -64,6 +64,10 @@ class IQLConfig(OffPolicyConfig):
     actor_lr: NonNegativeSchedule | None = None
     critic_lr: NonNegativeSchedule | None = None
     value_lr: NonNegativeSchedule | None = None
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "imitation_coeff": Need("an algorithm whose policy seeks values, such as SAC", lambda config: False)
+    }
 
     def training(self, **settings: Unpack[IQLTrainingArgs]) -> Self:
         """Set how to learn; see `TrainingSettings` and the settings above."""

@@ -21,10 +21,17 @@ from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
-from corral.core.settings import Need, NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from corral.core.settings import (
+    Need,
+    NonNegativeInt,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
-from corral.learners.losses import Batch, learner_metrics
+from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.offline.config import NEEDS_OF_SAMPLING
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
@@ -80,6 +87,9 @@ class OffPolicyConfig(AlgorithmConfig):
             is as many as it takes to draw as many steps as there are.
         recorded_fraction: Fraction of each batch that is drawn from recorded data while the algorithm samples (0.5 in
             Ball et al. 2023, arXiv:2302.02948). With 0 the data is only learned from before that.
+        imitation_coeff: Weight of a loss that makes the policy imitate the recorded actions, or a schedule over env
+            steps, which stand still while the algorithm learns from the data alone. For SAC, TD3, DDPG and CQL it is
+            multiplied by the mean absolute value of the batch, as in Fujimoto and Gu 2021, arXiv:2106.06860.
     """
 
     ON_POLICY: ClassVar[bool] = False
@@ -99,6 +109,7 @@ class OffPolicyConfig(AlgorithmConfig):
     num_offline_updates: NonNegativeInt | None = 0
     num_updates_per_iteration: PositiveInt | None = 1000
     recorded_fraction: Probability = 0.5
+    imitation_coeff: NonNegativeSchedule = 0.0
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
         **NEEDS_OF_SAMPLING,
@@ -112,6 +123,7 @@ class OffPolicyConfig(AlgorithmConfig):
         "num_offline_updates": Need("input_", lambda config: config.input_ is not None),
         "num_updates_per_iteration": Need("num_offline_updates", lambda config: config.num_offline_updates != 0),
         "recorded_fraction": Need("input_, and env steps", lambda config: config.input_ is not None and config.samples),
+        "imitation_coeff": Need("input_", lambda config: config.input_ is not None),
     }
 
     @property
@@ -170,6 +182,9 @@ class OffPolicyAlgorithm(Algorithm):
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {}
     """Coefficients of the loss on episodes for validation."""
 
+    SEEKS_VALUES: ClassVar[bool] = True
+    """Whether an actor seeks the values of critics."""
+
     config: OffPolicyConfig
 
     def setup(self) -> None:
@@ -185,6 +200,8 @@ class OffPolicyAlgorithm(Algorithm):
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
         # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
         self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
+        if any(record.config.imitation_coeff for record in self.records.values()):
+            self.METRICS = (*self.METRICS, "imitation_loss")  # type: ignore[misc]
         self.setup_modules()
 
     def setup_modules(self) -> None:
@@ -235,6 +252,15 @@ class OffPolicyAlgorithm(Algorithm):
     def local_replay_buffer(self) -> ReplayBuffer:
         """The replay buffer of the only module; with several modules, see `replay_buffers`."""
         return self.replay_buffers[self.resolve_module_id()]
+
+    def default_loss(self, config: OffPolicyConfig) -> Loss:
+        """Return what `make_loss` returns, and the loss of imitation if there is one."""
+        loss = super().default_loss(config)
+        if not config.imitation_coeff:
+            return loss
+        from corral.algorithms.imitation import with_imitation
+
+        return with_imitation(loss, in_values=self.SEEKS_VALUES)
 
     # What a subclass may override.
 
@@ -318,7 +344,8 @@ class OffPolicyAlgorithm(Algorithm):
         if config.validation_fraction:
             for module_id, found in results.items():
                 draw = partial(self._draw_prepared, module_id)
-                found |= recorded.validate(self, module_id, draw, self.VALIDATION_COEFFICIENTS, found.keys())
+                coefficients = {**self.VALIDATION_COEFFICIENTS, **self._imitation_coefficients(module_id)}
+                found |= recorded.validate(self, module_id, draw, coefficients, found.keys())
         self.sync_weights()
         return results
 
@@ -326,7 +353,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Return a batch for validation, with noise that neither depends on the training so far nor changes it."""
         kept, self._noise_rng = self._noise_rng, np.random.default_rng([self.config.seed or 0, 2])
         try:
-            return self.prepare_batch(module_id, self._draw(module_id, buffer, size))
+            return self.prepare_batch(module_id, self._mark_recorded(module_id, self._draw(module_id, buffer, size), 0))
         finally:
             self._noise_rng = kept
 
@@ -337,16 +364,28 @@ class OffPolicyAlgorithm(Algorithm):
         num_sampled = size - round(size * config.recorded_fraction) if self.samples_now else 0
         data = recorded.modules[module_id].train
         if not num_sampled:
-            return self._draw(module_id, data), 0
-        sampled = self._draw(module_id, size=num_sampled)
-        if num_sampled == size:
-            return sampled, size
-        found = self._draw(module_id, data, size - num_sampled)
-        return {
-            name: map_tree(lambda *parts: np.concatenate(parts), column, found[name])
-            for name, column in sampled.items()
-            if name in found
-        }, num_sampled
+            batch = self._draw(module_id, data)
+        elif num_sampled == size:
+            batch = self._draw(module_id)
+        else:
+            sampled = self._draw(module_id, size=num_sampled)
+            found = self._draw(module_id, data, size - num_sampled)
+            batch = {
+                name: map_tree(lambda *parts: np.concatenate(parts), column, found[name])
+                for name, column in sampled.items()
+                if name in found
+            }
+        return self._mark_recorded(module_id, batch, num_sampled), num_sampled
+
+    def _mark_recorded(self, module_id: str, batch: Batch, num_sampled: int) -> Batch:
+        """Add the column `recorded`, bool `[B]`, False in the first rows, if recorded actions are imitated."""
+        if self.records[module_id].config.imitation_coeff:
+            batch["recorded"] = np.arange(len(batch["rewards"])) >= num_sampled
+        return batch
+
+    def _imitation_coefficients(self, module_id: str) -> dict[str, float]:
+        coeff = self.records[module_id].config.imitation_coeff
+        return {"imitation_coeff": schedule_value(coeff, self.num_env_steps_sampled_lifetime)} if coeff else {}
 
     def learn(self, module_id: str) -> dict[str, Any]:
         """Make one update of a module from a new batch of its buffer, and return the results without columns.
@@ -362,6 +401,7 @@ class OffPolicyAlgorithm(Algorithm):
             batch = self._draw(module_id)
         else:
             batch, num_sampled = self._draw_mixed(module_id, self.recorded)
+            settings = replace(settings, coefficients=self._imitation_coefficients(module_id))
         batch = self.prepare_batch(module_id, batch)
         drawn_s = time.perf_counter()
         seconds["replay"] += drawn_s - start_s

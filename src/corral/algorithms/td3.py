@@ -169,7 +169,7 @@ class TD3(OffPolicyAlgorithm):
         settings = replace(
             settings,
             groups=("actor", "critic") if moves_actor else ("critic",),
-            coefficients={"actor_coeff": float(moves_actor)},
+            coefficients={**settings.coefficients, "actor_coeff": float(moves_actor)},
         )
         results = self.learner_group.update({module_id: batch}, {module_id: settings})
         if moves_actor:

@@ -260,6 +260,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
     recorded_fraction: float
+    imitation_coeff: ScheduleArg
     double_q: bool
     dueling: bool
     noisy: bool
@@ -284,6 +285,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
     recorded_fraction: float
+    imitation_coeff: ScheduleArg
     twin_q: bool
     initial_alpha: float
     target_entropy: float | Literal["auto"]
@@ -307,6 +309,7 @@ class TD3TrainingArgs(TrainingArgs, total=False):
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
     recorded_fraction: float
+    imitation_coeff: ScheduleArg
     twin_q: bool
     policy_delay: int
     target_noise: float
@@ -329,6 +332,7 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
     recorded_fraction: float
+    imitation_coeff: ScheduleArg
     twin_q: bool
     policy_delay: int
     target_noise: float
@@ -370,6 +374,7 @@ class CQLTrainingArgs(TrainingArgs, total=False):
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
     recorded_fraction: float
+    imitation_coeff: ScheduleArg
     twin_q: bool
     initial_alpha: float
     target_entropy: float | Literal["auto"]
@@ -400,6 +405,7 @@ class IQLTrainingArgs(TrainingArgs, total=False):
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
     recorded_fraction: float
+    imitation_coeff: ScheduleArg
     expectile: float
     beta: float
     max_advantage_weight: float

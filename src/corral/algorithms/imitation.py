@@ -1,0 +1,75 @@
+"""Imitation of recorded actions, next to what an algorithm with a replay buffer learns otherwise.
+
+`imitation_coeff` in `OffPolicyConfig` asks for it. Without it nothing here is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from corral.learners.losses import Batch, Loss
+from corral.modules.distributions import ActionDistribution, Deterministic, SquashedGaussian
+from corral.modules.module import Module
+
+
+def with_imitation(loss: Callable[..., Any], *, in_values: bool) -> Loss:
+    """Return a loss plus the loss of imitation, times the coefficient `imitation_coeff`.
+
+    The batch has the column `recorded`, bool `[B]`: only these rows are imitated. The loss also reports
+    `imitation_loss`, the mean over them, without coefficient.
+
+    Args:
+        loss: A loss that gives `q_taken` in its `outputs`, if `in_values`.
+        in_values: Whether the policy seeks values, so that imitation is multiplied by the mean absolute value of the
+            batch. A coefficient of 0.4 is then TD3+BC with its alpha of 2.5 (Fujimoto and Gu 2021, arXiv:2106.06860,
+            eqs. 3 and 5). If actions are chosen by their values themselves, nothing multiplies it.
+    """
+    return partial(_loss_with_imitation, base_loss=loss, in_values=in_values)
+
+
+def _loss_with_imitation(
+    module: Module,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    base_loss: Callable[..., Any],
+    in_values: bool,
+    outputs: dict[str, Tensor] | None = None,
+    **settings: Any,
+) -> tuple[Any, dict[str, Tensor]]:
+    outputs = {} if outputs is None else outputs
+    total, reported = base_loss(module, batch, coefficients, outputs=outputs, **settings)
+    if isinstance(total, Mapping) and "actor" not in total:  # an update of the critics alone
+        return total, reported
+    actions: Any = batch["actions"]
+    losses = imitation_losses(module.distribution, module.policy_for_learning(batch["obs"]), actions)
+    is_recorded: Any = batch["recorded"]
+    imitation = (losses * is_recorded).sum() / is_recorded.sum().clamp(min=1)
+    reported = {**reported, "imitation_loss": imitation.detach()}
+    unit = outputs["q_taken"].detach().abs().mean() if in_values else 1.0
+    weighted = coefficients["imitation_coeff"] * unit * imitation
+    return ({**total, "actor": total["actor"] + weighted} if isinstance(total, Mapping) else total + weighted), reported
+
+
+def imitation_losses(distribution: ActionDistribution, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+    """Return how far the policy is from recorded actions, float32 `[B]`.
+
+    For Discrete actions it is the negative log-likelihood; action values count as logits. For Box actions it is the
+    squared distance of the most likely action in [-1, 1], averaged over the entries: the likelihood of recorded actions
+    at the bounds would grow without end.
+
+    Args:
+        distribution: Distribution of the policy.
+        dist_inputs: Its inputs, `[B, D]`.
+        actions: Recorded module actions, `[B, ...]`.
+    """
+    if isinstance(distribution, SquashedGaussian):
+        modes = dist_inputs.chunk(2, -1)[0].tanh()
+        return (modes - actions.reshape(modes.shape).tanh()).square().mean(-1)
+    if isinstance(distribution, Deterministic):
+        return (dist_inputs - actions.reshape(dist_inputs.shape)).square().mean(-1)
+    return -distribution.logp(dist_inputs, actions)
