@@ -31,7 +31,7 @@ TEACHERS: dict[str, tuple[Any, int]] = {
     "InvertedPendulum-v5": (lambda: SACConfig().training(lr=1e-3), 8_000),
 }
 RECIPES: dict[str, Any] = {
-    "DQN": lambda: DQNConfig().training(imitation_coeff=[[0, 1.0], [5000, 0.0]]),
+    "DQN": lambda: DQNConfig().training(imitation_coeff=[[0, 3.0], [5000, 0.0]]),
     "SAC": lambda: SACConfig().training(
         imitation_coeff=[[0, 2.0], [2000, 2.0], [6000, 0.2]], initial_alpha=0.1, lr=1e-3, gamma=0.95
     ),

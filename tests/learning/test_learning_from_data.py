@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from corral import Algorithm, BCConfig, MARWILConfig, evaluate_policy
+from corral import Algorithm, BCConfig, IQLConfig, MARWILConfig, evaluate_policy
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.tuned_settings import tuned_settings
 from corral.offline.episode_rows import EpisodeRows, rows_of_steps
@@ -82,8 +82,9 @@ def random_episodes(env: str, num_episodes: int) -> EpisodeRows:
     return rows_of_steps(**stacked, terminated=np.zeros(len(ends), np.bool_), truncated=ends)
 
 
+@pytest.mark.parametrize("algo", ["MARWIL", "IQL"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_good_half_of_mixed_data_is_imitated(recorded: dict[str, tuple[Path, float]], seed: int) -> None:
+def test_the_good_half_of_mixed_data_is_imitated(recorded: dict[str, tuple[Path, float]], seed: int, algo: str) -> None:
     """Returns of Pendulum are negative, so what counts is how far a policy comes from the random one."""
     path, _ = recorded["Pendulum-v1"]
     bad = random_episodes("Pendulum-v1", 50)
@@ -92,10 +93,11 @@ def test_the_good_half_of_mixed_data_is_imitated(recorded: dict[str, tuple[Path,
         yield bad
         yield from open_source(str(path)).parts()
 
-    configs = [BCConfig(), MARWILConfig().training(gamma=0.95)]
+    config = MARWILConfig() if algo == "MARWIL" else IQLConfig().training(lr=1e-3, num_updates_per_iteration=1000)
+    config.training(gamma=0.95)
     cloned, weighted = (
-        learned(config.environment("Pendulum-v1").offline_data(input_=mixed).debugging(seed=seed), "Pendulum-v1", 5)
-        for config in configs
+        learned(each.environment("Pendulum-v1").offline_data(input_=mixed).debugging(seed=seed), "Pendulum-v1", 5)
+        for each in (BCConfig(), config)
     )
     at_random = float(bad.returns().mean())
     assert weighted - at_random >= 1.5 * (cloned - at_random)
