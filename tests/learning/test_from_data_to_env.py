@@ -35,7 +35,7 @@ RECIPES: dict[str, Any] = {
     "SAC": lambda: SACConfig().training(
         imitation_coeff=[[0, 2.0], [2000, 2.0], [6000, 0.2]], initial_alpha=0.1, lr=1e-3, gamma=0.95
     ),
-    "TD3": lambda: TD3Config().training(imitation_coeff=[[0, 1.0], [4000, 0.0]]),
+    "TD3": lambda: TD3Config().training(imitation_coeff=[[0, 10.0], [2000, 10.0], [6000, 0.2]]),
 }
 
 
@@ -104,15 +104,6 @@ def test_a_policy_that_imitates_at_first_stays_good_in_the_env(data: Any, algo: 
             algorithm.train()
             later.append(played(algorithm, env))
     assert_stays_good(clone, later, env)
-
-
-def test_without_imitation_values_learned_from_good_data_alone_ruin_the_policy(data: Any) -> None:
-    """What the recipe is for: the values of actions that were never recorded grow without bound."""
-    config = DQNConfig().environment("CartPole-v1").offline_data(input_=data("CartPole-v1")).debugging(seed=0)
-    config.training(num_offline_updates=4000, num_updates_per_iteration=4000)
-    with config.build() as algorithm:
-        algorithm.train()
-        assert played(algorithm, "CartPole-v1") < 50
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
