@@ -170,7 +170,19 @@ def test_only_recorded_rows_are_marked() -> None:
         assert kept == [[True] * 32] * 4
         kept.clear()
         algorithm.train()
-    assert kept and all(rows == [False] * 24 + [True] * 8 for rows in kept)
+    assert kept and all(rows == [False, False, True, False] * 8 for rows in kept)
+
+
+@pytest.mark.parametrize("algo", ["DQN", "TD3"])
+def test_several_learners_imitate_as_much_as_one(algo: str) -> None:
+    """Each learner takes the mean over its own rows, so each needs its share of the recorded ones."""
+    losses = []
+    for num_learners in (0, 2):
+        config = with_data(algo, imitation_coeff=1.0, num_offline_updates=2, num_updates_per_iteration=2, lr=1e-12)
+        config.learners(num_learners=num_learners).training(train_batch_size_per_learner=64 // max(1, num_learners))
+        with config.build() as algorithm:
+            losses.append([algorithm.train()["learners"]["default_policy"]["imitation_loss"] for _ in range(2)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0][1] > 0
 
 
 def test_the_coefficient_falls_with_env_steps_and_stands_still_before() -> None:
@@ -192,6 +204,9 @@ def test_the_coefficient_falls_with_env_steps_and_stands_still_before() -> None:
 def test_what_cannot_imitate_says_so() -> None:
     with pytest.raises(ValueError, match=r"imitation_coeff.*input_"):
         SACConfig().environment("Pendulum-v1").training(imitation_coeff=1.0).build()
+    never_learned_from = with_data("SAC", imitation_coeff=1.0, num_offline_updates=0, recorded_fraction=0.0)
+    with pytest.raises(ValueError, match=r"imitation_coeff.*recorded_fraction"):
+        never_learned_from.copy(num_updates_per_iteration=1000).build()
     config = IQLConfig().environment(Drift, env_config={"box": True}).offline_data(input_=recorded(True))
     with pytest.raises(ValueError, match="imitation_coeff"):
         config.training(imitation_coeff=1.0).build()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from corral import Algorithm, Callback, DQNConfig, IQLConfig, NormalizeObservations, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.registry import config_class
@@ -119,7 +120,35 @@ def test_targets_move_by_the_steps_of_the_batches() -> None:
     assert moved == [False, False, True] * 3
 
 
+def test_rows_keep_together_where_sampled_and_recorded_ones_are_mixed() -> None:
+    class SeesMarks(Callback):
+        def on_learn_on_batch(self, *, train_batch: Any, **kwargs: Any) -> None:
+            marks = [np.asarray(train_batch[name])[:, 0] == MARK for name in ("obs", "next_obs")]
+            seen.extend(np.array_equal(mark, np.asarray(train_batch["recorded"])) for mark in marks)
+            shares.append(float(marks[0].mean()))
+
+    seen: list[bool] = []
+    shares: list[float] = []
+    with with_data("DQN", imitation_coeff=1.0, recorded_fraction=0.3).callbacks(SeesMarks).build() as algorithm:
+        for _ in range(4):
+            algorithm.train()
+    assert all(seen) and set(shares) == {1.0, 5 / 16}
+
+
 def test_priorities_are_those_of_the_sampled_steps() -> None:
+    def errors_by_origin(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        loss, reported = default_loss(module, batch, coefficients)[:2]
+        is_recorded = batch["obs"][:, 0] == MARK
+        return loss, {**reported, "td_error": torch.where(is_recorded, 50.0, 0.25)}
+
+    buffer_config = {"type": "prioritized", "capacity": 64, "alpha": 1.0, "epsilon": 1e-3}
+    with with_data("DQN", replay_buffer_config=buffer_config, loss=errors_by_origin).build() as algorithm:
+        for _ in range(5):
+            algorithm.train()
+        buffer: Any = algorithm.local_replay_buffer
+        assert buffer.max_priority == 1.0  # of steps never drawn; no error of a recorded step came here
+        priorities = buffer.get_state()["priorities"]
+        assert (np.abs(priorities - 0.251) < 1e-6).sum() > 20
     config = with_data("DQN", replay_buffer_config={"type": "prioritized", "capacity": 64, "alpha": 1.0})
     config.reporting(min_sample_timesteps_per_iteration=200)  # rows of the ring are used again
     with config.build() as algorithm:

@@ -11,6 +11,7 @@ from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from corral.algorithms.algorithm import Algorithm
@@ -123,7 +124,10 @@ class OffPolicyConfig(AlgorithmConfig):
         "num_offline_updates": Need("input_", lambda config: config.input_ is not None),
         "num_updates_per_iteration": Need("num_offline_updates", lambda config: config.num_offline_updates != 0),
         "recorded_fraction": Need("input_, and env steps", lambda config: config.input_ is not None and config.samples),
-        "imitation_coeff": Need("input_", lambda config: config.input_ is not None),
+        "imitation_coeff": Need(
+            "input_, and num_offline_updates or recorded_fraction above 0",
+            lambda config: config.input_ is not None and (config.num_offline_updates != 0 or config.recorded_fraction),
+        ),
     }
 
     @property
@@ -353,35 +357,38 @@ class OffPolicyAlgorithm(Algorithm):
         """Return a batch for validation, with noise that neither depends on the training so far nor changes it."""
         kept, self._noise_rng = self._noise_rng, np.random.default_rng([self.config.seed or 0, 2])
         try:
-            return self.prepare_batch(module_id, self._mark_recorded(module_id, self._draw(module_id, buffer, size), 0))
+            batch = self._mark_recorded(module_id, self._draw(module_id, buffer, size), np.ones(size, bool))
+            return self.prepare_batch(module_id, batch)
         finally:
             self._noise_rng = kept
 
-    def _draw_mixed(self, module_id: str, recorded: RecordedEpisodes) -> tuple[Batch, int]:
-        """Return a batch of sampled transitions, then recorded ones, and how many were sampled."""
+    def _draw_mixed(self, module_id: str, recorded: RecordedEpisodes) -> tuple[Batch, NDArray[np.bool_]]:
+        """Return a batch of sampled and recorded transitions, and which rows are recorded."""
         config = self.records[module_id].config
         size = config.total_train_batch_size
         num_sampled = size - round(size * config.recorded_fraction) if self.samples_now else 0
         data = recorded.modules[module_id].train
         if not num_sampled:
-            batch = self._draw(module_id, data)
+            batch, is_recorded = self._draw(module_id, data), np.ones(size, bool)
         elif num_sampled == size:
-            batch = self._draw(module_id)
+            batch, is_recorded = self._draw(module_id), np.zeros(size, bool)
         else:
             sampled = self._draw(module_id, size=num_sampled)
             found = self._draw(module_id, data, size - num_sampled)
+            # Spread evenly, so that each of several learners, and each minibatch of rows in order, has its share.
+            places = np.concatenate([np.arange(0.5, num) / num for num in (num_sampled, size - num_sampled)])
+            order = places.argsort(kind="stable")
             batch = {
-                name: map_tree(lambda *parts: np.concatenate(parts), column, found[name])
+                name: map_tree(lambda *parts: np.concatenate(parts)[order], column, found[name])
                 for name, column in sampled.items()
                 if name in found
             }
-        return self._mark_recorded(module_id, batch, num_sampled), num_sampled
+            is_recorded = order >= num_sampled
+        return self._mark_recorded(module_id, batch, is_recorded), is_recorded
 
-    def _mark_recorded(self, module_id: str, batch: Batch, num_sampled: int) -> Batch:
-        """Add the column `recorded`, bool `[B]`, False in the first rows, if recorded actions are imitated."""
-        if self.records[module_id].config.imitation_coeff:
-            batch["recorded"] = np.arange(len(batch["rewards"])) >= num_sampled
-        return batch
+    def _mark_recorded(self, module_id: str, batch: Batch, is_recorded: NDArray[np.bool_]) -> Batch:
+        """Add the column `recorded`, bool `[B]`, if recorded actions are imitated."""
+        return batch | {"recorded": is_recorded} if self.records[module_id].config.imitation_coeff else batch
 
     def _imitation_coefficients(self, module_id: str) -> dict[str, float]:
         coeff = self.records[module_id].config.imitation_coeff
@@ -394,13 +401,14 @@ class OffPolicyAlgorithm(Algorithm):
             LossError: The loss did not report the column `td_error`.
         """
         config, buffer = self.records[module_id].config, self.replay_buffers.get(module_id)
-        seconds, num_sampled = self.timers.seconds, None
+        seconds, is_sampled = self.timers.seconds, None
         settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
         start_s = time.perf_counter()
         if self.recorded is None:
             batch = self._draw(module_id)
         else:
-            batch, num_sampled = self._draw_mixed(module_id, self.recorded)
+            batch, is_recorded = self._draw_mixed(module_id, self.recorded)
+            is_sampled = ~is_recorded
             settings = replace(settings, coefficients=self._imitation_coefficients(module_id))
         batch = self.prepare_batch(module_id, batch)
         drawn_s = time.perf_counter()
@@ -411,8 +419,9 @@ class OffPolicyAlgorithm(Algorithm):
         td_errors = result.pop("td_error", None)
         if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
             raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
-        if isinstance(buffer, PrioritizedReplayBuffer) and num_sampled != 0:
-            buffer.update_priorities(batch["indices"][:num_sampled], np.abs(td_errors[:num_sampled]))
+        if isinstance(buffer, PrioritizedReplayBuffer) and (is_sampled is None or is_sampled.any()):
+            rows = slice(None) if is_sampled is None else is_sampled
+            buffer.update_priorities(batch["indices"][rows], np.abs(td_errors[rows]))
             seconds["replay"] += time.perf_counter() - learned_s
         learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
         result["td_error_mean"] = float(learned.mean())
