@@ -104,20 +104,31 @@ def test_a_rule_is_cloned_in_every_kind_of_action(kind: str) -> None:
     map_tree(check, expected, chosen)
 
 
+MASKED = gym.spaces.Dict({"obs": OBS, "action_mask": gym.spaces.Box(0, 1, (2,), np.int8)})
+
+
 def test_nested_observations_and_masks_are_learned_from() -> None:
     """Where the mask leaves one action, the rule is the mask's, and the likelihood 1."""
-    space = gym.spaces.Dict({"obs": OBS, "action_mask": gym.spaces.Box(0, 1, (2,), np.int8)})
     obs = draw_obs(600)
     mask = np.ones((600, 2), np.int8)
     mask[::2, 0] = 0  # action 1 is the only one
     actions = np.where(mask[:, 0] == 0, 1, obs[:, 0] > 0)
     data = recorded({"obs": obs, "action_mask": mask}, actions)
-    with cloning(data, observation_space=space).build() as algorithm:
+    with cloning(data, observation_space=MASKED).build() as algorithm:
         algorithm.train()
         got = algorithm.compute_actions({"obs": obs, "action_mask": mask}, explore=False)
         alone = algorithm.get_module().policy({"obs": torch.zeros(1, 3), "action_mask": torch.tensor([[0, 1]])})
     assert (got == actions).mean() > 0.95 and (got[::2] == 1).all()
     assert alone.softmax(-1)[0, 1] == 1
+
+
+def test_a_recorded_action_that_its_mask_forbids_is_refused() -> None:
+    """Otherwise the loss is 1e8, and no policy can lower it."""
+    mask = np.ones((600, 2), np.int8)
+    mask[7, 1] = 0
+    data = recorded({"obs": draw_obs(600), "action_mask": mask}, np.ones(600, np.int64))
+    with pytest.raises(DataError, match=r"row 7, column 'actions' is 1, which the mask of its observation forbids"):
+        cloning(data, observation_space=MASKED).build()
 
 
 def memory_data(num_episodes: int, seed: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.action_masks import first_illegal, has_mask, legal_actions
 from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.rollout import Rollout
 from corral.errors import DataError
@@ -91,7 +92,8 @@ class ModuleRows:
         """Yield the parts.
 
         Raises:
-            DataError: An entry does not fit the spaces, or parts have different columns.
+            DataError: An entry does not fit the spaces, a mask forbids a recorded action, or parts have different
+                columns.
         """
         first: EpisodeRows | None = None
         for rows in self.source.parts():
@@ -99,7 +101,25 @@ class ModuleRows:
                 checked = rows.checked(self._spec.observation_space, self._spec.action_space)
                 first = first or checked.take(slice(0, int(checked.starts[1]) if checked.num_episodes > 1 else None))
                 check_same_columns(first, checked)
+                self._check_masks(checked)
                 yield checked
+
+    def _check_masks(self, rows: EpisodeRows) -> None:
+        """Refuse recorded actions that the mask of their observation forbids.
+
+        No policy can imitate them: they are never chosen.
+        """
+        action_space = self._spec.action_space
+        if not has_mask(self._spec.observation_space, action_space):
+            return
+        acting = np.flatnonzero(rows.valid)
+        taken = map_tree(lambda leaf: leaf[acting], rows.obs)
+        actions = rows.as_rollout(self._distribution).actions[acting, 0]
+        if (first := first_illegal(legal_actions(taken), action_space, actions)) is not None:
+            row = int(acting[first])
+            raise rows.error(
+                row, "actions", f"is {rows.actions[row]!s:.120}, which the mask of its observation forbids"
+            )
 
     def as_rollout(self, rows: EpisodeRows, pipeline: Pipeline | None) -> Rollout:
         """Return rows as a rollout of one lane, with the observations that a replay buffer stores."""
