@@ -112,6 +112,16 @@ def test_the_loss_and_its_gradients_are_those_of_a_slow_loop(algo: str) -> None:
             assert all(a is b or torch.allclose(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_a_coefficient_that_has_fallen_to_0_costs_nothing() -> None:
+    with with_data("SAC", imitation_coeff=1.0).build() as algorithm:
+        module: Any = algorithm.get_module()
+        batch, calls = make_batch(algorithm, module, False), []
+        module.actor.register_forward_hook(lambda *arguments: calls.append(1))
+        for coefficient in (0.0, 1.0):
+            algorithm.loss_of("default_policy")(module, batch, {"imitation_coeff": coefficient})
+    assert calls == [1] * (2 + 3)  # the plain loss asks for the actions at both observations
+
+
 def test_an_update_of_the_critics_alone_has_no_imitation() -> None:
     with with_data("TD3", imitation_coeff=1.0).build() as algorithm:
         module: Any = algorithm.get_module()

@@ -406,10 +406,14 @@ class Algorithm(metaclass=_WithHints):
         loss = self.default_loss(config)
         return loss if config.loss is None else wrap_user_loss(config.loss, loss)
 
+    def metrics_of(self, module_id: str) -> tuple[str, ...]:
+        """Return the names of what the updates of a module report."""
+        return self.METRICS
+
     def reserve_metrics(self) -> None:
         """Put the metrics of the modules that learn into the result, before anything is learned."""
         for module_id in filter(self.trains, self.module_ids):
-            names = self.METRICS
+            names = self.metrics_of(module_id)
             if self.config.is_multi_agent:  # a module may learn nothing at first, because no agent has it
                 names = (*names, *learner_metrics(*self.records[module_id].module.parameter_groups()))
             for name in dict.fromkeys(names):

@@ -20,7 +20,7 @@ def with_imitation(loss: Callable[..., Any], *, in_values: bool) -> Loss:
     """Return a loss plus the loss of imitation, times the coefficient `imitation_coeff`.
 
     The batch has the column `recorded`, bool `[B]`: only these rows are imitated. The loss also reports
-    `imitation_loss`, the mean over them, without coefficient.
+    `imitation_loss`, the mean over them, without coefficient. Where the coefficient is 0 nothing is computed.
 
     Args:
         loss: A loss that gives `q_taken` in its `outputs`, if `in_values`.
@@ -43,7 +43,8 @@ def _loss_with_imitation(
 ) -> tuple[Any, dict[str, Tensor]]:
     outputs = {} if outputs is None else outputs
     total, reported = base_loss(module, batch, coefficients, outputs=outputs, **settings)
-    if isinstance(total, Mapping) and "actor" not in total:  # an update of the critics alone
+    coefficient = coefficients["imitation_coeff"]
+    if not coefficient or (isinstance(total, Mapping) and "actor" not in total):  # an update of the critics alone
         return total, reported
     actions: Any = batch["actions"]
     losses = imitation_losses(module.distribution, module.policy_for_learning(batch["obs"]), actions)
@@ -51,7 +52,7 @@ def _loss_with_imitation(
     imitation = (losses * is_recorded).sum() / is_recorded.sum().clamp(min=1)
     reported = {**reported, "imitation_loss": imitation.detach()}
     unit = outputs["q_taken"].detach().abs().mean() if in_values else 1.0
-    weighted = coefficients["imitation_coeff"] * unit * imitation
+    weighted = coefficient * unit * imitation
     return ({**total, "actor": total["actor"] + weighted} if isinstance(total, Mapping) else total + weighted), reported
 
 

@@ -204,8 +204,6 @@ class OffPolicyAlgorithm(Algorithm):
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
         # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
         self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
-        if any(record.config.imitation_coeff for record in self.records.values()):
-            self.METRICS = (*self.METRICS, "imitation_loss")  # type: ignore[misc]
         self.setup_modules()
 
     def setup_modules(self) -> None:
@@ -265,6 +263,11 @@ class OffPolicyAlgorithm(Algorithm):
         from corral.algorithms.imitation import with_imitation
 
         return with_imitation(loss, in_values=self.SEEKS_VALUES)
+
+    def metrics_of(self, module_id: str) -> tuple[str, ...]:
+        """Return the names of what the updates of a module report."""
+        names = super().metrics_of(module_id)
+        return (*names, "imitation_loss") if self.records[module_id].config.imitation_coeff else names
 
     # What a subclass may override.
 
