@@ -85,7 +85,7 @@ def with_corral(name: str, data: dict[str, Any], given: argparse.Namespace) -> P
     from corral.algorithms.registry import config_class
 
     config: Any = config_class(name)().environment(ENV).offline_data(input_=data).debugging(seed=given.seed)
-    config.learners(num_threads=1, device=given.device).rl_module(
+    config.learners(num_threads=1, device=given.device, compile=given.compile).rl_module(
         model_config={"fcnet_hiddens": HIDDENS, "fcnet_activation": "relu"}
     )
     config.training(train_batch_size_per_learner=BATCH, num_updates_per_iteration=1000)
@@ -117,14 +117,9 @@ def with_d3rlpy(name: str, data: dict[str, Any], given: argparse.Namespace) -> P
         action_space=d3rlpy.constants.ActionSpace.CONTINUOUS,
     )
     encoder = VectorEncoderFactory(HIDDENS)
-    if name == "IQL":
-        config: Any = d3rlpy.algos.IQLConfig(
-            actor_encoder_factory=encoder, critic_encoder_factory=encoder, value_encoder_factory=encoder
-        )
-    elif name == "CQL":
-        config = d3rlpy.algos.CQLConfig(actor_encoder_factory=encoder, critic_encoder_factory=encoder)
-    else:
-        config = d3rlpy.algos.BCConfig(batch_size=BATCH, encoder_factory=encoder)
+    names = {"IQL": ("actor", "critic", "value"), "CQL": ("actor", "critic")}.get(name)
+    encoders = {f"{part}_encoder_factory": encoder for part in names} if names else {"encoder_factory": encoder}
+    config: Any = getattr(d3rlpy.algos, f"{name}Config")(batch_size=BATCH, compile_graph=given.compile, **encoders)
     algo = config.create(device={"cpu": "cpu:0", "cuda": "cuda:0"}[given.device])
     algo.build_with_dataset(dataset)
     start_s = process_time()
@@ -151,12 +146,13 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=50_000)
     parser.add_argument("--every", type=int, default=10_000)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--compile", action="store_true", help="with each system's own compilation")
     given = parser.parse_args()
     if given.system == "record":
         print(json.dumps(record(given.data)))
         return
     train: Callable[..., Progress] = with_corral if given.system == "corral" else with_d3rlpy
-    shown = {name: vars(given)[name] for name in ("system", "algo", "seed", "device")}
+    shown = {name: vars(given)[name] for name in ("system", "algo", "seed", "device", "compile")}
     for number, (cpu_s, found) in enumerate(train(given.algo, arrays(given.data), given), 1):
         numbers = {"updates": number * given.every, "return": found, "updates_per_cpu_s": given.every / cpu_s}
         print(json.dumps({**shown, **numbers}), flush=True)

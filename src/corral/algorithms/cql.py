@@ -238,14 +238,15 @@ def _sampled_soft_maxima(module: CQLModule, batch: Batch, temperature: float) ->
     """Return estimates of the soft maxima over Box actions, `[C, B]`; differentiable in the critics."""
     uniform = batch["uniform_actions"]
     size, num_actions, num_dims = uniform.shape
-    obs = map_tree(lambda leaf: leaf.repeat_interleave(num_actions, 0), batch["obs"])
-    next_obs = map_tree(lambda leaf: leaf.repeat_interleave(num_actions, 0), batch["next_obs"])
     flat = (size * num_actions, num_dims)
+    actions, log_densities = [uniform.reshape(flat)], [uniform.new_full(flat[:1], -num_dims * math.log(2.0))]
     with torch.no_grad():
-        actions, logp = module.sample(obs, batch["action_noise"].reshape(flat))
-        next_actions, next_logp = module.sample(next_obs, batch["next_action_noise"].reshape(flat))
-        of_uniform = torch.full_like(logp, -num_dims * math.log(2.0))
-        densities = torch.stack([of_uniform, logp, next_logp]).reshape(3, size, num_actions)
-    values = torch.stack([module.q_values(obs, each) for each in (uniform.reshape(flat), actions, next_actions)], 1)
-    values = values.reshape(-1, 3, size, num_actions) / temperature - densities
+        for obs, noise in ((batch["obs"], batch["action_noise"]), (batch["next_obs"], batch["next_action_noise"])):
+            outputs = module.actor_outputs(obs).repeat_interleave(num_actions, 0)  # all actions of a row need one pass
+            sampled, logp = module.distribution.squashed_sample(outputs, noise.reshape(flat))
+            actions.append(sampled)
+            log_densities.append(logp)
+    obs = map_tree(lambda leaf: leaf.repeat_interleave(num_actions, 0), batch["obs"])
+    values = torch.stack([module.q_values(obs, each) for each in actions], 1) / temperature - torch.stack(log_densities)
+    values = values.reshape(-1, 3, size, num_actions)
     return temperature * values.transpose(1, 2).flatten(2).logsumexp(-1)
