@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("ray")
@@ -32,6 +33,25 @@ for module in (__name__, "walk_env"):
 
 def run_config(tmp_path: Path, **settings: Any) -> tune.RunConfig:
     return tune.RunConfig(storage_path=str(tmp_path), verbose=0, **settings)
+
+
+class Histories(tune.Callback):
+    """Keeps what each trial reported.
+
+    Tune's own history can lose lines of a trial that was restored: Ray then copies the file of its results back from
+    the storage, where it can be older.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[str, list[dict[str, Any]]] = {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self.results.setdefault(trial.trial_id, []).append(dict(result))
+
+    def of(self, result: tune.Result) -> pd.DataFrame:
+        return pd.json_normalize(self.results[result.metrics["trial_id"]], sep="/")
 
 
 class Witness(Callback):
@@ -65,7 +85,7 @@ def notes(directory: Path, what: str) -> list[str]:
 @pytest.mark.parametrize("lrs", [[1e-3, 3e-3], [1e-3, 2e-3, 3e-3, 4e-3]])
 def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path: Path) -> None:
     corral.tune.register()
-    env_config = {"notes": str(tmp_path), "doomed_lr": 3e-3}
+    env_config, histories = {"notes": str(tmp_path), "doomed_lr": 3e-3}, Histories()
     results = tune.Tuner(
         "PPO",
         param_space={
@@ -78,6 +98,7 @@ def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path:
         run_config=run_config(
             tmp_path / "results",
             stop={"training_iteration": 5},
+            callbacks=[histories],
             failure_config=tune.FailureConfig(max_failures=1),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
         ),
@@ -87,7 +108,7 @@ def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path:
     [pid] = notes(tmp_path, "loaded-2")
     for result in results:
         doomed = result.config["lr"] == 3e-3
-        history = result.metrics_dataframe
+        history = histories.of(result)
         assert history["training_iteration"].tolist() == [1, 2, 3, 4, 5]
         assert history["iterations_since_restore"].tolist() == ([1, 2, 1, 2, 3] if doomed else [1, 2, 3, 4, 5])
         assert history["pid"].nunique() == (2 if doomed else 1)
@@ -173,6 +194,7 @@ def test_the_settings_of_one_module_are_searched_and_its_return_is_the_metric(tm
     config.callbacks([AddsOnce, FailsOnce])
     path = "multi_agent.algorithm_config_overrides_per_module.left.lr"
     metric = "env_runners/module_episode_return_mean/left"
+    histories = Histories()
     results = tune.Tuner(
         corral.tune.trainable(config),
         param_space={
@@ -184,6 +206,7 @@ def test_the_settings_of_one_module_are_searched_and_its_return_is_the_metric(tm
         run_config=run_config(
             tmp_path / "results",
             stop={"training_iteration": 4},
+            callbacks=[histories],
             failure_config=tune.FailureConfig(max_failures=1),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
         ),
@@ -193,7 +216,7 @@ def test_the_settings_of_one_module_are_searched_and_its_return_is_the_metric(tm
         learned = result.metrics["learners"]
         assert learned.keys() == {"left", "right", "copy", "__all_modules__"}
         assert learned["left"]["default_optimizer_learning_rate"] == result.config[path]
-        assert result.metrics_dataframe["training_iteration"].tolist() == [1, 2, 3, 4]
+        assert histories.of(result)["training_iteration"].tolist() == [1, 2, 3, 4]
     best = results.get_best_result()
     means = [result.metrics["env_runners"]["module_episode_return_mean"]["left"] for result in results]
     assert best.metrics["env_runners"]["module_episode_return_mean"]["left"] == max(means)
