@@ -81,16 +81,14 @@ Progress = Iterator[tuple[float, float]]
 
 
 def with_corral(name: str, data: dict[str, Any], given: argparse.Namespace) -> Progress:
-    """Trains an algorithm of Corral with d3rlpy's settings."""
-    from corral.algorithms.registry import config_class
+    """Trains an algorithm of Corral with its tuned settings, which are d3rlpy's."""
+    from corral.algorithms.registry import config_from_dict
+    from corral.algorithms.tuned_settings import tuned_settings
 
-    config: Any = config_class(name)().environment(ENV).offline_data(input_=data).debugging(seed=given.seed)
-    config.learners(num_threads=1, device=given.device, compile=given.compile).rl_module(
-        model_config={"fcnet_hiddens": HIDDENS, "fcnet_activation": "relu"}
-    )
-    config.training(train_batch_size_per_learner=BATCH, num_updates_per_iteration=1000)
-    if name == "CQL":
-        config.training(lr=3e-4, actor_lr=1e-4, alpha_lr=1e-4, lagrangian=True, lagrangian_threshold=10.0)
+    settings = tuned_settings(ENV, name)
+    del settings["stop"]
+    config: Any = config_from_dict(settings).offline_data(input_=data).debugging(seed=given.seed)
+    config.learners(num_threads=1, device=given.device, compile=given.compile)
     with config.build() as algo:
         for _ in range(given.updates // given.every):
             start_s = process_time()
@@ -140,7 +138,7 @@ def main() -> None:
     """Reads the command line, and prints what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=["record", "corral", "d3rlpy"])
-    parser.add_argument("algo", nargs="?", choices=["BC", "MARWIL", "CQL", "IQL"])
+    parser.add_argument("algo", nargs="?", choices=["BC", "CQL", "IQL"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=50_000)

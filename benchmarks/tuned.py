@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="number of seeds")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; each has one thread")
     options = parser.parse_args()
-    cells = [(algo, env) for env, algos in tuned_algorithms().items() for algo in algos]
+    cells = [(algo, env) for env, algos in tuned_algorithms().items() for algo in algos if algo in ZOO]
     if options.only:
         known = {name for algo, env in cells for name in (algo, f"{algo}:{env}")}
         if unknown := sorted({*options.only} - known):

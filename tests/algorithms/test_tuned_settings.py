@@ -13,18 +13,24 @@ from corral.cli.main import main
 from corral.errors import ConfigError
 
 CELLS = [(algo, env) for env, algos in tuned_algorithms().items() for algo in algos]
+FROM_DATA = {"BC", "MARWIL", "IQL", "CQL"}
 
 
 @pytest.mark.parametrize(("algo", "env"), CELLS, ids=[f"{algo}-{env}" for algo, env in CELLS])
 def test_tuned_settings_make_a_config_for_the_actions_of_the_env(algo: str, env: str) -> None:
     settings = tuned_settings(env, algo)
-    assert settings.pop("stop")["num_env_steps"] >= 20_000
+    stop = settings.pop("stop")
     config = config_from_dict(settings)
+    if algo in FROM_DATA:
+        assert 3 <= stop["training_iteration"] <= 20
+        config.offline_data(input_="recorded")
+    else:
+        assert stop["num_env_steps"] >= 20_000
     config.validate()
     assert (config.algo_name, config.env) == (algo, env)
     assert env in gym.registry
     is_discrete = env in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
-    assert algo not in ({"SAC", "TD3"} if is_discrete else {"DQN", "IMPALA"})
+    assert algo not in ({"SAC", "TD3", "CQL"} if is_discrete else {"DQN", "IMPALA"})
     minibatch, batch = getattr(config, "minibatch_size", None), config.train_batch_size_per_learner
     assert minibatch is None or batch % minibatch == 0
 
@@ -57,7 +63,9 @@ def test_every_env_of_the_classic_box2d_and_mujoco_families_has_settings() -> No
 def test_a_name_without_settings_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"no tuned settings for env 'CartPole-v0'\. Did you mean 'CartPole-v1'"):
         tuned_settings("CartPole-v0")
-    with pytest.raises(ConfigError, match="no tuned settings of DQN for env 'Pendulum-v1', but of PPO, SAC, TD3, APPO"):
+    with pytest.raises(
+        ConfigError, match="no tuned settings of DQN for env 'Pendulum-v1', but of PPO, SAC, TD3, APPO, BC, MARWIL, IQL"
+    ):
         tuned_settings("Pendulum-v1", "DQN")
     with pytest.raises(ConfigError, match=r"no tuned settings of 'PPA'\. Did you mean 'PPO'"):
         tuned_settings("Pendulum-v1", "PPA")
@@ -98,5 +106,5 @@ def test_the_command_line_trains_with_them(tmp_path, monkeypatch, capsys) -> Non
 def test_the_list_shows_envs_and_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "tuned", "pendulum"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["Pendulum-v1", "PPO", "SAC", "TD3", "APPO"] in lines
+    assert ["Pendulum-v1", "PPO", "SAC", "TD3", "APPO", "BC", "MARWIL", "IQL"] in lines
     assert all("pendulum" in line[0].lower() for line in lines)

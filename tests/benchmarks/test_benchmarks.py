@@ -282,7 +282,8 @@ def test_the_table_of_tuned_settings_names_every_setting_and_says_what_was_not_m
     ]
     lines = tuned.render(runs).splitlines()
     rows = {(line.split()[1], line.split("|")[1].strip()): line for line in with_headings(lines)}
-    assert {*rows} == {(algo, env) for env, algos in tuned_algorithms().items() for algo in algos}
+    online = tuned.ZOO.keys()
+    assert {*rows} == {(algo, env) for env, algos in tuned_algorithms().items() for algo in algos if algo in online}
     ppo, sac, td3 = (rows[algo, "Pendulum-v1"] for algo in ("PPO", "SAC", "TD3"))
     each = "-100.0, -110.0, -120.0, -130.0, -140.0"
     assert ppo.endswith(f"| Pendulum-v1 | 100,000 | -120.0 ± 15.8 | {each} | -172.2 (100,000) | 7 |")
