@@ -58,7 +58,7 @@ class ObservationError(CorralError, ValueError):
 
 
 class ExportError(CorralError, RuntimeError):
-    """The policy of a module cannot be exported, because torch cannot trace it; the message names the class."""
+    """A policy cannot be exported: torch cannot trace it, or traces something else. It names the class."""
 
 
 class LossError(CorralError, ArithmeticError):

@@ -156,11 +156,22 @@ CASES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
             "--infos": ["--infos"],
         }.items()
     },
+    **{
+        ("export", name): (["export", "saved", "--output", "p.pt2", "--episodes", "1"], more)
+        for name, more in {
+            "--output": ["--output", "p.safetensors"],
+            "--episodes": ["--episodes", "2"],
+            "--env": ["--env", DIMMER],
+            "--env-config": ["--env-config", "num_steps=3"],
+        }.items()
+    },
+    ("export", "--data"): (["export", "saved", "--output", "p.pt2"], ["--data", "other-recorded"]),
     ("train", "--quiet"): ([part for part in TRAIN if part != "--quiet"], ["--quiet"]),
 }
 """Command lines that differ in one option, and in what they do."""
 ELSEWHERE = {
     ("evaluate", "--module"): "offline/test_estimate_return.py::test_one_of_several_modules_is_chosen",
+    ("export", "--module"): "cli/test_export_command.py::test_the_policy_of_one_of_several_agents",
     ("report", "--open"): "report/test_report_page.py::test_the_command",
     ("train", "--seeds"): "cli/test_seeds.py::test_a_seed_that_fails_ends_no_other",
     ("train", "--parallel"): "cli/test_seeds.py::test_runs_share_the_cores_and_no_more_than_asked_for_run",

@@ -122,7 +122,7 @@ def test_onnx_gives_the_env_actions(
 
 def test_a_missing_package_and_a_wrong_name_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy(ActorCritic, FLAT, spaces.Discrete(2), {})
-    with pytest.raises(ConfigError, match=r"policy\.h5 must end with \.onnx .*or \.pt2"):
+    with pytest.raises(ConfigError, match=r"policy\.h5 must end with \.onnx .*\.pt2 .*or \.safetensors"):
         policy.export(tmp_path / "policy.h5")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"onnxscript: run `pip install 'corral\[onnx\]'`"):

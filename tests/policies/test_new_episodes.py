@@ -54,7 +54,7 @@ def test_rewards_of_agents_end_with_their_episode(num_envs: int) -> None:
     config.multi_agent(policies=["shared"]).env_runners(transforms=[PrevActionsPrevRewards()])
     with config.build() as algo:
         policies = algo.agent_policies()
-        policy = policies._policies["shared"]
+        policy = policies.policies["shared"]
         seen, act = [], policy.act
 
         def noting(obs: Any, states: Any, *, explore: bool) -> Any:

@@ -13,7 +13,7 @@ from corral.cli.exit_status import OWN_ERRORS, interrupted_status, print_error, 
 from corral.cli.parser import make_parser
 from corral.core.interrupts import ending_signals_raised
 
-PRINTS_AT_END = ("checkpoint", "config", "evaluate", "events", "completion", "list", "plot", "report")
+PRINTS_AT_END = ("checkpoint", "config", "evaluate", "events", "completion", "export", "list", "plot", "report")
 """Commands that are over when they have printed: what nobody reads is no error of theirs."""
 
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode gets other characters, and no error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
-    if options.command in ("train", "evaluate", "play", "config"):
+    if options.command in ("train", "evaluate", "play", "record", "export", "config"):
         _import_from_working_directory()
     try:
         with ending_signals_raised():

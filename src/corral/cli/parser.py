@@ -57,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_play(commands)
     _add_record(commands)
+    _add_export(commands)
     _add_config(commands)
     _add_list(commands)
     add_report_commands(commands)
@@ -233,8 +234,31 @@ def _add_record(commands: Any) -> None:
     record.set_defaults(run="corral.cli.record:record")
 
 
-def _add_policy_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write the policy of a run as a file that other programs read")
+    export.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
+    export.add_argument(
+        "-o",
+        "--output",
+        type=_path,
+        required=True,
+        metavar="FILE",
+        help="the file to write: .onnx, .pt2 of torch.export, or .safetensors for the weights alone",
+    )
+    export.add_argument("--module", metavar="ID", help="which module of a run of several agents")
+    export.add_argument(
+        "--data",
+        metavar="PATH",
+        help="check the file with recorded observations, without an env: a directory, file or URL, or minari:ID",
+    )
+    export.add_argument(
+        "--episodes", type=int, help="number of episodes whose observations check the file; 3 if left out"
+    )
+    _add_env_options(export)
+    export.set_defaults(run="corral.cli.export:export", seed=0)
+
+
+def _add_env_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", help="another env than the run's: a Gymnasium id, or package.module:Name")
     parser.add_argument(
         "--env-config",
@@ -243,6 +267,11 @@ def _add_policy_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of the env in place of the run's; may be given several times; a value is read as YAML",
     )
+
+
+def _add_policy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", help="a run directory, whose best checkpoint is taken, or a checkpoint")
+    _add_env_options(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of the env and of exploration; 0 if left out")
     parser.add_argument("--explore", action="store_true", help="draw actions from the policy's distribution")
     parser.add_argument(

@@ -20,6 +20,8 @@ from corral.errors import ConfigError
 class AgentPolicies:
     """Policies by module id, which choose the actions of the agents that are mapped to them.
 
+    `policies` holds them.
+
     Args:
         policies: Policies by module id, with what `Policy` has: `observation_space`, `action_space`, `has_memory`,
             `initial_states(num_rows)`, `continued(states, rewards=)` and `act(obs, states, explore=)`.
@@ -29,7 +31,7 @@ class AgentPolicies:
 
     def __init__(self, policies: Mapping[str, Any], begin_episode: Callable[[], Callable[[AgentID], str]]) -> None:
         """Keep the policies."""
-        self._policies, self._begin_episode = dict(policies), begin_episode
+        self.policies, self._begin_episode = dict(policies), begin_episode
         self._module_for: dict[int, Callable[[AgentID], str]] = {}  # by sub-env
         self._states: dict[tuple[str, int, int], Tree] = {}  # by module, sub-env and seat, in the current episodes
         self._rewards: NDArray[np.float64] | None = None  # since the latest action of each seat, [N, A]
@@ -42,7 +44,7 @@ class AgentPolicies:
         """
         if not isinstance(observation_space, SeatsSpace):
             raise ConfigError(
-                f"the modules {[*self._policies]} are policies of several agents, and env {name!r} has one agent: give "
+                f"the modules {[*self.policies]} are policies of several agents, and env {name!r} has one agent: give "
                 "the env with which they were trained, or one policy, load_policy(path, module_id=...)."
             )
         return observation_space.seats
@@ -73,7 +75,7 @@ class AgentPolicies:
             for i, place in np.argwhere(acts[:, block.start : block.stop]).tolist():
                 chosen.setdefault(self._module_for[i](block.agents[place]), []).append((i, place))
             for module_id, lanes in chosen.items():
-                policy = self._policies[module_id]
+                policy = self.policies[module_id]
                 _check_fit(module_id, policy, block.observation_space, block.action_space, block.agents[lanes[0][1]])
                 index = tuple(np.array(lanes).T)
                 own: Tree = map_tree(lambda leaf, index=index: leaf[index], obs["obs"][block.name])

@@ -1,4 +1,4 @@
-"""Policies as files that other programs read: ONNX, and programs of `torch.export`."""
+"""Policies as files that other programs read: ONNX, programs of `torch.export`, and weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import Space
+from numpy.typing import NDArray
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 import corral
@@ -41,19 +43,21 @@ METADATA_FILE = "corral.json"  # in a .pt2 file
 
 def export_policy(policy: Policy, file: Path) -> Path:
     """Write a policy to a file; see `Policy.export`."""
-    if file.suffix not in (".onnx", ".pt2"):
-        raise ConfigError(f"export: {file} must end with .onnx (ONNX) or .pt2 (torch.export).")
-    if file.suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
+    suffix = check_suffix(file)
+    if suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
         raise MissingPackageError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
     if isinstance(policy.module, HeuristicModule):
         raise ExportError(
             f"{type(policy.module).__name__} chooses actions by rules in Python: only a module with a network can be "
             "exported."
         )
-    policy.module.silence_noise()
-    with _quiet():
-        program = _program(policy)
-        data = (_onnx_bytes if file.suffix == ".onnx" else _pt2_bytes)(program, policy)
+    if suffix == ".safetensors":
+        data = save(module_weights(policy.module))
+    else:
+        policy.module.silence_noise()
+        with _quiet():
+            program = _program(policy)
+            data = (_onnx_bytes if suffix == ".onnx" else _pt2_bytes)(program, policy)
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
@@ -62,6 +66,24 @@ def export_policy(policy: Policy, file: Path) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return file
+
+
+def check_suffix(file: Path) -> str:
+    """Return the suffix of the name of an exported file.
+
+    Raises:
+        ConfigError: The name ends with none of those that say a format.
+    """
+    if file.suffix not in (".onnx", ".pt2", ".safetensors"):
+        raise ConfigError(
+            f"export: {file} must end with .onnx (ONNX), .pt2 (torch.export) or .safetensors (the weights alone)."
+        )
+    return file.suffix
+
+
+def module_weights(module: Module) -> dict[str, NDArray[Any]]:
+    """Return the weights of a module by name, as `.rl_module(load_from=FILE)` takes them."""
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in module.state_dict().items()}
 
 
 class _Graph(nn.Module):

@@ -271,7 +271,8 @@ class Policy:
         `docs/save-resume-deploy.md`.
 
         Args:
-            file: `.onnx` writes ONNX (needs `pip install 'corral[onnx]'`), `.pt2` a program of `torch.export`.
+            file: `.onnx` writes ONNX (needs `pip install 'corral[onnx]'`), `.pt2` a program of `torch.export`,
+                `.safetensors` the weights of the module alone, for `.rl_module(load_from=file)`.
 
         Returns:
             The file.
