@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from corral import PPOConfig, make_multi_agent
 from corral.errors import ConfigError
@@ -211,6 +212,25 @@ def test_a_run_writes_events_beside_the_other_files(tmp_path: Path) -> None:
     assert texts(events, "engine") == [(32, last["engine"])]
     files = {path.name for path in tmp_path.iterdir() if "tfevents" not in path.name}
     assert files == {"config.yaml", "run.log", "progress.csv", "result.jsonl", "checkpoints", ".lock"}
+
+
+def test_the_tab_hparams_has_the_settings_of_each_run(tmp_path: Path) -> None:
+    config = PPOConfig().environment(CountingEnv).training(lr=0.25, train_batch_size_per_learner=64, minibatch_size=64)
+    config.rl_module(model_config={"fcnet_hiddens": [4, 4]})
+    with config.build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path, loggers=[TensorBoardLogger()])
+    content = {
+        name: HParamsPluginData.FromString(read(tmp_path).SummaryMetadata(f"_hparams_/{name}").plugin_data.content)
+        for name in ("experiment", "session_start_info")
+    }
+    settings = content["session_start_info"].session_start_info.hparams
+    assert settings["training.lr"].number_value == 0.25
+    assert settings["rl_module.model_config.fcnet_hiddens"].string_value == "[4, 4]"
+    assert settings["algo"].string_value == "PPO"
+    numbers = [metric.name.tag for metric in content["experiment"].experiment.metric_infos]
+    assert "env_runners/episode_return_mean" in numbers and {*settings} == {
+        info.name for info in content["experiment"].experiment.hparam_infos
+    }
 
 
 def test_all_files_have_the_numbers_of_modules_and_of_one_that_came_later(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.core.pictures import Array, encode_gif, encode_png
+from corral.core.settings import flat_settings
 from corral.loggers.histograms import histogram_of
 from corral.loggers.writers import KindLogger
 from corral.metrics.result import flat_result
@@ -15,12 +16,19 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+COMPARED_GROUPS = ("environment", "env_runners", "training", "exploration", "rl_module", "learners", "debugging")
+"""Groups of settings by which the tab HParams compares runs, with `algo`."""
+COMPARED_NUMBERS = ("env_runners/episode_return_mean", "evaluation/env_runners/episode_return_mean")
+"""Numbers of the result that the tab HParams shows for each run."""
+
+
 class TensorBoardLogger(KindLogger):
     """Writes event files into the run directory, so that `tensorboard --logdir runs` compares runs.
 
     The step is `num_env_steps_sampled_lifetime`, the tag is the path in the result, such as
-    `env_runners/episode_return_mean`. `corral.loggers.classify` gives the kind of each value. To change what is
-    written, override one of the `write_` methods. All values of a result are written to the file together.
+    `env_runners/episode_return_mean`. The tab HParams has settings and returns. `corral.loggers.classify` gives the
+    kind of each value. To change what is written, override one of the `write_` methods. All values of a result are
+    written to the file together.
 
     Attributes:
         writer: Torch's `SummaryWriter`, while the logger is open, for values that no method writes.
@@ -47,6 +55,7 @@ class TensorBoardLogger(KindLogger):
 
         self._texts = {}
         self.writer = SummaryWriter(str(run_dir))
+        self._write_settings(config)
 
     def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Create another event file, which tells TensorBoard to hide the points of later steps."""
@@ -54,6 +63,22 @@ class TensorBoardLogger(KindLogger):
 
         self._texts = {}
         self.writer = SummaryWriter(str(run_dir), purge_step=num_env_steps + 1)
+        self._write_settings(config)
+
+    def _write_settings(self, config: dict[str, Any]) -> None:
+        """Write settings for the tab HParams: numbers, bools and texts as they are, and others as text."""
+        from torch.utils.tensorboard.summary import hparams
+
+        compared = {name: config[name] for name in ("algo", *COMPARED_GROUPS) if name in config}
+        settings = {
+            path: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for path, value in flat_settings(compared)
+            if value is not None
+        }
+        experiment, session, _ = hparams(settings, dict.fromkeys(COMPARED_NUMBERS, 0.0))  # type: ignore[no-untyped-call]
+        file_writer: Any = self.writer.file_writer
+        for summary in (experiment, session) if settings else ():
+            file_writer.add_summary(summary)
 
     def log_result(self, result: dict[str, Any]) -> None:
         """Write a result and flush it."""
