@@ -26,6 +26,7 @@ from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.cql_module import CQLModule
+from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module
 from corral.modules.sac_module import SACModule
 
@@ -236,6 +237,7 @@ def _legal(module: CQLModule, batch: Batch, q_values: Tensor) -> Tensor:
 
 def _sampled_soft_maxima(module: CQLModule, batch: Batch, temperature: float) -> Tensor:
     """Return estimates of the soft maxima over Box actions, `[C, B]`; differentiable in the critics."""
+    assert isinstance(module.distribution, SquashedGaussian)
     uniform = batch["uniform_actions"]
     size, num_actions, num_dims = uniform.shape
     flat = (size * num_actions, num_dims)
