@@ -122,6 +122,7 @@ def test_what_cannot_be_exported_or_checked_is_named(
     for file, more, text in (
         ("p.h5", [], "p.h5 must end with .onnx (ONNX), .pt2 (torch.export) or .safetensors"),
         ("p.pt2", ["--data", "recorded", "--episodes", "1"], "--episodes has no effect with --data"),
+        ("p.pt2", ["--episodes", "0"], "episodes=0 must be at least 1"),
         ("p.pt2", ["--module", "other"], "has no policy 'other'"),
         ("p.pt2", ["--env", "CartPole-v1"], "the policy takes observations of"),
     ):

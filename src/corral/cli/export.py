@@ -88,7 +88,7 @@ def _acted(options: argparse.Namespace, policy: Policy) -> WatchedPolicy:
     evaluate_policy(
         acting,
         setup.env,
-        episodes=options.episodes or 3,
+        episodes=3 if options.episodes is None else options.episodes,
         env_config=setup.env_config,
         wrappers=setup.wrappers,
     )
