@@ -43,7 +43,7 @@ def mean_return(algorithm: Algorithm, env: str) -> float:
 
 
 def learned(settings: dict[str, Any], data: Any, seed: int, env: str) -> float:
-    """Return the mean return after training with settings, as those of tuned settings."""
+    """Return the mean return after training with settings of the form of a tuned settings file."""
     num_iterations = settings.pop("stop")["training_iteration"]
     with config_from_dict(settings).offline_data(input_=data).debugging(seed=seed).build() as algorithm:
         for _ in range(num_iterations):

@@ -80,7 +80,7 @@ class ExportCheck(NamedTuple):
 
     @property
     def is_close(self) -> bool:
-        """Whether the differences are those of rounding."""
+        """Whether the differences are no more than rounding."""
         floats_are = self.max_difference is None or self.max_difference <= TOLERANCE
         return floats_are and self.num_different <= MAX_DIFFERENT_SHARE * self.num_rows
 
