@@ -72,7 +72,7 @@ class Driver:
 def followed(curriculum: ThresholdCurriculum, results: list[dict[str, Any]]) -> list[int]:
     """Return the index of the task after each of some results."""
     driver, indices = Driver(), []
-    curriculum.on_algorithm_init(algorithm=driver)
+    curriculum.on_algorithm_init(algorithm=driver, metrics_logger=MetricsLogger())
     for result in results:
         curriculum.on_train_result(algorithm=driver, metrics_logger=MetricsLogger(), result=result)
         indices.append(curriculum.index)

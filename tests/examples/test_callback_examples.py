@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import example_files
 from corral import Callback, DQNConfig, PPOConfig
+from corral.errors import CorralError
 
 EXAMPLES = example_files.EXAMPLES / "callbacks"
 
@@ -203,3 +207,48 @@ def test_the_replay_buffer_is_on_disk_as_it_was_after_every_second_iteration(tmp
             algo.train()
         ours = ormsgpack.packb(algo.local_replay_buffer.get_state(), option=ormsgpack.OPT_SERIALIZE_NUMPY)
     assert ormsgpack.unpackb(ours) == contents
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Keeps what it receives, like the incoming webhook of a chat."""
+
+    texts: list[str]
+
+    def do_POST(self) -> None:
+        self.texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[str]]]:
+    """Yield the URL of a webhook and the texts that it has received."""
+    kind = type("Kept", (Webhook,), {"texts": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook", kind.texts  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+
+
+def test_notify(
+    webhook: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example, (url, texts) = load("notify"), webhook
+    example.main(url, num_iterations=1)
+    [ended] = texts
+    assert re.fullmatch(
+        r"The run in runs/PPO-CartPole-v1-\S+ ended after iteration 1: mean return [\d.]+, no faults\.", ended
+    )
+
+    config = PPOConfig().environment("CartPole-v1").callbacks(example.Notify(url), on_train_result=lambda: 1 / 0)
+    with pytest.raises(CorralError), config.build() as algo:
+        algo.train()
+    assert "failed: CallbackError" in texts[1] and "ZeroDivisionError" in texts[1]
+
+    example.main("http://127.0.0.1:9/hook", num_iterations=1)  # nothing listens there
+    assert "Not sent: The run in runs/PPO" in capsys.readouterr().out

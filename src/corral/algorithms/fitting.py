@@ -215,7 +215,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     check_run_to_resume(run_dir)
     try:
         settings = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{run_dir / CONFIG_FILE}: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{run_dir / CONFIG_FILE} holds no settings.")

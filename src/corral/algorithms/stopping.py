@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from corral.errors import ConfigError, StopCriterionError
-from corral.metrics.named_number import ALIASES, NamedNumber
+from corral.metrics.named_number import NamedNumber, always_grows
 from corral.metrics.result import flat_result
 from corral.metrics.summary import show_number
 
@@ -147,9 +147,7 @@ def _check(name: str, criterion: Any) -> None:
         )
     if not math.isfinite(limit):
         raise StopCriterionError(f"stop criterion {name!r}: {limit} is never reached; give a finite number.")
-    path = ALIASES.get(name, name)
-    grows = path in ("training_iteration", "time_total_s") or path.endswith("_lifetime")
-    if grows and (isinstance(criterion, Below) or limit <= 0):
+    if always_grows(name) and (isinstance(criterion, Below) or limit <= 0):
         shown = criterion if isinstance(criterion, Below) else show_number(float(limit))
         raise StopCriterionError(
             f"stop criterion {name!r}: {shown} would end every run after its first iteration, since this number only "

@@ -203,4 +203,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+.012345
 
 
 def _read_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
+    """Return what a text holds.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, is nested too deeply, or holds a date that does not exist.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (RecursionError, ValueError) as error:
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error

@@ -10,6 +10,7 @@ import numpy as np
 from corral.callbacks.callback import Callback
 from corral.curriculum.shares import log_shares
 from corral.errors import ConfigError, nearest
+from corral.evaluation.statistics import NO_IMPROVEMENT
 from corral.metrics.named_number import check_is_measured
 from corral.metrics.result import EARLY_MEANS, flat_result, without_early_means
 
@@ -20,6 +21,10 @@ STATE = ("index", "num_reached", "num_episodes_before", "num_values_before", "ov
 
 MEMORY_OF_AVERAGE = 3.0
 """Values, times the weight of a new one, after which a moving average holds 5% of what it was."""
+
+
+OF_ROUND = ("evaluation/env_runners/", *(f"evaluation/{name}" for name in NO_IMPROVEMENT))
+"""Beginnings of the names of the numbers that say how well the task of a round is played."""
 
 
 class ThresholdCurriculum(Callback):
@@ -74,11 +79,12 @@ class ThresholdCurriculum(Callback):
         self.first_counts: list[int] | None = None
         self.is_round_old = False  # whether the latest round of evaluation played the task before
 
-    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: Any, metrics_logger: Any, **kwargs: Any) -> None:
         """Set the first task; an algorithm that was built before with this instance does not count."""
         check_is_measured(self.metric, "ThresholdCurriculum: metric", algorithm.config, ConfigError)
         self._begin()
         self._set_task(algorithm)
+        self._log_index(metrics_logger)
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
         """Set the task of the checkpoint."""
@@ -108,11 +114,14 @@ class ThresholdCurriculum(Callback):
         names = [] if self._are_episodes_new(num_episodes, algorithm) else algorithm.metrics.names_of_episodes()
         names = [name for name in names if not name.startswith("curriculum/")]
         if self.is_round_old:
-            names += [name for name in metrics if name.startswith("evaluation/env_runners/")]
+            names += [name for name in metrics if name.startswith(OF_ROUND)]
         if names:
             result[EARLY_MEANS] = [*dict.fromkeys((*result.get(EARLY_MEANS, ()), *names))]
-        metrics_logger.log_value(("curriculum", "task_index"), self.index, window=1)
+        self._log_index(metrics_logger)
         log_shares(metrics_logger, self.tasks, [float(i == self.index) for i in range(len(self.tasks))])
+
+    def _log_index(self, metrics_logger: Any) -> None:
+        metrics_logger.log_value(("curriculum", "task_index"), self.index, window=1)
 
     def _counts(self, metrics: Mapping[str, Any], num_episodes: float, algorithm: Any) -> bool:
         """Return whether the metric is about the task in force."""

@@ -29,7 +29,7 @@ from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
 from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
 from corral.evaluation.rounds import Round, RoundPlan, play_round
-from corral.evaluation.statistics import summarize_episodes
+from corral.evaluation.statistics import NO_IMPROVEMENT, improvement, summarize_episodes
 from corral.metrics.logger import MetricsLogger, check_metrics_state
 from corral.metrics.result import EARLY_MEANS, flat_result, merge_nested, plain_numbers
 from corral.metrics.timers import Timers
@@ -520,6 +520,7 @@ class Evaluator:
             metrics["videos"] = self._keep_videos(played)
         merge_nested(metrics, custom)
         self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
+        metrics |= improvement(metrics, self._latest, self._task_index())
         self._latest = _copied({name: value for name, value in metrics.items() if name != "videos"})
         return metrics
 
@@ -550,6 +551,13 @@ class Evaluator:
         if played is None:
             return {"by_task": {task_name(task): {"episode_return_mean": NAN, "num_episodes": NAN} for task in tasks}}
         return {"by_task": describe_by_task(played.episodes, tasks)}
+
+    def _task_index(self) -> float | None:
+        """Return the index of the task that a curriculum of training has in force, if rounds play its tasks."""
+        if not self._takes_tasks_of_training:
+            return None
+        index: float | None = self._algorithm.metrics.peek(("curriculum", "task_index"), None)
+        return index
 
     def _health(self) -> dict[str, int]:
         group = self.group
@@ -586,6 +594,7 @@ class Evaluator:
             "num_env_steps_sampled_lifetime": self._num_env_steps,
             **self._health(),
             "evaluation_s": NAN,
+            **NO_IMPROVEMENT,
         }
 
     @property

@@ -1,9 +1,10 @@
-"""Statistics of the returns and lengths of whole episodes; pure functions."""
+"""Statistics of the returns and lengths of whole episodes, and whether rounds improve; pure functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ MIN_EPISODES_FOR_INTERVAL = 5
 NUM_RESAMPLES = 2000
 MAX_DRAWS = 1_000_000
 """Draws that are in memory at a time."""
+
+NO_IMPROVEMENT = {"best_episode_return_mean": math.nan, "num_rounds_without_improvement": 0}
+"""The best mean return of the rounds so far, and how many rounds there were since, before the first round."""
 
 
 def summarize_episodes(returns: Sequence[float], lens: Sequence[int]) -> dict[str, float]:
@@ -90,3 +94,26 @@ def bootstrap_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[f
         chunks.append(resamples.mean(axis=1) / floored)
     low, high = np.quantile(np.concatenate(chunks), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return mean - float(high) * deviation, mean - float(low) * deviation
+
+
+def improvement(
+    metrics: Mapping[str, Any], before: Mapping[str, Any] | None, task_index: float | None
+) -> dict[str, Any]:
+    """Return the best mean return of the rounds of a task, and how many rounds there were since.
+
+    A round that is truncated or skipped changes neither. A mean return of NaN is no improvement.
+
+    Args:
+        metrics: Metrics of a round.
+        before: Metrics of the round before it, with what this function returned for it.
+        task_index: Index of the task of the round, if tasks follow one another.
+    """
+    before = before or {}
+    of_task = {} if task_index is None else {"task_index": task_index}
+    is_same_task = of_task.items() <= before.items()
+    best, num_rounds = (before.get(name, value) if is_same_task else value for name, value in NO_IMPROVEMENT.items())
+    mean = metrics["env_runners"].get("episode_return_mean", math.nan)
+    if not (metrics["truncated"] or metrics["skipped"]):
+        is_better = not (mean <= best or math.isnan(mean))
+        best, num_rounds = (mean, 0) if is_better else (best, num_rounds + 1)
+    return {**dict(zip(NO_IMPROVEMENT, (best, num_rounds), strict=True)), **of_task}

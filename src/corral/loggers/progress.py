@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +22,14 @@ from rich.text import Text
 
 from corral.core.ids import ALL_MODULES
 from corral.core.interrupts import name_of_interrupt
+from corral.core.run_files import RESULTS_FILE
 from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
-from corral.metrics.named_number import find_value
+from corral.loggers.run_summary import latest_results
+from corral.metrics.named_number import always_grows, find_value
 from corral.metrics.result import describe_faults, evaluated_return, flat_result, without_early_means
 from corral.metrics.summary import show_number
+from corral.metrics.time_left import WINDOW_S, seconds_left, show_duration
 from corral.metrics.timers import PARTS
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 LINE_INTERVAL_S = 2.0
 PANEL_INTERVAL_S = 0.1
 SPARKLINE_WIDTH = 60
+BAR_WIDTH, MIN_BAR_WIDTH = 30, 10
 MODULE_WIDTH = 36  # of an id of 24 characters and its mean return, at most
 
 Mode = Literal["auto", "panel", "lines", "last"]
@@ -80,6 +86,10 @@ class Progress:
         self._show: Callable[[Panel], Any] | None = None  # replaces the panel
         self._live: Live | None = None
         self._returns: list[float] = []
+        self._growing = [name for name in stop if always_grows(name)]
+        # Seconds of the run, and what it had reached then of each growing criterion, over the last minute.
+        self._reached: deque[tuple[float, dict[str, float]]] = deque([(0.0, dict.fromkeys(self._growing, 0.0))])
+        self._warning = _LastWarning()
         self._shown_s = float("-inf")
         self._is_mute = False
         self.path: Path | None = None
@@ -89,6 +99,7 @@ class Progress:
     def __enter__(self) -> Self:
         """Start the panel if there is one."""
         if self._mode == "panel":
+            logging.getLogger("corral").addHandler(self._warning)
             with self._muted_if_it_fails():
                 if self._console.is_jupyter:
                     self._show = _show_in_notebook(self._panel())
@@ -103,20 +114,32 @@ class Progress:
     ) -> None:
         """Leave the last panel on the screen, and print the last line."""
         self._update_panel()
+        logging.getLogger("corral").removeHandler(self._warning)
         if self._live is not None:
             with self._muted_if_it_fails():
                 self._live.stop()
         self.end("Done" if error is None else name_of_interrupt(error) or "Failed")
 
     def start(self, path: Path, result: dict[str, Any] | None = None) -> None:
-        """Store the run directory, and the numbers of the latest result of a run that continues."""
+        """Store the run directory; of a run that continues, also the latest numbers and the returns before."""
         self.path, self.result = path, result or None
+        if result:
+            self._reached.clear()
+            self._note_reached(result)
+            if self._mode == "panel":
+                self._returns = [
+                    self._return_of(found) for found in latest_results(path / RESULTS_FILE, SPARKLINE_WIDTH)
+                ]
+
+    def _return_of(self, result: Mapping[str, Any]) -> float:
+        of = result if self._samples else result.get("evaluation", {})  # nothing is sampled for training
+        mean = of.get("env_runners", {}).get("episode_return_mean")
+        return math.nan if mean is None else float(mean)
 
     def update(self, result: dict[str, Any]) -> None:
         """Show a result, unless another one was shown a moment ago."""
         self.result = result
-        of = result if self._samples else result.get("evaluation", {})  # nothing is sampled for training
-        self._returns.append(of.get("env_runners", {}).get("episode_return_mean", math.nan))
+        self._returns.append(self._return_of(result))
         interval_s = LINE_INTERVAL_S if self._mode == "lines" else PANEL_INTERVAL_S
         if (now_s := time.monotonic()) - self._shown_s <= interval_s:
             return
@@ -124,7 +147,16 @@ class Progress:
         if self._mode == "lines":
             self._say(f"{self._title}: {self.summary()}")
         else:
+            self._note_reached(result)
             self._update_panel()
+
+    def _note_reached(self, result: Mapping[str, Any]) -> None:
+        """Note what a result has reached; one note that is a minute old stays."""
+        flat = flat_result(result)
+        reached = {name: float(find_value(flat, name) or 0.0) for name in self._growing}
+        self._reached.append((float(result["time_total_s"]), reached))
+        while len(self._reached) > 2 and self._reached[-1][0] - self._reached[1][0] > WINDOW_S:
+            self._reached.popleft()
 
     def _update_panel(self) -> None:
         if self._show is not None:
@@ -194,6 +226,8 @@ class Progress:
         if "evaluation" in result:
             mean, interval = evaluated_return(result) or ("no round yet", "")
             numbers.add_row("evaluated return", mean, "95% interval", interval)
+        if "lag_mean" in (costs := result.get("runner_group", {})):
+            numbers.add_row("mean lag", f"{costs['lag_mean']:.1f} updates", "largest", f"{costs['lag_max']:.0f}")
         faults = describe_faults(result)
         bottleneck = result["bottleneck"]
         shares = "  ".join(
@@ -206,18 +240,24 @@ class Progress:
             numbers,
             *self._returns_by_module(episodes.get("module_episode_return_mean", {})),
             Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
-            self._progress(),
-            *([Text(f"{faults}; run.log says why", style="yellow")] if faults else []),
-            Text(shares, style="dim"),
-            Text(moved, style="dim"),
-            Text(str(self.path), style="dim"),
+            *self._progress(),
+            *([_one_line(f"{faults}; run.log says why", "yellow")] if faults else []),
+            *([_one_line(f"latest warning: {self._warning.text}", "yellow")] if self._warning.text else []),
+            _one_line(shares),
+            _one_line(moved),
+            _one_line(_end_of(str(self.path), self._width)),
         )
+
+    @property
+    def _width(self) -> int:
+        """Characters in a line of the panel. A terminal writes ^C after it, and its borders take two on each side."""
+        return self._console.width - len("^C") - 4
 
     def _returns_by_module(self, means: Mapping[str, float]) -> Iterator[Text]:
         """Yield the mean returns of several modules in two lines; of more than fit, the first ones."""
         if len(means) < 2:
             return
-        text, space = "by module", 2 * (self._console.width - len("^C") - 4) - len("  and 999 more") - MODULE_WIDTH
+        text, space = "by module", 2 * self._width - len("  and 999 more") - MODULE_WIDTH
         for number, (module_id, mean) in enumerate(means.items()):
             if len(text) > space:
                 text += f"  and {len(means) - number} more"
@@ -225,23 +265,67 @@ class Progress:
             text += f"  {module_id:.24} {mean:.1f}"
         yield Text(text)
 
-    def _progress(self) -> Table:
-        assert self.result is not None
-        flat = flat_result(without_early_means(self.result))
-        table = Table.grid(padding=(0, 2))
-        table.add_column(overflow="fold")  # the end of a name says which module it is about
+    def _progress(self) -> Iterator[Table | Text]:
+        """Yield the lines of the stop criteria; a name that is too long for its line has one of its own."""
+        texts = {name: self._how_far(name, criterion) for name, criterion in self._stop.items()}
+        space = self._width - max(map(len, texts.values()), default=0) - 4
+        name_width = max((len(name) for name in texts if len(name) <= space - MIN_BAR_WIDTH), default=0)
+        bar_width = max(1, min(BAR_WIDTH, space - name_width))
         for name, criterion in self._stop.items():
-            if callable(criterion):
-                table.add_row(name, "", "not yet")
-                continue
-            value = find_value(flat, name)
-            known = isinstance(value, (int, float)) and value == value
-            if not isinstance(criterion, (int, float)):  # Below
-                table.add_row(name, "", f"{show_number(value)}, ends {criterion}" if known else "no value yet")
-                continue
-            bar = ProgressBar(total=max(criterion, 1e-9), completed=max(0.0, float(value)) if known else 0.0, width=30)
-            table.add_row(name, bar, f"{show_number(value)} of {show_number(criterion)}" if known else "no value yet")
-        return table
+            is_long = len(name) > name_width
+            if is_long:
+                yield Text(name, overflow="fold")  # the end of a name says which module it is about
+            bar: ProgressBar | str = ""
+            if isinstance(criterion, (int, float)):
+                done = max(0.0, self._value(name) or 0.0)
+                bar = ProgressBar(total=max(criterion, 1e-9), completed=done, width=bar_width)
+            line = Table.grid(padding=(0, 2))
+            line.add_column(width=name_width)
+            line.add_column(width=bar_width)
+            line.add_row("" if is_long else name, bar, texts[name])
+            yield line
+
+    def _how_far(self, name: str, criterion: Any) -> str:
+        """Return how far a stop criterion is from being met, as text."""
+        if callable(criterion):
+            return "not yet"
+        value = self._value(name)
+        if value is None:
+            return "no value yet"
+        if not isinstance(criterion, (int, float)):  # Below
+            return f"{show_number(value)}, ends {criterion}"
+        left_s = None
+        if name in self._growing:
+            times_s, reached = zip(*self._reached, strict=True)
+            left_s = seconds_left(criterion, times_s, [found[name] for found in reached])
+        left = f", {show_duration(left_s)} left" if left_s else ""
+        return f"{show_number(value)} of {show_number(criterion)}{left}"
+
+    def _value(self, name: str) -> float | None:
+        """Return a number of the latest result, if there is one that is not an early mean."""
+        assert self.result is not None
+        value = find_value(flat_result(without_early_means(self.result)), name)
+        return float(value) if isinstance(value, (int, float)) and value == value else None
+
+
+class _LastWarning(logging.Handler):
+    """Keeps the text of the latest warning or error of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = " ".join(record.getMessage().split())
+
+
+def _one_line(text: str, style: str = "dim") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _end_of(text: str, width: int) -> str:
+    """Return the end of a text that is too long for a line: of a path, it says which run it is."""
+    return text if len(text) <= width else f"...{text[3 - width :]}"
 
 
 def _show_in_notebook(panel: Panel) -> Callable[[Panel], Any]:

@@ -105,29 +105,40 @@ def last_numbers(run_dir: Path) -> RunNumbers:
 
 
 def _last_result(path: Path) -> dict[str, Any]:
-    """Return the last whole line of a file of JSON lines; `{}` if there is none."""
+    return next(iter(latest_results(path, 1)), {})
+
+
+def latest_results(path: Path, number: int) -> list[dict[str, Any]]:
+    """Return the last whole lines of a file of JSON lines that are objects, in their order.
+
+    Args:
+        path: The file; one that cannot be read has no lines.
+        number: Number of lines; fewer are returned if the file has no more.
+    """
     try:
         with path.open("rb") as file:
             size, num_bytes = file.seek(0, 2), TAIL_BYTES
             while True:
                 file.seek(max(0, size - num_bytes))
-                found = _last_object(file.read())
-                if found or num_bytes >= size:
+                found = _last_objects(file.read(), number)
+                if len(found) == number or num_bytes >= size:
                     return found
-                num_bytes *= 2  # the line is longer
+                num_bytes *= 2  # the lines are longer
     except OSError:
-        return {}
+        return []
 
 
-def _last_object(text: bytes) -> dict[str, Any]:
-    """Return the last whole line that is an object; `{}` if there is none."""
+def _last_objects(text: bytes, number: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     for line in reversed(text.splitlines(keepends=True)):
         if not line.endswith(b"\n"):  # it is being written
             continue
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            return found
-    return {}
+        if isinstance(value, dict):
+            found.insert(0, value)
+        if len(found) == number:
+            break
+    return found

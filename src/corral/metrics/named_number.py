@@ -95,3 +95,9 @@ def find_value(flat: Mapping[str, Any], name: str) -> Any:
     """Return the value of a flat result that a name means, or `None`; see `NamedNumber`."""
     path = ALIASES.get(name, name)
     return flat.get(path, flat.get(f"env_runners/{path}"))
+
+
+def always_grows(name: str) -> bool:
+    """Return whether a number of the result counts iterations, steps or seconds from 0."""
+    path = ALIASES.get(name, name)
+    return path in ("training_iteration", "time_total_s") or path.endswith("_lifetime")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from corral.core.tree import Tree, map_tree
 from corral.errors import DataError, MissingPackageError
 from corral.offline.episode_rows import EpisodeRows, rows_of_steps
 from corral.offline.parquet import as_numpy
-from corral.offline.source import ParquetPlace, Source
+from corral.offline.source import ParquetPlace, Source, without_damage
 
 ITEM = "item"
 """Name of the column of packed episodes."""
@@ -64,9 +65,8 @@ def rllib_parquet_source(files: Sequence[ParquetPlace], schema: Mapping[str, str
     name = ", ".join(dict.fromkeys(file.place.where("") for file in files))
 
     def parts() -> Iterator[EpisodeRows]:
-        return whole_episodes(
-            part for file in files for part in file.use(partial(_parts_of_file, place=file.path, schema=schema or {}))
-        )
+        found = (file.use(partial(_parts_of_file, place=file.path, schema=schema or {})) for file in files)
+        return without_damage(whole_episodes(itertools.chain.from_iterable(found)), name)
 
     return Source(parts, name)
 
@@ -309,7 +309,8 @@ def rllib_json_source(place: Place, names: Sequence[str]) -> Source:
                     if line.strip():
                         yield _steps_of_line(line, f"{place.where(name)}, line {number + 1}")
 
-    return Source(lambda: whole_episodes(lines()), place.where(""))
+    where = place.where("")
+    return Source(lambda: without_damage(whole_episodes(lines()), where), where)
 
 
 def _steps_of_line(line: bytes, where: str) -> Steps:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gymnasium import spaces
 
 from corral.checkpoint.places import Place
-from corral.errors import CheckpointError, DataError
+from corral.errors import CheckpointError, CorralError, DataError
 from corral.offline.episode_rows import EpisodeRows
 from corral.offline.parquet import OWN_COLUMNS, Description, import_pyarrow, read_description
 
@@ -38,6 +38,25 @@ class Source:
     num_rows: Mapping[str, int] | None = None
 
 
+def damaged(where: str, error: Exception) -> DataError:
+    """Return the error for data whose reading raised an exception, which may be any: the file decides it."""
+    return DataError(f"{where} is damaged, or in no form that Corral knows: {type(error).__name__}: {error!s:.200}")
+
+
+def without_damage(parts: Iterable[EpisodeRows], where: str) -> Iterator[EpisodeRows]:
+    """Yield the parts of files.
+
+    Raises:
+        DataError: Reading them raised an exception.
+    """
+    try:
+        yield from parts
+    except CorralError:
+        raise
+    except Exception as error:
+        raise damaged(where, error) from error
+
+
 @dataclass(frozen=True)
 class ParquetPlace:
     """A Parquet file in a directory of any kind.
@@ -59,7 +78,7 @@ class ParquetPlace:
         """Return what a function returns for the opened file, a `pyarrow.parquet.ParquetFile`.
 
         Raises:
-            DataError: It is no Parquet file, or cannot be read.
+            DataError: It is no Parquet file, cannot be read, or is damaged.
         """
         pa = import_pyarrow()
         try:
@@ -67,6 +86,10 @@ class ParquetPlace:
                 return function(pa.parquet.ParquetFile(pa.PythonFile(opened, mode="r")))
         except (pa.ArrowException, OSError, CheckpointError) as error:
             raise DataError(f"{self.path} cannot be read as a Parquet file: {error!s:.200}") from error
+        except CorralError:
+            raise
+        except Exception as error:
+            raise damaged(self.path, error) from error
 
     def description(self) -> Description | None:
         """Return what Corral wrote into the metadata; `None` if it did not write the file."""

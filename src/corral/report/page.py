@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import gzip
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +13,7 @@ from corral import __version__
 from corral.core.paths import resolve_path
 from corral.report.figures import group_color
 from corral.report.groups import Group, group_runs, repeated_seeds
+from corral.report.live import COLUMNS as LIVE_COLUMNS
 from corral.report.media import collect_media
 from corral.report.output import missing_package, write_file
 from corral.report.runs import read_runs
@@ -45,22 +49,46 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
         ConfigError: The packages of the extra `report` are not installed.
     """
     target = resolve_path(path, "the report")
-    plotly_js = _plotly_js()
-    found = read_runs([runs] if isinstance(runs, (str, Path)) else runs)
-    return write_file(target, _page(group_runs(found), plotly_js).encode("utf-8", errors="replace"))
+    return write_file(target, make_page([runs] if isinstance(runs, (str, Path)) else runs))
 
 
-def _plotly_js() -> str:
-    """Return the code of plotly.js, which the page holds."""
+def make_page(runs: Sequence[str | Path], live_version: int | None = None) -> bytes:
+    """Return the page on runs; see `write_report`.
+
+    Args:
+        runs: Directories.
+        live_version: Number of the page among those that a server has made, for a page that asks the server for the
+            present numbers, and for the next page when there is one.
+
+    Raises:
+        RunDirectoryError: A directory does not exist, or holds no run.
+        MissingPackageError: The packages of the extra `report` are not installed.
+    """
+    plotly_js = _packed_plotly_js()
+    return _page(group_runs(read_runs(runs)), plotly_js, live_version).encode("utf-8", errors="replace")
+
+
+def _packed_plotly_js() -> str:
+    """Return the code of plotly.js, which the page holds, packed.
+
+    Raises:
+        MissingPackageError: The packages of the extra `report` are not installed.
+    """
     try:
         import jinja2  # noqa: F401
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise missing_package("a report", error) from error
-    return str(get_plotlyjs())
+    return _packed(get_plotlyjs())
 
 
-def _page(groups: Sequence[Group], plotly_js: str) -> str:
+@functools.cache
+def _packed(code: str) -> str:
+    """Return a text by gzip and in base64, with less than half of its size; the page unpacks it."""
+    return base64.b64encode(gzip.compress(code.encode(), mtime=0)).decode()
+
+
+def _page(groups: Sequence[Group], plotly_js: str, live_version: int | None) -> str:
     """Return the text of the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -89,4 +117,6 @@ def _page(groups: Sequence[Group], plotly_js: str) -> str:
         settings=settings_of(groups),
         media=collect_media(runs),
         plotly_js=plotly_js,
+        live_columns=LIVE_COLUMNS,
+        live_version=live_version,
     )

@@ -80,7 +80,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
     if not paths:
         raise RunDirectoryError("no run was given: name at least one directory of a run.")
     found = {run_dir.resolve(): run_dir for path in paths for run_dir in find_run_dirs(resolve_path(path, "a run"))}
-    names = _short_names([*found])
+    names = short_names([*found])
     return [read_run(run_dir, name) for run_dir, name in zip(found.values(), names, strict=True)]
 
 
@@ -117,7 +117,7 @@ def _search(path: Path, depth: int) -> Iterator[Path]:
                 yield from _search(child, depth - 1)
 
 
-def _short_names(paths: Sequence[Path]) -> list[str]:
+def short_names(paths: Sequence[Path]) -> list[str]:
     """Return the paths below the directory that all of them are in."""
     above = os.path.commonpath([path.parent for path in paths])
     return [Path(os.path.relpath(path, above)).as_posix() for path in paths]
@@ -131,13 +131,14 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
         name: Name of the run in a report; the name of the directory if left out.
     """
     problems: list[str] = []
-    config = _read_config(path / CONFIG_FILE, problems)
+    config = read_config(path / CONFIG_FILE, problems)
     columns = _read_results(path / RESULTS_FILE, problems)
     log = read_log(path / "run.log", problems)
     return RunRecord(path, name or path.name, config, columns.numbers(), columns.texts(), log, tuple(problems))
 
 
-def _read_config(path: Path, problems: list[str]) -> dict[str, Any]:
+def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Return the settings of a `config.yaml` by group; a file that cannot be read adds a problem, and is empty."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError, RecursionError, ValueError) as error:
