@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral.cli.main import main
 from corral.errors import ReportError
 from corral.report import server as report_server
 from corral.report.live import live_row
+from corral.report.runs import RunsReader, read_runs
 from corral.report.server import LiveReport, served_report
 from written_runs import config, evaluated, result, write_run
 
@@ -115,7 +117,7 @@ def test_runs_that_begin_later_are_followed_too(tmp_path: Path, monkeypatch: pyt
 
 
 def test_reading_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading takes 2 s by a clock of the test, so that 200 s pass until runs are read again."""
+    """Reading takes 2 s by a clock of the test, so that 200 s pass until runs are read again, after the first time."""
     now_s = 0.0
     monkeypatch.setattr(report_server.time, "monotonic", lambda: now_s)
 
@@ -133,7 +135,32 @@ def test_reading_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pyte
         add_result(path, result(iteration, 1.0))
         live.page()
         versions.append(live.version)
-    assert live.version == 3 and versions.index(2) == 199
+    assert live.version == 4 and versions.index(4) - versions.index(3) == 200
+
+
+def test_what_was_read_before_is_not_read_again_and_the_rest_as_if_it_were(tmp_path: Path) -> None:
+    path = write_live(tmp_path / "run", [result(1, 1.0), result(2, 2.0)])
+    reader, file = RunsReader([path]), path / "result.jsonl"
+
+    def is_as_new() -> bool:
+        [followed], [new] = reader.read(), read_runs([path])
+        same = [np.array_equal(new.numbers[key], column, equal_nan=True) for key, column in followed.numbers.items()]
+        texts = followed.texts == new.texts and followed.problems == new.problems
+        return all(same) and texts and followed.numbers.keys() == new.numbers.keys() and new.num_results > 0
+
+    assert is_as_new()
+    add_result(path, {**result(3, 3.0), "note": "new"})
+    assert is_as_new()
+    whole = json.dumps(result(4, 4.0))
+    for part in (whole[:40], whole[40:], "\n", "damaged\n"):
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(part)
+        assert is_as_new()
+    add_result(path, result(2, 7.0))  # the run went back to a checkpoint
+    assert is_as_new()
+    before = file.read_text(encoding="utf-8").splitlines()
+    file.write_text(f"{before[0]}\n", encoding="utf-8")  # another run began there
+    assert is_as_new()
 
 
 def test_other_paths_and_other_names_of_this_machine_get_nothing(tmp_path: Path) -> None:

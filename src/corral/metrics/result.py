@@ -19,7 +19,7 @@ def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in result.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):  # most are dicts, which Python tells at once
             if key != "config" or prefix:
                 flat |= flat_result(value, f"{prefix}{key}/")
         elif prefix or key != EARLY_MEANS:

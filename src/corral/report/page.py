@@ -16,7 +16,7 @@ from corral.report.groups import Group, group_runs, repeated_seeds
 from corral.report.live import COLUMNS as LIVE_COLUMNS
 from corral.report.media import collect_media
 from corral.report.output import missing_package, write_file
-from corral.report.runs import read_runs
+from corral.report.runs import RunsReader
 from corral.report.sections import (
     evaluation_section,
     faults_figures,
@@ -49,14 +49,14 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
         ConfigError: The packages of the extra `report` are not installed.
     """
     target = resolve_path(path, "the report")
-    return write_file(target, make_page([runs] if isinstance(runs, (str, Path)) else runs))
+    return write_file(target, make_page(RunsReader([runs] if isinstance(runs, (str, Path)) else runs)))
 
 
-def make_page(runs: Sequence[str | Path], live_version: int | None = None) -> bytes:
+def make_page(reader: RunsReader, live_version: int | None = None) -> bytes:
     """Return the page on runs; see `write_report`.
 
     Args:
-        runs: Directories.
+        reader: Reads the runs.
         live_version: Number of the page among those that a server has made, for a page that asks the server for the
             present numbers, and for the next page when there is one.
 
@@ -65,7 +65,7 @@ def make_page(runs: Sequence[str | Path], live_version: int | None = None) -> by
         MissingPackageError: The packages of the extra `report` are not installed.
     """
     plotly_js = _packed_plotly_js()
-    return _page(group_runs(read_runs(runs)), plotly_js, live_version).encode("utf-8", errors="replace")
+    return _page(group_runs(reader.read()), plotly_js, live_version).encode("utf-8", errors="replace")
 
 
 def _packed_plotly_js() -> str:

@@ -77,11 +77,40 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
     Raises:
         RunDirectoryError: A path is no directory, or there is no run in it; or no path is given.
     """
-    if not paths:
-        raise RunDirectoryError("no run was given: name at least one directory of a run.")
-    found = {run_dir.resolve(): run_dir for path in paths for run_dir in find_run_dirs(resolve_path(path, "a run"))}
-    names = short_names([*found])
-    return [read_run(run_dir, name) for run_dir, name in zip(found.values(), names, strict=True)]
+    return RunsReader(paths).read()
+
+
+class RunsReader:
+    """Reads the runs in some directories, and each further time only what their results have grown by."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        """Store the directories; see `read_runs`.
+
+        Raises:
+            RunDirectoryError: No path is given.
+        """
+        if not paths:
+            raise RunDirectoryError("no run was given: name at least one directory of a run.")
+        self._paths = [resolve_path(path, "a run") for path in paths]
+        self._results: dict[Path, _Results] = {}
+
+    def find(self) -> dict[str, Path]:
+        """Return the directory of each run by its short name.
+
+        Raises:
+            RunDirectoryError: A path is no directory, or there is no run in it.
+        """
+        found = {run_dir.resolve(): run_dir for path in self._paths for run_dir in find_run_dirs(path)}
+        return dict(zip(short_names([*found]), found.values(), strict=True))
+
+    def read(self) -> list[RunRecord]:
+        """Return the runs.
+
+        Raises:
+            RunDirectoryError: A path is no directory, or there is no run in it.
+        """
+        found = self.find()
+        return [read_run(path, name, self._results.setdefault(path, _Results())) for name, path in found.items()]
 
 
 def find_run_dirs(path: Path) -> list[Path]:
@@ -123,16 +152,17 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [Path(os.path.relpath(path, above)).as_posix() for path in paths]
 
 
-def read_run(path: Path, name: str | None = None) -> RunRecord:
+def read_run(path: Path, name: str | None = None, results: _Results | None = None) -> RunRecord:
     """Read a run; a file that is missing or damaged becomes a problem of the record, and no error.
 
     Args:
         path: Directory of the run.
         name: Name of the run in a report; the name of the directory if left out.
+        results: What was read of its results before.
     """
     problems: list[str] = []
     config = read_config(path / CONFIG_FILE, problems)
-    columns = _read_results(path / RESULTS_FILE, problems)
+    columns = (results or _Results()).read(path / RESULTS_FILE, problems)
     log = read_log(path / "run.log", problems)
     return RunRecord(path, name or path.name, config, columns.numbers(), columns.texts(), log, tuple(problems))
 
@@ -150,32 +180,44 @@ def read_config(path: Path, problems: list[str]) -> dict[str, Any]:
     return {str(group): settings for group, settings in config.items()}
 
 
-def _read_results(path: Path, problems: list[str]) -> ResultColumns:
-    """Return the results of a run in their order, without those that a resumed run has superseded."""
-    columns = ResultColumns()
-    num_damaged = 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if (result := _parsed(line)) is not None:
-                    columns.append(result)
-                elif line.endswith("\n") and line.strip():  # the last line may still be in writing
-                    num_damaged += 1
-    except OSError as error:
-        problems.append(_why_unread(path, error))
-    else:
-        if not columns.num_results:
-            problems.append(f"{path.name} holds no result yet.")
-    if num_damaged:
-        lines = "1 line that is" if num_damaged == 1 else f"{num_damaged} lines that are"
-        problems.append(f"{path.name} has {lines} damaged, and left out.")
-    return columns
+class _Results:
+    """The results of a run in their order, without those that a resumed run has superseded."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._columns, self._num_bytes, self._num_damaged = ResultColumns(), 0, 0
+
+    def read(self, path: Path, problems: list[str]) -> ResultColumns:
+        """Add what the file holds since the last time, and return all."""
+        try:
+            with path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._num_bytes:  # another run began there
+                    self._begin()
+                file.seek(self._num_bytes)
+                for line in file:
+                    is_whole = line.endswith(b"\n")  # the last line may still be in writing
+                    self._num_bytes += len(line) if is_whole else 0
+                    if (result := _parsed(line)) is not None:
+                        self._columns.append(result)
+                    elif is_whole and line.strip():
+                        self._num_damaged += 1
+        except OSError as error:
+            problems.append(_why_unread(path, error))
+        else:
+            if not self._columns.num_results:
+                problems.append(f"{path.name} holds no result yet.")
+        if self._num_damaged:
+            lines = "1 line that is" if self._num_damaged == 1 else f"{self._num_damaged} lines that are"
+            problems.append(f"{path.name} has {lines} damaged, and left out.")
+        return self._columns
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return the flat result in a line without early means, or `None` for a damaged line."""
     try:
-        result = json.loads(line)
+        result = json.loads(line.decode(errors="replace"))
         return flat_result(without_early_means(result)) if isinstance(result, dict) else None
     except (ValueError, RecursionError):
         return None

@@ -13,12 +13,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
-from corral.core.paths import resolve_path
 from corral.core.run_files import RESULTS_FILE
 from corral.errors import CorralError, ReportError
 from corral.report.live import live_row
 from corral.report.page import make_page
-from corral.report.runs import find_run_dirs, short_names
+from corral.report.runs import RunsReader
 
 HOST, PORT = "127.0.0.1", 8642
 PAUSE = 100
@@ -42,13 +41,14 @@ class LiveReport:
             RunDirectoryError: A directory does not exist, or holds no run.
             MissingPackageError: The packages of the extra `report` are not installed.
         """
-        self._runs = [resolve_path(run, "a run") for run in runs]
+        self._reader = RunsReader(runs)
         self._lock = threading.Lock()
         self.version = 0
         self._page, self._rows = b"", dict[str, Any]()
         self._seen: dict[str, Any] = {}
         self._not_before_s = {"page": 0.0, "rows": 0.0}
         self.page()
+        self._not_before_s["page"] = 0.0  # the first page also imported and packed what every page needs
 
     def page(self) -> bytes:
         """Return the page."""
@@ -66,16 +66,16 @@ class LiveReport:
     def _renew(self, what: str, make: Callable[[dict[str, Path]], None]) -> None:
         if (start_s := time.monotonic()) < self._not_before_s[what]:
             return
-        paths = [path for run in self._runs for path in find_run_dirs(run)]
-        seen = [_state_of_files(path) for path in paths]
+        found = self._reader.find()
+        seen = {name: _state_of_files(path) for name, path in found.items()}
         if seen != self._seen.get(what):
-            make(dict(zip(short_names(paths), paths, strict=True)))
+            make(found)
             self._seen[what] = seen
         end_s = time.monotonic()
         self._not_before_s[what] = end_s + PAUSE * (end_s - start_s)
 
     def _make_page(self, run_dirs: dict[str, Path]) -> None:
-        self._page = make_page(self._runs, live_version=self.version + 1)
+        self._page = make_page(self._reader, live_version=self.version + 1)
         self.version += 1
 
     def _read_rows(self, run_dirs: dict[str, Path]) -> None:
