@@ -199,14 +199,14 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_it_is_interrupted(ending: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "localhost")])
+def test_the_command_serves_until_it_is_interrupted(ending: signal.Signals, host: str, tmp_path: Path) -> None:
     path = write_live(tmp_path / "run", [result(1, 1.0)])
-    command = [sys.executable, "-m", "corral", "report", str(path), "--watch", "--port", "0"]
+    command = [sys.executable, "-m", "corral", "report", str(path), "--watch", "--port", "0", "--host", host]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = re.search(r"http://\S+", process.stdout.readline())
-        assert url is not None
+        assert url is not None and host in url[0]
         assert b"Corral" in urllib.request.urlopen(url[0], timeout=30).read()
         process.send_signal(ending)
         out, errors = process.communicate(timeout=60)

@@ -10,9 +10,8 @@ import numpy as np
 from corral.callbacks.callback import Callback
 from corral.curriculum.shares import log_shares
 from corral.errors import ConfigError, nearest
-from corral.evaluation.statistics import NO_IMPROVEMENT
 from corral.metrics.named_number import check_is_measured
-from corral.metrics.result import EARLY_MEANS, flat_result, without_early_means
+from corral.metrics.result import EARLY_MEANS, NO_IMPROVEMENT, flat_result, without_early_means
 
 if TYPE_CHECKING:
     from corral.metrics.entry import Entry

@@ -29,9 +29,9 @@ from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
 from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
 from corral.evaluation.rounds import Round, RoundPlan, play_round
-from corral.evaluation.statistics import NO_IMPROVEMENT, improvement, summarize_episodes
+from corral.evaluation.statistics import improvement, summarize_episodes
 from corral.metrics.logger import MetricsLogger, check_metrics_state
-from corral.metrics.result import EARLY_MEANS, flat_result, merge_nested, plain_numbers
+from corral.metrics.result import EARLY_MEANS, NO_IMPROVEMENT, flat_result, merge_nested, plain_numbers
 from corral.metrics.timers import Timers
 from corral.runners.restarts import describe
 from corral.runners.runner_group import EnvRunnerGroup

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.metrics.result import NO_IMPROVEMENT
+
 CONFIDENCE = 0.95
 MIN_EPISODES_FOR_INTERVAL = 5
 """With fewer episodes than this, there are too few different resamples."""
@@ -16,9 +18,6 @@ MIN_EPISODES_FOR_INTERVAL = 5
 NUM_RESAMPLES = 2000
 MAX_DRAWS = 1_000_000
 """Draws that are in memory at a time."""
-
-NO_IMPROVEMENT = {"best_episode_return_mean": math.nan, "num_rounds_without_improvement": 0}
-"""The best mean return of the rounds so far, and how many rounds there were since, before the first round."""
 
 
 def summarize_episodes(returns: Sequence[float], lens: Sequence[int]) -> dict[str, float]:

@@ -11,6 +11,9 @@ import numpy as np
 EARLY_MEANS = "early_means"
 """Key of a result that lists the names of its early means; see `without_early_means`."""
 
+NO_IMPROVEMENT = {"best_episode_return_mean": math.nan, "num_rounds_without_improvement": 0}
+"""The best mean return of the rounds so far, and how many rounds there were since, before the first round."""
+
 
 def flat_result(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested result as a flat dict `{"env_runners/episode_return_mean": ...}`.
