@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,23 @@ def test_a_checkpoint_continues_and_its_modules_can_be_loaded_alone(tmp_path: Pa
         assert again.train()["num_env_steps_sampled_lifetime"] == second["num_env_steps_sampled_lifetime"]
     module = RLModule.from_checkpoint(Path(saved.checkpoint.path) / "learner_group/learner/rl_module/default_policy")
     assert isinstance(module, Net) and all(np.array_equal(module.get_state()[name], weights[name]) for name in weights)
+
+
+def test_the_directory_of_all_modules_stands_for_the_only_one(tmp_path: Path) -> None:
+    """As `train_w_bc_finetune_w_ppo.py` of RLlib loads what it has cloned."""
+    tree = "learner_group/learner/rl_module"
+    with small().rl_module(rl_module_spec=RLModuleSpec(Net, model_config={"size": 8})).build() as algo:
+        path = Path(algo.save_to_path(tmp_path / "one")) / tree
+        weights = algo.get_module().get_state()
+    spec = RLModuleSpec(Net, model_config={"size": 8}, load_state_path=path)
+    with small().rl_module(rl_module_spec=spec).build() as loaded:
+        found = loaded.get_module().get_state()
+        assert all(np.array_equal(found[name], weights[name]) for name in weights)
+        loaded.restore_from_path(path, component=tree)
+    (path / "other").mkdir()
+    shutil.copy(path / "default_policy" / "module_state.safetensors", path / "other")
+    with pytest.raises(CheckpointError, match="several modules: add the id of one of them, default_policy, other"):
+        small().rl_module(rl_module_spec=spec).build()
 
 
 def test_weights_of_one_module_are_loaded_into_another_algorithm(tmp_path: Path) -> None:

@@ -58,13 +58,20 @@ def write_module(
 
 
 def weights_file(path: Any) -> Path:
-    """Return the file of weights in the directory of a module.
+    """Return the file of weights in the directory of a module, or in one that holds the only module of an algorithm.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is none, or there are several modules.
     """
-    file = resolve_path(path, "the module") / WEIGHTS_FILE
+    directory = resolve_path(path, "the module")
+    file = directory / WEIGHTS_FILE
     if not file.is_file():
+        inside = sorted(directory.glob(f"*/{WEIGHTS_FILE}"))
+        if len(inside) == 1:
+            return inside[0]
+        if inside:
+            names = ", ".join(found.parent.name for found in inside)
+            raise CheckpointError(f"{path} holds several modules: add the id of one of them, {names}.")
         raise CheckpointError(
             f"{path} holds no module: give the directory learner_group/learner/rl_module/<module id> of a checkpoint, "
             "or the directory that save_to_path() of a module wrote. Checkpoints that RLlib wrote are not read."
