@@ -1,0 +1,46 @@
+"""examples/serve_policy.py answers with the actions of the policy, and says what is wrong with an observation."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import example_files
+from corral import PPOConfig, load_policy
+
+
+def post(port: int, body: bytes) -> tuple[int, Any]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}", body)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_actions_are_those_of_the_policy(env: str, tmp_path: Path) -> None:
+    config = PPOConfig().environment(env).training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
+    with config.build() as algo:
+        algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress=False)
+    policy, size = load_policy(tmp_path / "run"), 4 if env == "CartPole-v1" else 3
+    with example_files.load("serve_policy.py").make_server(tmp_path / "run", port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            for obs in np.random.default_rng(0).uniform(-1, 1, (20, size)).round(3).tolist():
+                status, action = post(server.server_port, json.dumps(obs).encode())
+                assert status == 200 and action == pytest.approx(np.asarray(policy(np.array(obs, np.float32))).tolist())
+            for wrong, message in ((b"[1.0]", "shape"), (b"nonsense", "Expecting value"), (b"", "Expecting value")):
+                status, answer = post(server.server_port, wrong)
+                assert status == 400 and message in answer["error"]
+        finally:
+            server.shutdown()
+            thread.join()
