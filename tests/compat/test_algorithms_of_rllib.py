@@ -207,6 +207,16 @@ class Net(TorchRLModule, ValueFunctionAPI):
         return self.vf(self.body(batch["obs"]) if embeddings is None else embeddings).squeeze(-1)
 
 
+class NetWithHead(Net):
+    def setup(self) -> None:
+        super().setup()
+        self.head = nn.Linear(self.model_config["size"], 3)
+
+    def compute_values(self, batch: Any, embeddings: Any = None) -> Any:
+        embeddings = self.body(batch["obs"]) if embeddings is None else embeddings
+        return super().compute_values(batch, embeddings) + self.head(embeddings).mean(-1)
+
+
 class Remembers(TorchRLModule, ValueFunctionAPI):
     def setup(self) -> None:
         self.lstm, self.pi, self.vf = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2), nn.Linear(8, 1)
@@ -394,6 +404,14 @@ def test_the_directory_of_all_modules_stands_for_the_only_one(tmp_path: Path) ->
         found = loaded.get_module().get_state()
         assert all(np.array_equal(found[name], weights[name]) for name in weights)
         loaded.restore_from_path(path, component=tree)
+    wider = RLModuleSpec(NetWithHead, model_config={"size": 8}, load_state_path=path)
+    with small().rl_module(rl_module_spec=wider).build() as loaded:
+        loaded.train()
+        head = loaded.get_module().get_state()["head.weight"]
+        loaded.restore_from_path(path, component=tree)
+        found = loaded.get_module().get_state()
+        assert all(np.array_equal(found[name], weights[name]) for name in weights)
+        assert np.array_equal(found["head.weight"], head)  # what the file has not stays as it is
     (path / "other").mkdir()
     shutil.copy(path / "default_policy" / "module_state.safetensors", path / "other")
     with pytest.raises(CheckpointError, match="several modules: add the id of one of them, default_policy, other"):

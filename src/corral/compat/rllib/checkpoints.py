@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors.numpy import load_file
+
+from corral.algorithms.pretrained import check_weights
 from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import write_checkpoint
 from corral.compat.rllib.encoding import decode, encode
@@ -83,7 +86,14 @@ def load_modules(native: Any, path: Any, component: str, modules: Path) -> None:
             f"component={component!r}: Corral restores the whole, or {modules} and {modules}/<module id>."
         )
     for module_id, directory in found.items():
-        native.load_module_weights(weights_file(directory), module_id)
+        file = weights_file(directory)
+        here, there = native.learner_group.get_weights().get(module_id, {}), load_file(file)
+        if there.keys() < here.keys():  # RLlib keeps the weights of layers that the file has not
+            check_weights(module_id, {name: here[name] for name in there}, there, str(file))
+            native.learner_group.set_weights({module_id: {**here, **there}})
+            native.sync_weights()
+        else:
+            native.load_module_weights(file, module_id)
 
 
 def load_config(path: Path, classes: Mapping[str, type[AlgorithmConfig]]) -> AlgorithmConfig:
