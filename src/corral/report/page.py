@@ -13,6 +13,8 @@ from corral.report.groups import Group, group_runs, repeated_seeds
 from corral.report.media import collect_media
 from corral.report.output import missing_package, write_file
 from corral.report.runs import read_runs
+from corral.report.search_figures import search_section
+from corral.report.searches import SearchRecord, find_searches
 from corral.report.sections import (
     evaluation_section,
     faults_figures,
@@ -30,10 +32,11 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
     """Write a report on runs as one HTML file, which shows everything without a server and without a network.
 
     Runs that differ only in the seed are one experiment: their curves are shown as mean with a 95% interval. Files that
-    are missing or damaged are named in the report, and everything else is shown.
+    are missing or damaged are named in the report, and everything else is shown. Of a search, all trials are shown in
+    figures, and the runs of the best ones.
 
     Args:
-        runs: Directories of runs, or directories that hold such directories, up to three levels below.
+        runs: Directories of runs, or directories that hold such directories, up to three levels below, as searches do.
         path: The file to write; an existing one is replaced.
 
     Returns:
@@ -46,8 +49,10 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
     """
     target = resolve_path(path, "the report")
     plotly_js = _plotly_js()
-    found = read_runs([runs] if isinstance(runs, (str, Path)) else runs)
-    return write_file(target, _page(group_runs(found), plotly_js).encode("utf-8", errors="replace"))
+    given = [runs] if isinstance(runs, (str, Path)) else runs
+    found = read_runs(given)
+    searches = find_searches([Path(path) for path in given])
+    return write_file(target, _page(group_runs(found), searches, plotly_js).encode("utf-8", errors="replace"))
 
 
 def _plotly_js() -> str:
@@ -60,7 +65,7 @@ def _plotly_js() -> str:
     return str(get_plotlyjs())
 
 
-def _page(groups: Sequence[Group], plotly_js: str) -> str:
+def _page(groups: Sequence[Group], searches: Sequence[SearchRecord], plotly_js: str) -> str:
     """Return the text of the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -82,7 +87,10 @@ def _page(groups: Sequence[Group], plotly_js: str) -> str:
         columns=SUMMARY_COLUMNS,
         rows=summary_rows(groups, colors),
         repeated={group.label: seeds for group in groups if (seeds := repeated_seeds(group))},
-        sections=[section(groups) for section in (learning_section, evaluation_section, losses_section, time_section)],
+        sections=[
+            *map(search_section, searches),
+            *(section(groups) for section in (learning_section, evaluation_section, losses_section, time_section)),
+        ],
         more=more_section(groups),
         faults=fault_rows(runs),
         fault_figures=faults_figures(groups),

@@ -21,6 +21,7 @@ from corral.loggers.run import CONFIG_FILE
 from corral.metrics.result import flat_result, without_early_means
 from corral.report.result_columns import ResultColumns
 from corral.report.run_log import RunLog, read_log
+from corral.report.searches import dirs_of_best
 
 SEARCH_DEPTH = 3
 """Levels of directories below a given one in which runs are found."""
@@ -72,7 +73,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
 
     Args:
         paths: Directories of runs, or directories that hold directories of runs, up to three levels below. A run
-            that is named twice is read once.
+            that is named twice is read once. Of a search, the runs of its best trials are read.
 
     Raises:
         RunDirectoryError: A path is no directory, or there is no run in it; or no path is given.
@@ -111,7 +112,7 @@ def _search(path: Path, depth: int) -> Iterator[Path]:
     if (path / RESULTS_FILE).is_file() or (path / CONFIG_FILE).is_file():
         yield path
     elif depth:
-        for child in sorted(path.iterdir()):
+        for child in dirs_of_best(path) or sorted(path.iterdir()):
             is_open = child.is_dir() and not child.is_symlink() and os.access(child, os.R_OK | os.X_OK)
             if is_open and child.name != SET_ASIDE:
                 yield from _search(child, depth - 1)
