@@ -173,7 +173,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _add_search(commands: Any) -> None:
-    search = commands.add_parser("search", help="search hyperparameters with Optuna, and write the best ones as a file")
+    search = commands.add_parser("search", help="search hyperparameters, and write the best ones as a file")
     search.add_argument("--config", type=_path, help="a YAML file as for `corral train`, with a group 'search'")
     search.add_argument("--env", help="a Gymnasium id, or package.module:Name, in place of the file's")
     search.add_argument(
@@ -202,7 +202,7 @@ def _add_search(commands: Any) -> None:
         metavar="N",
         help="number of trials at a time; if left out or 0, as many as the cores hold",
     )
-    search.add_argument("--run-dir", type=_path, help="where to write; runs/<algo>-<env>-<time>-search if left out")
+    search.add_argument("--run-dir", type=_path, help="where to write; a new directory in runs if left out")
     search.add_argument("--resume", type=_path, metavar="DIR", help="continue the search in this directory")
     search.add_argument("--quiet", action="store_true", help="show only the last line")
     search.set_defaults(run="corral.cli.search:run")
