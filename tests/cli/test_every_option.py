@@ -181,12 +181,30 @@ ELSEWHERE = {
     ("search", "--run-dir"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
     ("search", "--parallel"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
     ("search", "--quiet"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
-    ("search", "--resume"): "search/test_search_trials.py::test_a_search_continues_with_its_trials",
-    ("search", "--trials"): "search/test_search_trials.py::test_a_search_continues_with_its_trials",
-    ("search", "--env"): "search/test_search_trials.py::test_options_override_the_file",
-    ("search", "--set"): "search/test_search_trials.py::test_options_override_the_file",
-    ("search", "--stop"): "search/test_search_trials.py::test_options_override_the_file",
-    ("search", "--seeds-per-trial"): "search/test_search_trials.py::test_options_override_the_file",
+    (
+        "search",
+        "--resume",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--trials",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--env",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--set",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--stop",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--seeds-per-trial",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
 }
 """Tests of options that start processes, browsers or packages."""
 

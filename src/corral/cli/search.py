@@ -55,7 +55,10 @@ def run(options: argparse.Namespace) -> int:
         write_state(home, study, search)
         display = _Display(search, home, quiet=options.quiet)
         display.begin(parallel, num_again)
-        interrupted = SearchLoop(search, study, home, parallel, display.trial_ended).run(display.ending)
+        loop = SearchLoop(search, study, home, parallel, display.trial_ended)
+        interrupted = loop.run(display.ending)
+        if loop.has_failed:
+            print_error("all of the first trials failed: the search ends. Remove the reason, and continue it.")
         if interrupted is not None:
             requeue_running(study)
             write_state(home, study, search)

@@ -26,6 +26,9 @@ from corral.search.study import REASON, ask, is_interrupted
 if TYPE_CHECKING:
     from optuna import Study, Trial
 
+NUM_FAILURES = 3
+"""Number of trials after which a search ends if all of them failed; more if more run at a time."""
+
 Messages = queue.SimpleQueue[tuple["TrialProcess", dict[str, Any] | None]]
 
 
@@ -98,7 +101,7 @@ class TrialProcess:
 
 
 class SearchLoop:
-    """Runs trials until there are enough.
+    """Runs trials until there are enough, or until the first ones have all failed.
 
     Args:
         search: The search.
@@ -119,6 +122,12 @@ class SearchLoop:
         self._search, self._study, self._home, self._parallel, self._show = search, study, home, parallel, show
         self._running: list[TrialProcess] = []
         self._messages: Messages = queue.SimpleQueue()
+        self._num_failed, self._has_worked = 0, False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the search ends since all of its first trials failed: the fault is not in their values."""
+        return not self._has_worked and self._num_failed >= max(NUM_FAILURES, self._parallel)
 
     def run(self, ending: Callable[[], None]) -> int | None:
         """Run the trials; a signal that asks this process to end is passed on to those that run.
@@ -159,6 +168,8 @@ class SearchLoop:
 
     def _start(self) -> None:
         """Start trials up to the numbers of trials at a time and in all; trials that were interrupted do not count."""
+        if self.has_failed:
+            return
         begun = self._study.get_trials(deepcopy=False)
         num_left = self._search.settings.num_trials
         num_left -= sum(trial.state.name != "WAITING" and not is_interrupted(trial) for trial in begun)
@@ -187,6 +198,7 @@ class SearchLoop:
         from optuna.trial import TrialState
 
         trial, outcome = source.trial, source.outcome
+        self._has_worked |= "values" in outcome or "pruned" in outcome
         if "values" in outcome:
             values = outcome["values"]
             trial.set_user_attr(SEED_VALUES, values)
@@ -194,6 +206,7 @@ class SearchLoop:
         elif "pruned" in outcome:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
+            self._num_failed += 1
             trial.set_user_attr(REASON, source.reason())
             self._study.tell(trial, state=TrialState.FAIL)
         self._show(trial.number, write_state(self._home, self._study, self._search))

@@ -82,17 +82,18 @@ class Rounds(Logger):
 
     algorithm: Algorithm
 
-    def __init__(self, metric: str, channel: Channel | None) -> None:
+    def __init__(self, metric: str, channel: Channel | None, *, late_keys: bool) -> None:
         """Store what to note.
 
         Args:
             metric: Name of the number.
             channel: Where to ask after each round whether to continue; `None` asks nobody.
+            late_keys: Whether callbacks may log keys that are missing from the first results.
         """
         self.value, self.is_pruned = math.nan, False
         self._channel, self._num_rounds = channel, 0
         self._of_rounds = metric.startswith("evaluation/")
-        self._number = NamedNumber(metric, "search: metric", ConfigError, late_keys=True)
+        self._number = NamedNumber(metric, "search: metric", ConfigError, late_keys=late_keys)
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Do nothing: there is no file."""
@@ -123,7 +124,8 @@ def run_trial(home: Path, metric: str, seeds: list[int], channel: Channel) -> No
         stop = criteria_from_file(settings.pop("stop"))
         config = config_from_dict(settings)
         config.seed = seed
-        rounds = Rounds(metric, None if place else channel)
+        has_callbacks = bool(config.callbacks_class or config.callback_functions)
+        rounds = Rounds(metric, None if place else channel, late_keys=has_callbacks)
         named = DEFAULT_NAMES if config.loggers is None else config.loggers
         with config.build() as rounds.algorithm:
             rounds.algorithm.fit(stop=stop, run_dir=home / f"seed-{seed}", loggers=[*named, rounds], progress=False)

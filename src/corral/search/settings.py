@@ -51,7 +51,7 @@ class SearchSettings:
     sampler: Annotated[str, AfterValidator(OneOf(SAMPLERS))] = "tpe"
     pruner: Annotated[str, AfterValidator(OneOf(PRUNERS))] = "median"
     num_startup_trials: NonNegativeInt = 10
-    num_warmup_rounds: NonNegativeInt = 1
+    num_warmup_rounds: NonNegativeInt = 2
     seed: NonNegativeInt = 0
 
 
