@@ -180,6 +180,34 @@ ELSEWHERE = {
     ("train", "--parallel"): "cli/test_seeds.py::test_runs_share_the_cores_and_no_more_than_asked_for_run",
     ("train", "--tensorboard"): "cli/test_cli.py::test_tensorboard_writes_event_files_too",
     ("train", "--end-with-input"): "cli/test_seeds.py::test_runs_end_with_a_checkpoint_when_the_command_is_killed",
+    ("search", "--config"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
+    ("search", "--run-dir"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
+    ("search", "--parallel"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
+    ("search", "--quiet"): "search/test_search_trials.py::test_trials_are_completed_pruned_and_failed",
+    (
+        "search",
+        "--resume",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--trials",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--env",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--set",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--stop",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
+    (
+        "search",
+        "--seeds-per-trial",
+    ): "search/test_search_trials.py::test_options_override_the_file_and_a_search_continues_with_its_trials",
 }
 """Tests of options that start processes, browsers or packages."""
 

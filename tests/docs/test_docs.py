@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 from pages import (
     PAGES,
     README,
@@ -33,10 +32,12 @@ from corral import PPOConfig
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
+from corral.cli.experiment import read_experiment
 from corral.cli.main import make_parser
 from corral.metrics.timers import PARTS
 from corral.modules.module import ModelConfig
 from corral.policies.play import play_episodes
+from corral.search.settings import make_search
 
 DOCS = ROOT / "docs"
 METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"
@@ -86,12 +87,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"))
-def test_yaml_blocks_are_experiments(page: Path) -> None:
+def test_yaml_blocks_are_experiments(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.language == "yaml":
-            settings = yaml.safe_load(block.text)
-            assert settings.pop("stop")
-            config_from_dict(settings).validate()
+            (tmp_path / "block.yaml").write_text(block.text, encoding="utf-8")
+            settings = read_experiment(tmp_path / "block.yaml")
+            stop, search = settings.pop("stop"), settings.pop("search", None)
+            assert stop
+            config = config_from_dict(settings)
+            config.validate()
+            if search is not None:
+                make_search(config, stop, search)
 
 
 def test_corral_lines_parse(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,22 @@ def load_experiment(options: argparse.Namespace) -> tuple[AlgorithmConfig, dict[
         settings = _tuned_settings(options)
     else:
         settings = read_experiment(options.config) if options.config else {}
+    if "search" in settings:
+        raise ConfigError(
+            f"{options.config} has a group 'search': `corral search --config {options.config}` reads it, and writes "
+            "the best settings to best.yaml, which `corral train --config` takes."
+        )
+    return experiment_of(settings, options)
+
+
+def experiment_of(
+    settings: dict[str, Any], options: argparse.Namespace
+) -> tuple[AlgorithmConfig, dict[str, float | Below]]:
+    """Return the config and the stop criteria of the settings of a file; options override them.
+
+    Raises:
+        ConfigError: A name is unknown, a value is wrong, or algorithm, env or stop criterion is missing.
+    """
     stop = settings.pop("stop", None) or {}
     if not isinstance(stop, dict):
         raise ConfigError(f"{options.config}: 'stop' must hold names and numbers, got {stop!r}.")

@@ -53,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"corral {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_train(commands)
+    _add_search(commands)
     _add_checkpoint(commands)
     _add_evaluate(commands)
     _add_play(commands)
@@ -169,6 +170,42 @@ def _add_train(commands: Any) -> None:
     train.add_argument("--quiet", action="store_true", help="show only the last line")
     train.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)  # see seed_processes.py
     train.set_defaults(run="corral.cli.train:run")
+
+
+def _add_search(commands: Any) -> None:
+    search = commands.add_parser("search", help="search hyperparameters, and write the best ones as a file")
+    search.add_argument("--config", type=_path, help="a YAML file as for `corral train`, with a group 'search'")
+    search.add_argument("--env", help="a Gymnasium id, or package.module:Name, in place of the file's")
+    search.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="when each run ends, in place of the file's criteria; may be given several times",
+    )
+    search.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="GROUP.NAME=VALUE",
+        help="any setting that is not searched; a value is read as YAML",
+    )
+    search.add_argument("--trials", type=int, metavar="N", help="number of trials in all, in place of the file's")
+    search.add_argument(
+        "--seeds-per-trial", type=int, metavar="N", help="number of seeds of each trial, in place of the file's"
+    )
+    search.add_argument(
+        "--parallel",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of trials at a time; if left out or 0, as many as the cores hold",
+    )
+    search.add_argument("--run-dir", type=_path, help="where to write; a new directory in runs if left out")
+    search.add_argument("--resume", type=_path, metavar="DIR", help="continue the search in this directory")
+    search.add_argument("--quiet", action="store_true", help="show only the last line")
+    search.set_defaults(run="corral.cli.search:run")
 
 
 def _add_checkpoint(commands: Any) -> None:

@@ -65,8 +65,13 @@ class SeedRun:
 
     def error_line(self) -> str:
         """Return the error that the run printed last, or `""`."""
-        text = (self.run_dir / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")
-        return next((line[8:] for line in reversed(text.splitlines()) if line.startswith("corral: ")), "")
+        return error_line(self.run_dir / OUTPUT_FILE)
+
+
+def error_line(output: Path) -> str:
+    """Return the error that a process printed last into a file, or `""`."""
+    text = output.read_text(encoding="utf-8", errors="replace")
+    return next((line[8:] for line in reversed(text.splitlines()) if line.startswith("corral: ")), "")
 
 
 def end_with_input() -> None:
@@ -97,7 +102,7 @@ def run_all(runs: Sequence[SeedRun], parallel: int, look: Callable[[], None], en
         `None`, or the exit status of the signal that ended the runs.
     """
     waiting, running = [*runs], list[SeedRun]()
-    environment = _environment(min(parallel, max(1, len(runs))))
+    environment = environment_of(min(parallel, max(1, len(runs))))
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
@@ -105,14 +110,14 @@ def run_all(runs: Sequence[SeedRun], parallel: int, look: Callable[[], None], en
                     waiting[0].start(environment)
                     running.append(waiting.pop(0))
             look()
-            _wait(running[0], LOOK_EVERY_S)
+            _wait(_processes(running)[0], LOOK_EVERY_S)
             running = [run for run in running if run.status is None]
         look()
     except KeyboardInterrupt as error:
-        _end(running, getattr(error, "number", signal.SIGINT), ending)
+        end_processes(_processes(running), getattr(error, "number", signal.SIGINT), ending)
         return interrupted_status(error)
     except BaseException:
-        _end(running, signal.SIGTERM, ending)
+        end_processes(_processes(running), signal.SIGTERM, ending)
         raise
     return None
 
@@ -122,7 +127,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _environment(parallel: int) -> dict[str, str]:
+def environment_of(parallel: int) -> dict[str, str]:
     """Return the environment of the runs: several at a time have one thread each, unless the user says otherwise.
 
     A second thread waits in a loop between two ops, and so takes a core from another run.
@@ -133,23 +138,30 @@ def _environment(parallel: int) -> dict[str, str]:
     return environment
 
 
-def _wait(run: SeedRun, timeout_s: float | None) -> None:
-    assert run.process is not None
+def _processes(runs: Sequence[SeedRun]) -> list[subprocess.Popen[bytes]]:
+    return [run.process for run in runs if run.process is not None]
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        run.process.wait(timeout_s)
+        process.wait(timeout_s)
 
 
-def _end(running: Sequence[SeedRun], number: int, ending: Callable[[], None]) -> None:
-    """Send a signal to runs, and wait until they have ended; an interrupt meanwhile kills them."""
-    for run in running:
-        assert run.process is not None
-        run.process.send_signal(number)
+def end_processes(running: Sequence[subprocess.Popen[bytes]], number: int, ending: Callable[[], None]) -> None:
+    """Send a signal to processes, and wait until they have ended; an interrupt meanwhile kills them.
+
+    Args:
+        running: The processes.
+        number: Number of the signal.
+        ending: Called when the processes were sent the signal.
+    """
+    for process in running:
+        process.send_signal(number)
     try:
         ending()
-        for run in running:
-            _wait(run, None)
+        for process in running:
+            _wait(process, None)
     except KeyboardInterrupt:
-        for run in running:
-            assert run.process is not None
-            run.process.kill()
-            _wait(run, None)
+        for process in running:
+            process.kill()
+            _wait(process, None)

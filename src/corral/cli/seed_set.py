@@ -15,7 +15,6 @@ from corral.core.settings import LARGEST_SEED
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run_summary import RunNumbers, RunsSummary, last_numbers, summarize_numbers
 
-EXPERIMENT_FILE = "experiment.yaml"
 MOST_SEEDS = 1000
 
 

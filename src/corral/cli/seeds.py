@@ -18,9 +18,9 @@ from corral.cli.exit_status import EXIT_ERROR
 from corral.cli.experiment import load_experiment, overriding_arguments
 from corral.cli.seed_display import SeedDisplay
 from corral.cli.seed_processes import SeedRun, num_cores, run_all
-from corral.cli.seed_set import EXPERIMENT_FILE, SeedSet, parse_seeds, read_set
+from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.config.config import AlgorithmConfig
-from corral.core.run_files import SET_ASIDE
+from corral.core.run_files import EXPERIMENT_FILE, SET_ASIDE
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, RunDirectoryError
 from corral.loggers.run import CONFIG_FILE, check_run_dir, locked, plain, run_name
@@ -48,7 +48,7 @@ def train_seeds(options: argparse.Namespace) -> int:
         found.seeds += [seed for seed in more if seed not in found.seeds]
         config, stop = load_experiment(_options_of_set(options))
         config.validate()
-    with _locked_home(found.home):
+    with locked_home(found.home):
         _write_experiment(found, config, stop)
         changes = overriding_arguments(options) if options.resume is not None else []
         todo = [seed for seed in found.seeds if changes or found.statuses.get(seed) != 0]
@@ -110,7 +110,7 @@ def _new_home(options: argparse.Namespace, config: AlgorithmConfig) -> Path:
 
 
 @contextlib.contextmanager
-def _locked_home(home: Path) -> Iterator[None]:
+def locked_home(home: Path) -> Iterator[None]:
     """Hold the lock of the directory of a set, which is made if necessary.
 
     Raises:

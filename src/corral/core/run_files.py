@@ -8,3 +8,9 @@ SEEDS_FILE = "seeds.json"
 
 SET_ASIDE = "without-checkpoint"
 """Directory in a set with the runs that could not continue, which a report does not search."""
+
+EXPERIMENT_FILE = "experiment.yaml"
+"""File in the directory of a set or of a search with the settings of its runs, for `--config`."""
+
+SEARCH_FILE = "search.json"
+"""File in the directory of a search with its trials, which `corral search` writes."""

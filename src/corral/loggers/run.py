@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from corral.core.interrupts import interrupts_deferred, name_of_interrupt
 from corral.core.paths import resolve_path
-from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE, SEEDS_FILE
+from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE, SEARCH_FILE, SEEDS_FILE
 from corral.core.settings import path_of
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
@@ -303,12 +303,12 @@ def check_run_dir(run_dir: str | Path | None) -> None:
         run_dir: The directory, which need not exist; `None` is `runs` in the working directory.
 
     Raises:
-        FileExistsError: The directory already holds a run, or the runs of several seeds.
+        FileExistsError: The directory already holds a run, the runs of several seeds, or a search.
         RunDirectoryError: The directory cannot be made, or no file can be written there.
     """
     path = Path("runs") if run_dir is None else resolve_path(run_dir, "the run directory")
     try:
-        holds_set = (path / SEEDS_FILE).is_file()
+        holds_set, holds_search = (path / SEEDS_FILE).is_file(), (path / SEARCH_FILE).is_file()
         holds_run = any((path / name).is_file() for name in (CONFIG_FILE, RESULTS_FILE, PROGRESS_FILE))
         there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     except OSError as error:
@@ -316,6 +316,11 @@ def check_run_dir(run_dir: str | Path | None) -> None:
     if holds_set:
         raise FileExistsError(
             f"{path} already holds runs with --seeds: continue them with --resume {path}, or choose another directory."
+        )
+    if holds_search:
+        raise FileExistsError(
+            f"{path} already holds a search: continue it with corral search --resume {path}, or choose another "
+            "directory."
         )
     if holds_run:
         raise FileExistsError(f"{path} already holds a run or its results: choose another directory, or move it away.")

@@ -17,6 +17,8 @@ from corral.report.live import COLUMNS as LIVE_COLUMNS
 from corral.report.media import collect_media
 from corral.report.output import missing_package, write_file
 from corral.report.runs import RunsReader
+from corral.report.search_figures import search_section
+from corral.report.searches import SearchRecord, find_searches
 from corral.report.sections import (
     evaluation_section,
     faults_figures,
@@ -34,10 +36,11 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
     """Write a report on runs as one HTML file, which shows everything without a server and without a network.
 
     Runs that differ only in the seed are one experiment: their curves are shown as mean with a 95% interval. Files that
-    are missing or damaged are named in the report, and everything else is shown.
+    are missing or damaged are named in the report, and everything else is shown. Of a search, all trials are shown in
+    figures, and the runs of the best ones.
 
     Args:
-        runs: Directories of runs, or directories that hold such directories, up to three levels below.
+        runs: Directories of runs, or directories that hold such directories, up to three levels below, as searches do.
         path: The file to write; an existing one is replaced.
 
     Returns:
@@ -65,7 +68,8 @@ def make_page(reader: RunsReader, live_version: int | None = None) -> bytes:
         MissingPackageError: The packages of the extra `report` are not installed.
     """
     plotly_js = _packed_plotly_js()
-    return _page(group_runs(reader.read()), plotly_js, live_version).encode("utf-8", errors="replace")
+    groups, searches = group_runs(reader.read()), find_searches(reader.paths)
+    return _page(groups, searches, plotly_js, live_version).encode("utf-8", errors="replace")
 
 
 def _packed_plotly_js() -> str:
@@ -88,7 +92,7 @@ def _packed(code: str) -> str:
     return base64.b64encode(gzip.compress(code.encode(), mtime=0)).decode()
 
 
-def _page(groups: Sequence[Group], plotly_js: str, live_version: int | None) -> str:
+def _page(groups: Sequence[Group], searches: Sequence[SearchRecord], plotly_js: str, live_version: int | None) -> str:
     """Return the text of the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -110,7 +114,10 @@ def _page(groups: Sequence[Group], plotly_js: str, live_version: int | None) -> 
         columns=SUMMARY_COLUMNS,
         rows=summary_rows(groups, colors),
         repeated={group.label: seeds for group in groups if (seeds := repeated_seeds(group))},
-        sections=[section(groups) for section in (learning_section, evaluation_section, losses_section, time_section)],
+        sections=[
+            *map(search_section, searches),
+            *(section(groups) for section in (learning_section, evaluation_section, losses_section, time_section)),
+        ],
         more=more_section(groups),
         faults=fault_rows(runs),
         fault_figures=faults_figures(groups),

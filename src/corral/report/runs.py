@@ -21,6 +21,7 @@ from corral.loggers.run import CONFIG_FILE
 from corral.metrics.result import flat_result, without_early_means
 from corral.report.result_columns import ResultColumns
 from corral.report.run_log import RunLog, read_log
+from corral.report.searches import dirs_of_best
 
 SEARCH_DEPTH = 3
 """Levels of directories below a given one in which runs are found."""
@@ -72,7 +73,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
 
     Args:
         paths: Directories of runs, or directories that hold directories of runs, up to three levels below. A run
-            that is named twice is read once.
+            that is named twice is read once. Of a search, the runs of its best trials are read.
 
     Raises:
         RunDirectoryError: A path is no directory, or there is no run in it; or no path is given.
@@ -81,7 +82,11 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
 
 
 class RunsReader:
-    """Reads the runs in some directories, and each further time only what their results have grown by."""
+    """Reads the runs in some directories, and each further time only what their results have grown by.
+
+    Attributes:
+        paths: The directories.
+    """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         """Store the directories; see `read_runs`.
@@ -91,7 +96,7 @@ class RunsReader:
         """
         if not paths:
             raise RunDirectoryError("no run was given: name at least one directory of a run.")
-        self._paths = [resolve_path(path, "a run") for path in paths]
+        self.paths = [resolve_path(path, "a run") for path in paths]
         self._results: dict[Path, _Results] = {}
 
     def find(self) -> dict[str, Path]:
@@ -100,7 +105,7 @@ class RunsReader:
         Raises:
             RunDirectoryError: A path is no directory, or there is no run in it.
         """
-        found = {run_dir.resolve(): run_dir for path in self._paths for run_dir in find_run_dirs(path)}
+        found = {run_dir.resolve(): run_dir for path in self.paths for run_dir in find_run_dirs(path)}
         return dict(zip(short_names([*found]), found.values(), strict=True))
 
     def read(self) -> list[RunRecord]:
@@ -140,7 +145,7 @@ def _search(path: Path, depth: int) -> Iterator[Path]:
     if (path / RESULTS_FILE).is_file() or (path / CONFIG_FILE).is_file():
         yield path
     elif depth:
-        for child in sorted(path.iterdir()):
+        for child in dirs_of_best(path) or sorted(path.iterdir()):
             is_open = child.is_dir() and not child.is_symlink() and os.access(child, os.R_OK | os.X_OK)
             if is_open and child.name != SET_ASIDE:
                 yield from _search(child, depth - 1)
