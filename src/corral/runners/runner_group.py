@@ -24,7 +24,7 @@ from corral.metrics.timers import Timers
 from corral.modules.config import MultiAgentSettings
 from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
-from corral.runners.restarts import NOT_FAULTS, note_failure
+from corral.runners.restarts import NOT_FAULTS, describe, note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.states_of_runners import StatesOfRunners
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
@@ -855,6 +855,13 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self._num_env_steps += rollout.num_env_steps
         return num_asked
 
+    def get_state(self) -> dict[str, Any]:
+        """Return the state; see `EnvRunnerGroup.get_state`. Fragments that no call has returned yet are in no metrics."""
+        state = super().get_state()
+        if held := sum(rollout.num_env_steps for _, rollout in self._taken):
+            self.local_env_runner.log_later(held)
+        return state
+
     @property
     def answers_at_once(self) -> bool:
         """True: the runner is in this process."""
@@ -885,6 +892,10 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             error = call.future.exception()
             if isinstance(error, NOT_FAULTS):
                 raise error
+            if error is not None:
+                self.num_failures += 1
+                who = "evaluation runner" if self._config.in_evaluation else "env runner"
+                log.warning("The embedded %s failed; its next episodes begin with a reset. %s", who, describe(error))
             yield 0, call, error or call.future.result()
 
     def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
