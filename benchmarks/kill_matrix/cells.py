@@ -215,7 +215,7 @@ def settings(cell: Cell, seed: int, record: Path, fault: Mapping[str, Any] | Non
     several, remote = cell.agents == "several", num_runners > 0
     env_config = {"record": str(record), "fault": dict(fault) if fault else None, "step_s": 0.002 if remote else 0.0}
     until = {
-        "fault": cell.expects in ("survives", "any") and cell.kind != "memory",
+        "counted": "" if cell.expects != "survives" else "evaluation" if cell.actor == "evaluation" else "runner",
         "healthy": min(num_runners, 2),
         "evaluation_healthy": num_evaluation,
         "iterations": ITERATIONS,

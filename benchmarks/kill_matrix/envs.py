@@ -212,7 +212,8 @@ class Recovered(Callback):
         """Ask for the end of the run."""
         config = algorithm.config.env_config
         wanted, health = config["until"], result["fault_tolerance"]
-        has_come = not wanted["fault"] or (Path(config["record"]) / FAULT_FILE).exists()
+        counts = {"": 1, "runner": health, "evaluation": result["evaluation"]}[wanted["counted"]]
+        has_come = counts == 1 or counts["num_env_runner_failures"] > 0
         healthy = health["num_healthy_workers"] >= wanted["healthy"]
         if wanted["evaluation_healthy"]:
             healthy &= result["evaluation"]["num_healthy_workers"] >= wanted["evaluation_healthy"]

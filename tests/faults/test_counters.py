@@ -264,3 +264,28 @@ def test_a_fragment_that_waits_when_a_run_is_saved_counts_in_none_of_its_counter
         assert sampled == result["env_runners"]["num_env_steps_sampled_lifetime"]
         assert sampled == result["env_runners"]["num_env_steps_sampled"] >= STEPS
         assert result["fault_tolerance"]["num_env_steps_lost"] == 13
+
+
+def test_what_an_interrupted_iteration_received_from_processes_is_in_all_counters_when_it_is_saved(
+    tmp_path: Path,
+) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    made = config(record, num_envs=1).env_runners(num_env_runners=1).engine("process")
+    with made.build() as algo, pytest.MonkeyPatch.context() as patch:
+        algo.train()
+        algo.train()
+        patch.setattr(algo, "update_modules", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        algo.save(tmp_path / "saved")
+    with made.build() as algo:
+        algo.restore_from_path(tmp_path / "saved")
+        result = algo.train()
+    assert result["num_env_steps_sampled_lifetime"] == 4 * STEPS
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 4 * STEPS
+    assert result["env_runners"]["num_env_steps_sampled"] == 2 * STEPS  # of the interrupted iteration, too
+
+
+def interrupt(*args: Any, **settings: Any) -> Any:
+    raise KeyboardInterrupt

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 
 _NO_COSTS = Costs().result()
+
+
+def _no_fragment() -> None:
+    """Stand for the reference to a fragment that nobody holds."""
 
 
 class EnvRunnerGroup:
@@ -103,8 +108,8 @@ class EnvRunnerGroup:
         self._part_names: set[str] = set()
         self._weights_bytes = 0
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
-        # What came with fragments: index of the runner, metrics and seconds.
-        self._logged: list[tuple[int, Parts, dict[str, float]]] = []
+        # What came with fragments: index of the runner, metrics, seconds, and the fragment, which they wait for.
+        self._logged: list[tuple[int, Parts, dict[str, float], Callable[[], Rollout | None]]] = []
         self._stopped = False
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
@@ -471,7 +476,7 @@ class EnvRunnerGroup:
     def _keep(self, index: int, reply: SampleReply) -> None:
         """Keep a fragment until a call returns it."""
         self._taken.append((index, reply.rollout))
-        self.keep_metrics(index, reply)
+        self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
         self._num_env_steps += reply.rollout.num_env_steps
 
     # Requests to one runner, which has the index 0 if it is the embedded runner.
@@ -516,7 +521,7 @@ class EnvRunnerGroup:
 
     def keep_metrics(self, index: int, reply: SampleReply) -> None:
         """Let `collect_metrics` collect what came with a reply."""
-        self._logged.append((index, reply.metrics, reply.seconds))
+        self._logged.append((index, reply.metrics, reply.seconds, _no_fragment))
 
     def lost_because(self) -> BaseException | None:
         """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
@@ -612,13 +617,16 @@ class EnvRunnerGroup:
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Collect what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
 
-        The metrics of a runner of the engine arrive with its fragments.
+        The metrics of a runner of the engine arrive with its fragments. Those of a fragment that no call has returned
+        yet wait with it.
         """
         with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
-            collected, self._logged = self._logged, []
-            for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
+            held = {id(rollout) for _, rollout in self._taken}
+            collected = [entry for entry in self._logged if id(entry[3]()) not in held]
+            self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
+            for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
                 metrics.aggregate(parts_of_round, key="env_runners")
-            for _, _, seconds in collected:
+            for _, _, seconds, _ in collected:
                 timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
@@ -855,13 +863,6 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self._num_env_steps += rollout.num_env_steps
         return num_asked
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the state; see `EnvRunnerGroup.get_state`. Fragments that no call has returned yet are in no metrics."""
-        state = super().get_state()
-        if held := sum(rollout.num_env_steps for _, rollout in self._taken):
-            self.local_env_runner.log_later(held)
-        return state
-
     @property
     def answers_at_once(self) -> bool:
         """True: the runner is in this process."""
@@ -910,9 +911,11 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         with interrupts_deferred():
             if runner.timers is timers:
                 runner.log_samples()
+                if self._taken:
+                    runner.log_later(sum(rollout.num_env_steps for _, rollout in self._taken))
             else:
                 parts, seconds, _ = runner.get_metrics()
-                self._logged.append((0, parts, seconds))
+                self._logged.append((0, parts, seconds, _no_fragment))
                 super().collect_metrics(metrics, timers)
 
     def take_costs(self) -> dict[str, Any]:
