@@ -68,11 +68,13 @@ def newest_of(record: Path, name: str) -> int:
 
 def wait_until_gone(record: Path, spared: set[int], deadline_s: float) -> dict[int, str]:
     """Wait until all descendants and all processes of the record have ended; return those that have not, by name."""
-    end_s = time.monotonic() + deadline_s
+    end_s, num_empty = time.monotonic() + deadline_s, 0
     while True:
         reap()
         left = (descendants(os.getpid()) | {pid for pid in recorded(record) if is_alive(pid)}) - spared - {os.getpid()}
-        if not left or time.monotonic() > end_s:
+        num_empty = 0 if left else num_empty + 1
+        # A process may fork and end while /proc is read, so that one look could miss both.
+        if num_empty == 3 or (left and time.monotonic() > end_s):
             return {pid: _command(pid) for pid in left}
         time.sleep(0.02)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,10 @@ def test_the_verdict_sees_a_fault_that_nothing_shows() -> None:
     assert verdict.is_not_silent(runner, [row(1), row(2)], log)
     assert verdict.is_not_silent(runner, [row(1), row(2, failures=1)], log.replace("WARNING", "INFO"))
     ends = cell("process:PPO:single:sync:runner:start:raise:env")
-    told = attempt(status=3, errors="corral: env 'Walk', sub-env 0: ArithmeticError in the constructor")
+    told = attempt(status=3, checkpoint=-1, errors="corral: env 'Walk', sub-env 0: ArithmeticError in the constructor")
     assert verdict.after_attempt(ends, Path("nowhere"), told, is_disturbed=True) == []
-    for quiet in (attempt(status=3), attempt(status=5, errors="corral: failed"), attempt(status=9)):
-        assert verdict.after_attempt(ends, Path("nowhere"), quiet, is_disturbed=True)
+    for change in ({"errors": ""}, {"errors": "corral: failed"}, {"status": 9}):
+        assert verdict.after_attempt(ends, Path("nowhere"), replace(told, **change), is_disturbed=True)
     assert verdict.after_attempt(ends, Path("nowhere"), told, is_disturbed=False)
 
 
@@ -124,7 +125,9 @@ processes.become_subreaper()
 if os.fork() == 0:
     if os.fork() == 0:
         os.setsid()
-        time.sleep(600)
+        os.close(1)
+        os.close(2)
+        time.sleep(60)
     os._exit(0)
 found = processes.wait_until_gone(Path(sys.argv[1]), set(), 0.5)
 processes.kill_all(set(found))
