@@ -176,7 +176,7 @@ def at_the_end(
     if cell.expects == "warns" and "WARNING" not in log and "annot" not in said:
         problems.append("silent: a full disk, and no warning")
     if cell.is_exact and digest_of_weights(run_dir) != reference["weights"]:
-        problems.append("the weights differ from those of an undisturbed run")
+        problems.append("the weights are not the weights of an undisturbed run")
     return problems
 
 

@@ -160,7 +160,7 @@ def test_the_verdict_sees_other_weights_and_lost_files(tmp_path: Path) -> None:
         return verdict.at_the_end(cell(name), home / "run", home / "record", attempts, {"weights": weights})
 
     assert problems(weights) == []
-    assert problems("0" * 64) == ["the weights differ from those of an undisturbed run"]
+    assert problems("0" * 64) == ["the weights are not the weights of an undisturbed run"]
     lines = (home / "run" / "result.jsonl").read_text("utf-8").splitlines(keepends=True)
     (home / "run" / "result.jsonl").write_text("".join(lines[:4] + lines[5:]), "utf-8")
     assert any("the iterations are" in problem for problem in problems(weights))

@@ -617,8 +617,8 @@ class EnvRunnerGroup:
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Collect what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
 
-        The metrics of a runner of the engine arrive with its fragments. Those of a fragment that no call has returned
-        yet wait with it.
+        The metrics of a runner of the engine arrive with its fragments. If no call has returned a fragment yet, its
+        metrics wait with it.
         """
         with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
             held = {id(rollout) for _, rollout in self._taken}
