@@ -86,7 +86,8 @@ wheel: $(READY) ## build the wheel, and try it in clean environments, with the l
 	build/newest/bin/pip install --quiet "$$(ls dist/corral-*.whl)[report,tensorboard]"
 	build/newest/bin/python tools/smoke.py
 
-campaign: $(READY) ## kill, break and hang runners 200 times on each engine; kill 200 processes while they save
+campaign: $(READY) ## a thousand runs in which something fails, with a table in docs/reliability.md; 200 faults of runners on each engine; 200 kills of savers
+	$(BIN)/python benchmarks/campaign.py
 	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
 	NUM_KILLS=200 $(BIN)/python -m pytest -m "" tests/checkpoint/test_killed_savers.py tests/checkpoint/test_hostile_files.py
 

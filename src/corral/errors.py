@@ -58,7 +58,7 @@ class ObservationError(CorralError, ValueError):
 
 
 class ExportError(CorralError, RuntimeError):
-    """A policy cannot be exported: torch cannot trace it, or traces something else. It names the class."""
+    """A policy cannot be exported: torch cannot trace it, or traces something else, or no file can be written."""
 
 
 class LossError(CorralError, ArithmeticError):

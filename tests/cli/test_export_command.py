@@ -13,6 +13,7 @@ from torch import Tensor
 from corral import Algorithm, FrameStack, PPOConfig, load_policy, make_multi_agent
 from corral.cli.main import main
 from corral.modules.module import ActorCritic
+from file_limits import largest_file
 
 
 class OtherWhenTraced(ActorCritic):
@@ -129,3 +130,16 @@ def test_what_cannot_be_exported_or_checked_is_named(
         assert main(["export", str(pendulum), "-o", str(tmp_path / file), *more]) != 0
         assert text in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("name", ["p.safetensors", "p.pt2"])
+def test_a_file_that_finds_no_room_is_named_and_replaces_nothing(
+    name: str, pendulum: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text("old")
+    with largest_file(1000):
+        assert main(["export", str(pendulum), "-o", str(file)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"corral: {file} cannot be written: File too large; name another file."
+    assert file.read_text() == "old" and {path.name for path in tmp_path.iterdir()} == {"saved", name}

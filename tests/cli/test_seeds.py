@@ -30,6 +30,7 @@ from corral.core.intervals import t_interval
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run import locked
 from corral.loggers.run_summary import EVALUATED, TRAINED, last_numbers, summarize_runs
+from file_limits import largest_file
 
 DEADLINE_S = 240.0
 TINY = {
@@ -393,3 +394,13 @@ def test_every_option_that_overrides_reaches_the_runs_of_a_set() -> None:
     assert names == {"env", "stop", "settings", "checkpoint_every", "loggers", "tensorboard", "data", "record"}
     expected = {f"{name}={value}" for name, value in of_runs.items()} | {"--logger=tensorboard"}
     assert {*overriding_arguments(options)} == expected
+
+
+def test_the_settings_of_a_set_stay_whole_when_there_is_no_room_for_new_ones(tmp_path: Path) -> None:
+    settings = {"algo": "PPO", "environment": {"env": "corral.testing:CountingEnv"}, "stop": {"training_iteration": 1}}
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    SeedSet(tmp_path, [0, 1], {0: 0, 1: 0}).write()
+    with largest_file(100):
+        assert main(["train", "--resume", str(tmp_path), "--quiet"]) == 6
+    assert yaml.safe_load(experiment.read_text(encoding="utf-8")) == settings

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import gc
+import logging
 import math
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -541,6 +542,38 @@ def test_a_killed_evaluation_runner_is_replaced_and_announced_in_the_main_thread
         assert evaluation["num_remote_worker_restarts"] == 1
         assert algo.train()["evaluation"]["num_healthy_workers"] == 2
         assert algo.train()["fault_tolerance"]["num_remote_worker_restarts"] == 0
+
+
+class FailsOnce(CountingEnv):
+    """Env that raises in its second step, if no env of evaluation did so before."""
+
+    faults: ClassVar[list[str]] = []
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._fails, self._steps = config.get("fails", False), 0
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        if self._fails and self._steps == 2 and not self.faults:
+            self.faults.append("step")
+            raise OSError("the simulator is gone")
+        return super().step(action)
+
+
+def test_a_failure_of_the_embedded_runner_that_a_round_survives_is_logged_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    FailsOnce.faults.clear()
+    config = small(env=FailsOnce, evaluation_interval=1, evaluation_config={"env_config": {"fails": True}})
+    with config.build() as algo, caplog.at_level(logging.WARNING, "corral"):
+        evaluation = algo.train()["evaluation"]
+        assert (evaluation["truncated"], evaluation["skipped"]) == (False, False)
+        assert evaluation["num_env_runner_failures"] == 1
+        [text] = [record.getMessage() for record in caplog.records if "evaluation runner failed" in record.getMessage()]
+        assert "the simulator is gone" in text
+        assert algo.train()["evaluation"]["num_env_runner_failures"] == 1
+        assert algo.train()["fault_tolerance"]["num_env_runner_failures"] == 0
 
 
 class Stalling(CountingEnv):

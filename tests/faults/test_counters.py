@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from counting import CountedEnv, steps_taken
 
-from corral import Algorithm, DQNConfig, PPOConfig
+from corral import Algorithm, APPOConfig, DQNConfig, PPOConfig
 from corral.config.config import AlgorithmConfig
 from corral.errors import CorralError
 
@@ -243,3 +243,49 @@ def test_real_interrupts_at_any_time(vectorization: str, tmp_path: Path) -> None
                 thread.join()
         assert raised
         assert_all_counted(algo, algo.train(), tmp_path)
+
+
+def test_a_fragment_that_waits_when_a_run_is_saved_counts_in_none_of_its_counters(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    made = config(record, APPOConfig, num_envs=1, env_config={"at": 14, "how": "OSError"})
+    made.env_runners(num_env_runners=0, rollout_fragment_length=5)
+    with made.build() as algo:
+        _, raised = train_on(algo, 1)  # a batch is three fragments, and the third one fails
+        assert raised == 1 and algo.env_runner_group.fault_results()["num_env_steps_in_flight"] == 10
+        algo.save(tmp_path / "saved")
+        algo.save(tmp_path / "again")  # saving changes nothing
+        assert_all_counted(algo, algo.train(), record)
+    for name in ("saved", "again"):
+        with made.build() as algo:
+            algo.restore_from_path(tmp_path / name)
+            result = algo.train()
+        sampled = result["num_env_steps_sampled_lifetime"]
+        assert sampled == result["env_runners"]["num_env_steps_sampled_lifetime"]
+        assert sampled == result["env_runners"]["num_env_steps_sampled"] >= STEPS
+        assert result["fault_tolerance"]["num_env_steps_lost"] == 13
+
+
+def test_what_an_interrupted_iteration_received_from_processes_is_in_all_counters_when_it_is_saved(
+    tmp_path: Path,
+) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    made = config(record, num_envs=1).env_runners(num_env_runners=1).engine("process")
+    with made.build() as algo, pytest.MonkeyPatch.context() as patch:
+        algo.train()
+        algo.train()
+        patch.setattr(algo, "update_modules", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        algo.save(tmp_path / "saved")
+    with made.build() as algo:
+        algo.restore_from_path(tmp_path / "saved")
+        result = algo.train()
+    assert result["num_env_steps_sampled_lifetime"] == 4 * STEPS
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 4 * STEPS
+    assert result["env_runners"]["num_env_steps_sampled"] == 2 * STEPS  # of the interrupted iteration, too
+
+
+def interrupt(*args: Any, **settings: Any) -> Any:
+    raise KeyboardInterrupt

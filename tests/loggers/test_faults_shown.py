@@ -28,6 +28,10 @@ def test_faults_are_described() -> None:
     assert describe_faults({"fault_tolerance": none | {"num_callback_errors": 0}}) == ""
     found: dict[str, Any] = {"fault_tolerance": none | {"num_sub_environment_restarts": 1}, "evaluation": none}
     assert describe_faults(found) == "1 sub-env restart"
+    waiting = {"fault_tolerance": none | {"num_env_runner_failures": 3, "num_remote_worker_restarts": 2}}
+    assert describe_faults(waiting) == "1 runner failure, 2 runner restarts"
+    embedded = {"fault_tolerance": none, "evaluation": none | {"num_env_runner_failures": 2}}
+    assert describe_faults(embedded) == "2 runner failures"
     found["evaluation"] = none | {"num_remote_worker_restarts": 2, "skipped": True, "truncated": False}
     found["fault_tolerance"]["num_callback_errors"] = 1234
     assert describe_faults(found) == (

@@ -118,3 +118,11 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_that_keeps_the_old_one(
         algo.restore_from_path(tmp_path / "kept")
         assert algo.train()["training_iteration"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_run_for_whose_config_there_was_no_room_can_begin_there_later(tmp_path: Path) -> None:
+    with small().build() as algo:
+        with largest_file(100), pytest.raises(RunDirectoryError, match="File too large"):
+            algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path, progress=False)
+        assert not (tmp_path / "config.yaml").exists()
+        assert algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path, progress=False)["training_iteration"] == 1

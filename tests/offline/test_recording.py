@@ -30,6 +30,7 @@ from corral.errors import DataError
 from corral.offline.episode_rows import EpisodeRows
 from corral.offline.sources import open_source
 from corral.runners.requests import SampleRequest
+from file_limits import largest_file
 from offline.recorded_envs import LENGTHS, Counting
 
 
@@ -463,3 +464,18 @@ def test_minari_datasets_can_be_written_and_read(tmp_path: Path, monkeypatch: py
             ppo(f"minari:{name}").build()
     with pytest.raises(DataError, match=r"cannot be read.*Known here: ..counting/nested-false-v0"):
         open_source("minari:counting/other-v0")
+
+
+def test_a_file_that_finds_no_room_is_named_and_its_episodes_are_written_later(tmp_path: Path) -> None:
+    with ppo(str(tmp_path / "data")).build() as algorithm:
+        algorithm.train()
+        recorder = algorithm._recorder
+        assert recorder is not None and recorder.num_episodes_recorded > 0
+        with (
+            largest_file(100),
+            pytest.raises(DataError, match=r"episodes-.*\.parquet cannot be written: File too large"),
+        ):
+            recorder.flush()
+        assert list((tmp_path / "data").iterdir()) == []
+        num_episodes = recorder.num_episodes_recorded
+    assert len(read(tmp_path / "data")) == num_episodes

@@ -41,6 +41,8 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     """
     algorithm.take_changed_weights()
     group, evaluation = algorithm.env_runner_group.get_state(), algorithm._evaluator.get_state()
+    # An iteration that an exception ended has not collected the metrics of steps that count.
+    algorithm.env_runner_group.collect_metrics(algorithm.metrics, algorithm.timers)
     return {
         **({} if evaluation is None else {"evaluation": evaluation}),
         **({} if algorithm.recorded is None else {"data": algorithm.recorded.get_state()}),

@@ -112,11 +112,15 @@ class LocalPlace:
         """Write a file next to its name, and rename it when it has reached the disk: a file that is there is whole."""
         part = self._path / f"{name}.part"
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as opened:  # a run that was killed may have left one
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(part, self._path / name)
+        try:
+            with part.open("wb") as opened:  # a run that was killed may have left one
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.replace(part, self._path / name)
+        except BaseException:
+            part.unlink(missing_ok=True)  # on a full disk it would take what room there is
+            raise
         _flush_directory(part.parent)
 
     def commit(self, data: str, name: str, content: bytes) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,16 +39,31 @@ def export(options: argparse.Namespace) -> int:
     # Next to the file and under another name, so that a file that does not act as the policy replaces nothing.
     written = file.with_name(f".{file.stem}.{uuid.uuid4().hex}{suffix}")
     try:
-        policy.export(written)
+        with _writing(file):
+            policy.export(written)
         if suffix == ".safetensors":
             compared = _check_weights(written, policy)
         else:
             compared = str(check_export(written, _acted(options, policy)))
-        os.replace(written, file)
+        with _writing(file):
+            os.replace(written, file)
     finally:
         written.unlink(missing_ok=True)
     print(f"{checkpoint.path} (iteration {checkpoint.metadata.get('training_iteration')})\n{file}: {compared}")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    """Name the file, and not the one under another name, where a block cannot write it.
+
+    Raises:
+        ExportError: It cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"{file} cannot be written: {error.strerror or error}; name another file.") from error
 
 
 def _refuse_others(options: argparse.Namespace, suffix: str) -> None:

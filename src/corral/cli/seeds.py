@@ -23,6 +23,7 @@ from corral.config.config import AlgorithmConfig
 from corral.core.run_files import EXPERIMENT_FILE, SET_ASIDE
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, RunDirectoryError
+from corral.loggers.files import replaced
 from corral.loggers.run import CONFIG_FILE, check_run_dir, locked, plain, run_name
 
 
@@ -134,7 +135,8 @@ def _write_experiment(found: SeedSet, config: AlgorithmConfig, stop: Mapping[str
     settings = plain(config.to_dict()) | {"stop": StopCriteria(stop).plain()}
     path = found.home / EXPERIMENT_FILE
     try:
-        path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        with replaced(path) as file:  # a part of it would be a set that can never continue
+            yaml.safe_dump(settings, file, sort_keys=False)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; choose another directory.") from error
 

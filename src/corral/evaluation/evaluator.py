@@ -564,6 +564,7 @@ class Evaluator:
         return {
             "num_healthy_workers": 0 if group is None else group.num_healthy_remote_workers,
             "num_remote_worker_restarts": 0 if group is None else group.num_remote_worker_restarts,
+            "num_env_runner_failures": 0 if group is None else group.num_failures,
         }
 
     def result(self, *, fresh: bool = False) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class CSVLogger(Logger):
             for row in rows[1:]
             if not _is_later(dict(zip(self._columns, row, strict=True)), training_iteration, num_env_steps)
         )
-        with _replaced(self._path) as file:
+        with replaced(self._path) as file:
             csv.writer(file).writerows([*rows[:1], *kept])
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
@@ -93,7 +93,7 @@ class CSVLogger(Logger):
         self._file.flush()
         columns = [*self._columns, *new]
         # On a full disk the file stays as it was, and the next result tries again.
-        with self._path.open(newline="", encoding="utf-8") as old, _replaced(self._path) as out:
+        with self._path.open(newline="", encoding="utf-8") as old, replaced(self._path) as out:
             writer = csv.DictWriter(out, columns)
             writer.writeheader()
             writer.writerows(csv.DictReader(old))
@@ -141,7 +141,7 @@ class JSONLinesLogger(Logger):
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)  # the last line may have been cut off
         whole = [line for line in lines if _parsed(line) is not None]
-        with _replaced(path) as file:
+        with replaced(path) as file:
             file.writelines(line for line in whole if not _is_later(_parsed(line), training_iteration, num_env_steps))
         self._file = path.open("a", encoding="utf-8")
 
@@ -194,7 +194,7 @@ def _checked_name(file_name: str) -> str:
 
 
 @contextlib.contextmanager
-def _replaced(path: Path) -> Iterator[TextIOWrapper]:
+def replaced(path: Path) -> Iterator[TextIOWrapper]:
     """Write a file under another name, and move it into place at the end of the block."""
     rewritten = path.with_name(f"{path.name}.new")
     try:

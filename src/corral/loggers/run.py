@@ -25,7 +25,7 @@ from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE, SEARCH_FILE, SEED
 from corral.core.settings import path_of
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
-from corral.loggers.files import CSVLogger, JSONLinesLogger
+from corral.loggers.files import CSVLogger, JSONLinesLogger, replaced
 from corral.loggers.images import ImageLogger
 from corral.loggers.tensorboard import TensorBoardLogger
 from corral.metrics.result import evaluated_return
@@ -153,13 +153,11 @@ class Run:
 
     def _write_config(self) -> None:
         text, path = yaml.safe_dump(self._settings, sort_keys=False), self.path / CONFIG_FILE
-        if self._restore is None:
-            with path.open("x", encoding="utf-8") as file:
+        if self._restore is None and path.exists():  # another process was faster
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        if self._restore is None or text != path.read_text(encoding="utf-8"):  # settings were overridden
+            with replaced(path) as file:  # a part of it would be a run that can never continue
                 file.write(text)
-        elif text != path.read_text(encoding="utf-8"):  # settings were overridden
-            changed = path.with_name(f"{CONFIG_FILE}.new")
-            changed.write_text(text, encoding="utf-8")
-            os.replace(changed, path)
 
     def _open_log(self) -> None:
         handler = _RunLog(self.path / "run.log", encoding="utf-8")

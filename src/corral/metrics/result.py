@@ -79,6 +79,10 @@ def describe_faults(result: Mapping[str, Any]) -> str:
         "callback error": "num_callback_errors",
     }
     counts = {kind: int(np.nansum([part.get(key) or 0 for part in parts])) for kind, key in kinds.items()}
+    failures = [
+        max(0, (part.get("num_env_runner_failures") or 0) - (part.get(kinds["runner restart"]) or 0)) for part in parts
+    ]
+    counts = {"runner failure": int(np.nansum(failures)), **counts}  # those that no restart followed
     found = [f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in counts.items() if count]
     evaluation = parts[1]
     state = next((name for name in ("skipped", "truncated") if evaluation.get(name)), None)

@@ -126,7 +126,7 @@ def write_episodes(place: Place, name: str, episodes: Sequence[RecordedEpisode],
         description: Spaces of the module.
 
     Raises:
-        OSError: The file cannot be written.
+        DataError: The file cannot be written, such as on a full disk.
     """
     pa = import_pyarrow()
     rows = EpisodeRows.join([episode.rows for episode in episodes])
@@ -146,7 +146,10 @@ def write_episodes(place: Place, name: str, episodes: Sequence[RecordedEpisode],
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: description.to_json()})
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(table, sink, compression="zstd")
-    place.replace(name, sink.getvalue())
+    try:
+        place.replace(name, sink.getvalue())
+    except OSError as error:
+        raise DataError(f"{place.where(name)} cannot be written: {error.strerror or error}.") from error
 
 
 def _repeated(pa: Any, names: list[str], number: NDArray[np.int64]) -> Any:

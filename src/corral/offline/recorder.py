@@ -83,7 +83,7 @@ class Recorder:
         """Take the steps of rollouts, and write a file if the complete episodes have enough rows for one.
 
         Raises:
-            OSError: The file cannot be written.
+            DataError: The file cannot be written, such as on a full disk.
         """
         for rollout in rollouts:
             for module_id, part in rollout.by_module().items():
@@ -101,7 +101,7 @@ class Recorder:
         """Write the complete episodes that are in no file yet, if there are any, to a file.
 
         Raises:
-            OSError: The file cannot be written.
+            DataError: The file cannot be written, such as on a full disk.
         """
         while self._complete:  # the episodes of each module have a file of their own
             module_id = self._complete[0].rows.module_id
@@ -114,7 +114,7 @@ class Recorder:
         """Write the complete episodes that are in no file yet, and forget the unfinished ones.
 
         Raises:
-            OSError: The file cannot be written.
+            DataError: The file cannot be written, such as on a full disk.
         """
         self.flush()
         self._open.clear()

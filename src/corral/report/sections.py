@@ -23,6 +23,7 @@ FAULTS = (
     "fault_tolerance/num_sub_environment_restarts",
     "fault_tolerance/num_env_steps_lost",
     "fault_tolerance/num_callback_errors",
+    "evaluation/num_env_runner_failures",
     "evaluation/num_remote_worker_restarts",
     "evaluation/num_episodes_missing",
 )

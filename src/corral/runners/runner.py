@@ -523,6 +523,12 @@ class EnvRunner(Viewable):
                 numbers = self.stepping.get_exploration_metrics(self._timestep)
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
+    def log_later(self, num_env_steps: int) -> None:
+        """Take back env steps that were logged, so that they are logged with the next samples."""
+        self.log_samples()
+        log_counts(self._metrics, [-num_env_steps], [0])
+        self._unlogged = num_env_steps, 0
+
     def _count(self, num_env_steps: int, num_episodes: int) -> None:
         """Count the steps and the episodes of a rollout, or with negative numbers, of a rollout that was lost.
 

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -24,7 +25,7 @@ from corral.metrics.timers import Timers
 from corral.modules.config import MultiAgentSettings
 from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
-from corral.runners.restarts import NOT_FAULTS, note_failure
+from corral.runners.restarts import NOT_FAULTS, describe, note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.states_of_runners import StatesOfRunners
 from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 
 _NO_COSTS = Costs().result()
+
+
+def _no_fragment() -> None:
+    """Stand for the reference to a fragment that nobody holds."""
 
 
 class EnvRunnerGroup:
@@ -103,8 +108,8 @@ class EnvRunnerGroup:
         self._part_names: set[str] = set()
         self._weights_bytes = 0
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
-        # What came with fragments: index of the runner, metrics and seconds.
-        self._logged: list[tuple[int, Parts, dict[str, float]]] = []
+        # What came with fragments: index of the runner, metrics, seconds, and the fragment, which they wait for.
+        self._logged: list[tuple[int, Parts, dict[str, float], Callable[[], Rollout | None]]] = []
         self._stopped = False
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
@@ -471,7 +476,7 @@ class EnvRunnerGroup:
     def _keep(self, index: int, reply: SampleReply) -> None:
         """Keep a fragment until a call returns it."""
         self._taken.append((index, reply.rollout))
-        self.keep_metrics(index, reply)
+        self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
         self._num_env_steps += reply.rollout.num_env_steps
 
     # Requests to one runner, which has the index 0 if it is the embedded runner.
@@ -516,7 +521,7 @@ class EnvRunnerGroup:
 
     def keep_metrics(self, index: int, reply: SampleReply) -> None:
         """Let `collect_metrics` collect what came with a reply."""
-        self._logged.append((index, reply.metrics, reply.seconds))
+        self._logged.append((index, reply.metrics, reply.seconds, _no_fragment))
 
     def lost_because(self) -> BaseException | None:
         """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
@@ -612,13 +617,16 @@ class EnvRunnerGroup:
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Collect what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
 
-        The metrics of a runner of the engine arrive with its fragments.
+        The metrics of a runner of the engine arrive with its fragments. If no call has returned a fragment yet, its
+        metrics wait with it.
         """
         with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
-            collected, self._logged = self._logged, []
-            for parts_of_round in _rounds([(index, parts) for index, parts, _ in collected]):
+            held = {id(rollout) for _, rollout in self._taken}
+            collected = [entry for entry in self._logged if id(entry[3]()) not in held]
+            self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
+            for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
                 metrics.aggregate(parts_of_round, key="env_runners")
-            for _, _, seconds in collected:
+            for _, _, seconds, _ in collected:
                 timers.add(seconds)
 
     def take_costs(self) -> dict[str, Any]:
@@ -885,6 +893,10 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             error = call.future.exception()
             if isinstance(error, NOT_FAULTS):
                 raise error
+            if error is not None:
+                self.num_failures += 1
+                who = "evaluation runner" if self._config.in_evaluation else "env runner"
+                log.warning("The embedded %s failed; its next episodes begin with a reset. %s", who, describe(error))
             yield 0, call, error or call.future.result()
 
     def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
@@ -899,9 +911,11 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         with interrupts_deferred():
             if runner.timers is timers:
                 runner.log_samples()
+                if self._taken:
+                    runner.log_later(sum(rollout.num_env_steps for _, rollout in self._taken))
             else:
                 parts, seconds, _ = runner.get_metrics()
-                self._logged.append((0, parts, seconds))
+                self._logged.append((0, parts, seconds, _no_fragment))
                 super().collect_metrics(metrics, timers)
 
     def take_costs(self) -> dict[str, Any]:
