@@ -89,7 +89,8 @@ wheel: $(READY) ## build the wheel, and try it in clean environments, with the l
 campaign: $(READY) ## a thousand runs in which something fails, with a table in docs/reliability.md; 200 faults of runners on each engine; 200 kills of savers
 	$(BIN)/python benchmarks/campaign.py
 	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
-	NUM_KILLS=200 $(BIN)/python -m pytest -m "" tests/checkpoint/test_killed_savers.py tests/checkpoint/test_hostile_files.py
+	NUM_KILLS=200 NUM_FUZZED_FILES=10000 $(BIN)/python -m pytest -m "" tests/checkpoint/test_killed_savers.py \
+		tests/checkpoint/test_hostile_files.py tests/faults/test_fuzzed_files.py
 
 $(BENCH_READY): requirements/torch.txt benchmarks/requirements-rivals.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
