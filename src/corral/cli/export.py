@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -37,6 +38,11 @@ def export(options: argparse.Namespace) -> int:
     # Next to the file and under another name, so that a file that does not act as the policy replaces nothing.
     written = file.with_name(f".{file.stem}.{uuid.uuid4().hex}{suffix}")
     try:
+        try:
+            written.parent.mkdir(parents=True, exist_ok=True)
+            written.touch()  # before anything takes time
+        except OSError as error:
+            raise ExportError(f"{file} cannot be written: {error.strerror}; name another file.") from error
         policy.export(written)
         if suffix == ".safetensors":
             compared = _check_weights(written, policy)
@@ -44,7 +50,8 @@ def export(options: argparse.Namespace) -> int:
             compared = str(check_export(written, _acted(options, policy)))
         os.replace(written, file)
     finally:
-        written.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            written.unlink()
     print(f"{checkpoint.path} (iteration {checkpoint.metadata.get('training_iteration')})\n{file}: {compared}")
     return 0
 
@@ -91,6 +98,7 @@ def _acted(options: argparse.Namespace, policy: Policy) -> WatchedPolicy:
         episodes=3 if options.episodes is None else options.episodes,
         env_config=setup.env_config,
         wrappers=setup.wrappers,
+        **setup.faults,
     )
     return watched
 
