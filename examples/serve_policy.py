@@ -26,12 +26,14 @@ def make_server(run_dir, host="127.0.0.1", port=8000):
         def do_POST(self):
             try:
                 num_bytes = int(self.headers.get("Content-Length", 0))
-                if num_bytes > MAX_BYTES:
-                    raise ValueError(f"an observation has at most {MAX_BYTES:,} bytes")
+                if not 0 <= num_bytes <= MAX_BYTES:
+                    raise ValueError(
+                        f"an observation has at most {MAX_BYTES:,} bytes, and Content-Length says how many"
+                    )
                 observation = json.loads(self.rfile.read(num_bytes))
                 with one_at_a_time:
                     self.answer(200, np.asarray(policy(observation)).tolist())
-            except (ValueError, CorralError) as error:  # no JSON, or no observation of the env
+            except (ValueError, RecursionError, CorralError) as error:  # no JSON, or no observation of the env
                 self.answer(400, {"error": str(error)})
 
         def answer(self, status, value):
@@ -54,7 +56,11 @@ def main():
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    with make_server(options.run_dir, options.host, options.port) as server:
+    try:
+        server = make_server(options.run_dir, options.host, options.port)
+    except (OSError, CorralError) as error:  # the port is in use, or there is no policy
+        parser.exit(1, f"{options.host}:{options.port}, {options.run_dir}: {error}\n")
+    with server:
         print(f"POST observations to http://{options.host}:{server.server_port}", flush=True)
         try:
             server.serve_forever()

@@ -130,6 +130,11 @@ def test_what_cannot_be_exported_or_checked_is_named(
         assert main(["export", str(pendulum), "-o", str(tmp_path / file), *more]) != 0
         assert text in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    place = tmp_path / "saved" / "metadata.json" / "p.onnx"  # in a file
+    assert main(["export", str(pendulum), "-o", str(place)]) == 1
+    assert f"corral: {place} cannot be written: " in capsys.readouterr().err
+    assert main(["export", str(pendulum), "-o", str(tmp_path / "new" / "p.safetensors")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "saved"]
 
 
 @pytest.mark.parametrize("name", ["p.safetensors", "p.pt2"])

@@ -20,7 +20,7 @@ from corral import (
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.cli.main import main
 from corral.errors import ConfigError
-from corral.testing import CountingEnv
+from corral.testing import CountingEnv, FaultyEnv
 
 
 def halved(env: Any) -> Any:
@@ -54,6 +54,17 @@ def test_evaluate_prints_json_with_each_episode(run: Path, capsys: pytest.Captur
     assert found["episode_lens"] == [2] * 5
     assert found["episode_return_interval_low"] == found["episode_return_interval_high"] == 1.5
     assert found["checkpoint"] == str(run / "checkpoints" / "iteration-000000")
+
+
+def test_the_fault_tolerance_of_the_run_holds_for_its_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = PPOConfig().environment(FaultyEnv, env_config={"episode_length": 3, "at_step": 5})
+    with config.fault_tolerance(restart_failed_sub_environments=True, env_step_timeout_s=60.0).build() as algorithm:
+        path = algorithm.save(tmp_path / "saved")
+    assert main(["evaluate", str(path), "--episodes", "16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episode_lens"] == [3] * 16
+    assert main(["export", str(path), "-o", str(tmp_path / "policy.pt2"), "--episodes", "16"]) == 0
 
 
 def test_evaluate_explores_where_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

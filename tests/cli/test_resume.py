@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from corral.algorithms.fitting import read_config
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.cli.main import main
 
@@ -347,6 +348,17 @@ def test_one_command_begins_and_continues_a_run(tmp_path: Path) -> None:
     assert [
         line.rpartition(" continues from ")[2].split(",")[0] for line in log.splitlines() if " continues from" in line
     ] == [*("iteration 1", "iteration 3", "iteration 3")]
+
+
+def test_the_same_command_keeps_the_seed_that_was_drawn(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    command = [*arguments(**SETTINGS), "--resume-or-start", str(home), "--quiet"]
+    command = [part for part in command if part not in ("--seed", "0")] + ["--stop"]
+    assert main([*command, "training_iteration=1"]) == 0
+    seed = read_config(home)["debugging"]["seed"]
+    assert main([*command, "training_iteration=2"]) == 0
+    assert read_config(home)["debugging"]["seed"] == seed and rows(home) == [1, 2]
+    assert "Settings that differ" not in (home / "run.log").read_text(encoding="utf-8")
 
 
 def test_one_command_continues_the_runs_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import urllib.error
@@ -38,9 +39,14 @@ def test_actions_are_those_of_the_policy(env: str, tmp_path: Path) -> None:
             for obs in np.random.default_rng(0).uniform(-1, 1, (20, size)).round(3).tolist():
                 status, action = post(server.server_port, json.dumps(obs).encode())
                 assert status == 200 and action == pytest.approx(np.asarray(policy(np.array(obs, np.float32))).tolist())
-            for wrong, message in ((b"[1.0]", "shape"), (b"nonsense", "Expecting value"), (b"", "Expecting value")):
+            wrongs = ((b"[1.0]", "shape"), (b"nonsense", "Expecting value"), (b"", "Expecting value"))
+            for wrong, message in (*wrongs, (b"[" * 100_000, "recursion")):
                 status, answer = post(server.server_port, wrong)
                 assert status == 400 and message in answer["error"]
+            unsized = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+            unsized.request("POST", "/", headers={"Content-Length": "-1"})
+            assert unsized.getresponse().status == 400
+            unsized.close()
         finally:
             server.shutdown()
             thread.join()

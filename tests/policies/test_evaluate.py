@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from corral import Policy, PolicyEvaluation, PPOConfig, evaluate_policy, load_policy
-from corral.errors import ConfigError, EnvError, ObservationError
+from corral.errors import ConfigError, EnvError, EnvTimeoutError, ObservationError
 from corral.evaluation.statistics import summarize_episodes
 from corral.modules.module import ActorCritic
-from corral.testing import CountingEnv, IdentityEnv
+from corral.testing import CountingEnv, FaultyEnv, IdentityEnv
 
 TWO = spaces.Discrete(2)
 
@@ -210,3 +211,44 @@ def test_statistics_of_training_that_are_missing_are_named(caplog: pytest.LogCap
     evaluate_policy(make_policy(), wrappers[0](CountingEnv()), episodes=1)  # by who made the env
     evaluate_policy(make_policy(), CountingEnv, episodes=1)
     assert not caplog.text
+
+
+class Stuck(CountingEnv):
+    """An env whose sub-env 1 hangs in its fifth step."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.steps_left = 5 if getattr(config, "vector_index", 0) == 1 else -1
+
+    def step(self, action: int) -> Any:
+        self.steps_left -= 1
+        while self.steps_left == 0:
+            time.sleep(0.1)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [FaultyEnv, Stuck])
+def test_other_episodes_replace_those_that_a_failure_ended(env: Any, caplog: pytest.LogCaptureFixture) -> None:
+    found = evaluate_policy(
+        make_policy(),
+        env,
+        episodes=6,
+        num_envs=2,
+        env_config={"episode_length": 3},
+        env_step_timeout_s=0.3,
+        restart_failed_sub_environments=True,
+    )
+    assert found.episode_lens == (3,) * 6 and found.episode_returns == (6.0,) * 6
+    assert "sub-env 1" in caplog.text and "It was restarted" in caplog.text
+
+
+def test_a_failure_is_an_error_where_nothing_is_restarted() -> None:
+    restarted = {"env_step_timeout_s": 0.3, "restart_failed_sub_environments": True}
+    short = {"episode_length": 3}
+    with pytest.raises(EnvTimeoutError, match=r"sub-env 1, step 5: step\(\) took longer than env_step_timeout_s=0.3"):
+        evaluate_policy(make_policy(), Stuck, episodes=4, num_envs=2, env_step_timeout_s=0.3)
+    with pytest.raises(EnvError, match="divided by zero"):  # the seeds of its other episodes are lost with a sub-env
+        evaluate_policy(make_policy(), FaultyEnv, seeds=range(6), num_envs=2, env_config=short, **restarted)
+    breaking = {"at_step": 2, "vector_index": 0, "episode_length": 3}
+    with pytest.raises(EnvError, match="divided by zero"):  # it breaks all episodes
+        evaluate_policy(make_policy(), FaultyEnv, episodes=1, env_config=breaking, **restarted)

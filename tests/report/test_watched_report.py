@@ -105,6 +105,10 @@ def test_the_page_and_its_numbers_follow_the_run(tmp_path: Path, monkeypatch: py
         second = json.loads(fetch("status"))
         assert second["version"] == 2 and second["rows"]["run"]["return"] == "12.5"
         assert re.search(r"version !== 2\b", page := fetch("")) and "12.5" in page
+        with (path / "run.log").open("a", encoding="utf-8") as file:  # the run ends without another result
+            file.write("2026-01-01 00:00:09,000 INFO corral: Run finished.\n")
+        third = json.loads(fetch("status"))
+        assert third["version"] == 3 and third["rows"]["run"]["state"] == "finished"
 
 
 def test_runs_that_begin_later_are_followed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

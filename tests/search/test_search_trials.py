@@ -183,6 +183,12 @@ def test_the_same_seed_gives_the_same_trials(begin: Any, tmp_path: Path) -> None
     }
 
 
+def test_the_median_ends_no_trial_before_its_rounds_of_warmup_are_over(begin: Any, tmp_path: Path) -> None:
+    space = {"env_config.level": {"choice": [3, 1]}}
+    assert main(begin(experiment("my_envs:Level", space=space, sampler="grid", num_warmup_rounds=1))) == 0
+    assert stored(tmp_path / "found")[1].intermediate_values == {1: 4.0, 2: 4.0}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["hyperband", "successive_halving"])
 def test_other_pruners_and_the_smallest_value(pruner: str, begin: Any, tmp_path: Path) -> None:

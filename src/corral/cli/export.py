@@ -40,6 +40,8 @@ def export(options: argparse.Namespace) -> int:
     written = file.with_name(f".{file.stem}.{uuid.uuid4().hex}{suffix}")
     try:
         with _writing(file):
+            written.parent.mkdir(parents=True, exist_ok=True)
+            written.touch()  # before anything takes time
             policy.export(written)
         if suffix == ".safetensors":
             compared = _check_weights(written, policy)
@@ -48,7 +50,8 @@ def export(options: argparse.Namespace) -> int:
         with _writing(file):
             os.replace(written, file)
     finally:
-        written.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            written.unlink()
     print(f"{checkpoint.path} (iteration {checkpoint.metadata.get('training_iteration')})\n{file}: {compared}")
     return 0
 
@@ -108,6 +111,7 @@ def _acted(options: argparse.Namespace, policy: Policy) -> WatchedPolicy:
         episodes=3 if options.episodes is None else options.episodes,
         env_config=setup.env_config,
         wrappers=setup.wrappers,
+        **setup.faults,
     )
     return watched
 

@@ -35,6 +35,9 @@ OF_ENVS: dict[str, Any] = {
 OF_DATA = ("method", "module", "gamma", "max_ratio", "gradient_steps", "batch_size", "lr")
 """Options of `corral evaluate` that only estimates from data read."""
 
+FAULTS = ("env_step_timeout_s", "restart_failed_sub_environments")
+"""Settings of a run that also hold for the episodes that the command line plays."""
+
 
 class Setup(NamedTuple):
     """A policy and its env.
@@ -46,6 +49,7 @@ class Setup(NamedTuple):
         env: Its env, as in `.environment(env)`.
         env_config: Settings of the env.
         wrappers: Wrappers of the env.
+        faults: What happens when the env fails, for `evaluate_policy`.
     """
 
     path: str
@@ -54,6 +58,7 @@ class Setup(NamedTuple):
     env: Any
     env_config: dict[str, Any]
     wrappers: list[Any]
+    faults: dict[str, Any]
 
 
 def load_setup(options: argparse.Namespace) -> Setup:
@@ -79,6 +84,7 @@ def load_setup(options: argparse.Namespace) -> Setup:
         options.env or environment.env,
         {**environment.env_config, **changed},
         environment.all_wrappers,
+        {name: value for name, value in _mapping(checkpoint.config, "fault_tolerance") if name in FAULTS},
     )
 
 
@@ -155,6 +161,7 @@ def evaluate(options: argparse.Namespace) -> int:
         seeds=options.seeds,
         explore=options.explore,
         max_episode_steps=options.max_episode_steps,
+        **setup.faults,
     )
     iteration = setup.metadata.get("training_iteration")
     if options.json:

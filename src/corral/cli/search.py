@@ -107,7 +107,7 @@ def _load(options: argparse.Namespace, path: Path) -> Search:
     if "search" not in settings:
         raise ConfigError(
             f"{path} has no group 'search': name there what to search, as in search: {{space: {{lr: {{log: [1e-5, "
-            "1e-2]}}}}."
+            "1e-2]}}}."
         )
     group = settings.pop("search")
     named = argparse.Namespace(**{**NOT_NAMED, **vars(options), "config": path, "resume": None, "loggers": []})

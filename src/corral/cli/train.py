@@ -38,6 +38,10 @@ def run(options: argparse.Namespace) -> int:
     if options.parallel is not None:
         raise ConfigError("--parallel goes with --seeds: one run uses more cores with env_runners.num_env_runners.")
     config, stop = load_experiment(options)
+    if continued is not None and config.seed is None:  # else another one is drawn, and written to config.yaml
+        from corral.algorithms.fitting import read_config
+
+        config.seed = (read_config(continued).get("debugging") or {}).get("seed")
     config.validate()  # a mistake is reported before anything is written
     loggers = None if config.loggers is None else make_loggers(config.loggers)  # before the env and workers are made
     resume = continued or options.resume

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
+from corral.envs.async_vector import AsyncLimits
 from corral.envs.checks import mismatch
 from corral.envs.env_state import warn_of_statistics
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets, fill_queue, quotas
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_checks import check_step_columns
-from corral.envs.sub_envs import env_error, original
+from corral.envs.step_timeout import StepTimer
+from corral.envs.sub_envs import Restarts, call_directly, env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.vector import EnvContext, env_name, make_vector_env
-from corral.errors import ConfigError, CorralError, EnvError
+from corral.errors import ConfigError, CorralError, EnvError, SubEnvError
 from corral.evaluation.statistics import summarize_episodes
 from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.policy import Policy
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 DEFAULT_NUM_EPISODES = 100
 DEFAULT_NUM_ENVS = 8
 MAX_EPISODE_STEPS = 100_000
+MAX_BROKEN_PER_EPISODE = 100
+"""Limit of restarts of sub-envs per episode, from which an env counts as one that breaks all its episodes."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,8 @@ def evaluate_policy(
     seeds: Sequence[int] | None = None,
     explore: bool = False,
     max_episode_steps: int = MAX_EPISODE_STEPS,
+    env_step_timeout_s: float | None = None,
+    restart_failed_sub_environments: bool = False,
 ) -> PolicyEvaluation:
     """Return returns and lengths of whole episodes.
 
@@ -162,6 +168,10 @@ def evaluate_policy(
             the same seeds begin the same episodes, whatever `num_envs` is.
         explore: Whether a policy or an algorithm explores.
         max_episode_steps: Length from which an episode counts as one that never ends.
+        env_step_timeout_s: Seconds that one step or reset of all sub-envs may take; only in the main thread. What hangs
+            in C code is not interrupted.
+        restart_failed_sub_environments: Whether a sub-env that raises or hangs is made again, and another episode is
+            played in place of its unfinished one. With `seeds`, and in a ready vector env, a failure is an error.
 
     Raises:
         ConfigError: An argument is out of bounds, or the policy is for other spaces than the env's.
@@ -180,10 +190,63 @@ def evaluate_policy(
         )
     by_batch = isinstance(policy, (Policy, AgentPolicies)) or hasattr(policy, "compute_actions")
     default_num_envs = min(episodes, DEFAULT_NUM_ENVS) if by_batch else 1
-    with _opened(env, env_config, wrappers, num_envs, default_num_envs, seed or 0, resets) as vector_env:
-        name = env_name(env)
-        acting = _acting(policy, vector_env, name, explore)
-        return _play_episodes(acting, vector_env, name, episodes, seed, max_episode_steps)
+    restarts = episodes * MAX_BROKEN_PER_EPISODE if restart_failed_sub_environments and resets is None else 0
+    faults = _Faults(env_name(env), env_step_timeout_s, restarts)
+    with (
+        faults.installed(),
+        _opened(env, env_config, wrappers, num_envs, default_num_envs, seed or 0, resets, faults) as vector_env,
+    ):
+        acting = _acting(policy, vector_env, faults.name, explore)
+        return _play_episodes(acting, vector_env, faults, episodes, seed, max_episode_steps)
+
+
+class _Faults:
+    """Limits the calls of an env, and restarts its sub-envs.
+
+    Attributes:
+        name: Name of the env.
+        step: Number of steps so far.
+        failed: Sub-envs that were restarted in the latest call.
+        timeout_s: Seconds that one call may take.
+        restarts: What restarts sub-envs; `None` if a failure is an error.
+    """
+
+    def __init__(self, name: str, timeout_s: float | None, max_num_restarts: int) -> None:
+        self.name, self.step, self.failed, self.timeout_s = name, 0, list[int](), timeout_s
+        self._max_num_restarts = max_num_restarts
+        timer = None if timeout_s is None else StepTimer(timeout_s)
+        self.installed = nullcontext if timer is None else timer.installed
+        self._call = call_directly if timer is None else timer.call
+        self.restarts = (
+            Restarts(timer, lambda: int(np.random.SeedSequence().generate_state(1)[0]), _do_nothing, self._restarted)
+            if max_num_restarts
+            else None
+        )
+
+    def _restarted(self, failure: SubEnvError) -> None:
+        self.failed.append(failure.env_index)
+        assert self.restarts is not None
+        if self.restarts.num_restarts == self._max_num_restarts:
+            raise failure
+        self.restarts.count(failure, self.name, self.step)
+
+    def call(self, method: str, call: Callable[[], Any]) -> Any:
+        """Call an env; see `failed`.
+
+        Raises:
+            EnvError: The env failed.
+        """
+        self.failed.clear()
+        try:
+            return self._call(call)
+        except CorralError as error:
+            raise env_error(self.name, self.step, method, error) from original(error)
+        except Exception as error:
+            raise env_error(self.name, self.step, method, error) from error
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
 
 
 @contextmanager
@@ -195,6 +258,7 @@ def _opened(
     default_num_envs: int,
     seed: int,
     resets: list[EpisodeReset] | None,
+    faults: _Faults,
 ) -> Iterator[VectorEnv[Any, Any, Any]]:
     """Open a vector env for a block. An env that is an instance is not closed: it is the caller's."""
     if isinstance(env, (gym.Env, VectorEnv)):
@@ -222,6 +286,8 @@ def _opened(
         wrappers=wrappers,
         outermost=None if resets is None else EpisodeResets,
         seed=seed,
+        limits=AsyncLimits(faults.timeout_s),
+        restarts=faults.restarts,
     )
     try:
         for sub_env in vector_env.envs[:1] if isinstance(vector_env, SyncVectorEnv) else ():
@@ -317,7 +383,7 @@ def check_spaces_fit(
 def _play_episodes(
     acting: Acting,
     env: VectorEnv[Any, Any, Any],
-    name: str,
+    faults: _Faults,
     episodes: int,
     seed: int | None,
     max_episode_steps: int,
@@ -327,13 +393,14 @@ def _play_episodes(
     found: list[list[tuple[float, int]]] = [[] for _ in range(n)]
     total, length, resets = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.bool_)
     next_step = env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP
-    obs, _ = _called(name, "reset", 0, partial(env.reset, seed=seed))
+    name = faults.name
+    obs, _ = faults.call("reset", partial(env.reset, seed=seed))
     begins = np.ones(n, np.bool_)
-    step, rewards = 0, np.zeros(n)
+    rewards = np.zeros(n)
     while any(len(ended) < wanted for ended, wanted in zip(found, num_episodes, strict=True)):
         actions = acting(obs, begins, rewards)
-        obs, rewards, terminated, truncated = _called(name, "step", step, partial(_checked_step, env, actions))
-        step += 1
+        obs, rewards, terminated, truncated = faults.call("step", partial(_checked_step, env, actions))
+        faults.step += 1
         total += np.where(resets, 0.0, rewards)
         length += ~resets
         ends = (terminated | truncated) & ~resets
@@ -343,6 +410,8 @@ def _play_episodes(
         total[ends], length[ends] = 0.0, 0
         begins = resets if next_step else ends
         resets = ends if next_step else resets
+        for i in faults.failed:  # its episode is lost, and the observation is the first one of another
+            total[i], length[i], begins[i], resets[i] = 0.0, 0, True, False
         for i in np.flatnonzero(length >= max_episode_steps).tolist():
             if len(found[i]) < num_episodes[i]:
                 raise EnvError(
@@ -359,12 +428,3 @@ def _play_episodes(
 def _checked_step(env: VectorEnv[Any, Any, Any], actions: Any) -> tuple[Any, ...]:
     obs, rewards, terminated, truncated, _ = env.step(actions)
     return obs, *check_step_columns(env.num_envs, rewards, terminated, truncated)
-
-
-def _called(name: str, method: str, step: int, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except CorralError as error:
-        raise env_error(name, step, method, error) from original(error)
-    except Exception as error:
-        raise env_error(name, step, method, error) from error
