@@ -74,7 +74,7 @@ def experiment(env: str = "CartPole-v1", **search: Any) -> dict[str, Any]:
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that writes an experiment and returns the command that searches it, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_envs.py").write_text(MY_ENVS, encoding="utf-8")
+    (tmp_path / "levels_to_search.py").write_text(MY_ENVS, encoding="utf-8")
 
     def write(settings: dict[str, Any], home: str = "found", parallel: int = 1) -> list[str]:
         (tmp_path / "search.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -94,7 +94,7 @@ def read_yaml(path: Path) -> Any:
 
 def test_trials_are_completed_pruned_and_failed(begin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space = {"env_config.level": {"choice": [3, 1, 13, 5]}}
-    command = begin(experiment("my_envs:Level", space=space, sampler="grid", num_seeds=2))
+    command = begin(experiment("levels_to_search:Level", space=space, sampler="grid", num_seeds=2))
     assert main(command) == 0
     printed, errors = capsys.readouterr()
     home = tmp_path / "found"
@@ -132,7 +132,7 @@ def test_options_override_the_file_and_a_search_continues_with_its_trials(
     begin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = {"lr": {"log": [1e-4, 1e-2]}, "num_epochs": {"int": [1, 3]}, "lambda_": {"choice": [0.9, 0.99]}}
-    settings = experiment("my_envs:Level", space=space, pruner="none", num_trials=9)
+    settings = experiment("levels_to_search:Level", space=space, pruner="none", num_trials=9)
     settings["environment"]["env_config"] = {"level": 13}
     options = ["--env", "CartPole-v1", "--set", "environment.env_config={}", "--set", "training.gamma=0.5"]
     options += ["--stop", "training_iteration=1", "--seeds-per-trial", "2", "--trials", "1"]
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_trials(begin: Any, tmp_path: Path) -> None
 
 def test_the_median_ends_no_trial_before_its_rounds_of_warmup_are_over(begin: Any, tmp_path: Path) -> None:
     space = {"env_config.level": {"choice": [3, 1]}}
-    assert main(begin(experiment("my_envs:Level", space=space, sampler="grid", num_warmup_rounds=1))) == 0
+    assert main(begin(experiment("levels_to_search:Level", space=space, sampler="grid", num_warmup_rounds=1))) == 0
     assert stored(tmp_path / "found")[1].intermediate_values == {1: 4.0, 2: 4.0}
 
 
@@ -193,7 +193,7 @@ def test_the_median_ends_no_trial_before_its_rounds_of_warmup_are_over(begin: An
 @pytest.mark.parametrize("pruner", ["hyperband", "successive_halving"])
 def test_other_pruners_and_the_smallest_value(pruner: str, begin: Any, tmp_path: Path) -> None:
     space = {"env_config.level": {"choice": [1, 2, 3, 4]}}
-    settings = experiment("my_envs:Level", space=space, sampler="grid", pruner=pruner, mode="min")
+    settings = experiment("levels_to_search:Level", space=space, sampler="grid", pruner=pruner, mode="min")
     assert main(begin(settings, parallel=2)) == 0
     trials = stored(tmp_path / "found")
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
@@ -205,7 +205,7 @@ def test_a_search_of_which_the_first_trials_fail_ends(
     begin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = {"env_config.level": {"choice": [13, 9, 14, 1]}}
-    settings = experiment("my_envs:Level", space=space, sampler="grid")
+    settings = experiment("levels_to_search:Level", space=space, sampler="grid")
     assert main(begin(settings)) == 1
     printed, errors = capsys.readouterr()
     assert "3 failed. The search is stored in found" in printed and errors.count("no licence") >= 2
@@ -246,7 +246,7 @@ def is_free(home: Path) -> bool:
 def test_a_search_that_is_killed_leaves_no_process_and_continues(
     number: signal.Signals, begin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = experiment("my_envs:Level", space={"env_config.level": {"uniform": [1, 2]}}, num_trials=1)
+    settings = experiment("levels_to_search:Level", space={"env_config.level": {"uniform": [1, 2]}}, num_trials=1)
     (tmp_path / "wait").touch()
     process = subprocess.Popen([sys.executable, "-m", "corral", *begin(settings)], stdout=subprocess.PIPE, text=True)
     home, waiting = tmp_path / "found", tmp_path / "waiting"
