@@ -267,7 +267,10 @@ class Progress:
 
     def _progress(self) -> Iterator[Table | Text]:
         """Yield the lines of the stop criteria; a name that is too long for its line has one of its own."""
-        texts = {name: self._how_far(name, criterion) for name, criterion in self._stop.items()}
+        assert self.result is not None
+        flat = flat_result(without_early_means(self.result))
+        values = {name: _number_of(flat, name) for name in self._stop}
+        texts = {name: self._how_far(name, criterion, values[name]) for name, criterion in self._stop.items()}
         space = self._width - max(map(len, texts.values()), default=0) - 4
         name_width = max((len(name) for name in texts if len(name) <= space - MIN_BAR_WIDTH), default=0)
         bar_width = max(1, min(BAR_WIDTH, space - name_width))
@@ -277,7 +280,7 @@ class Progress:
                 yield Text(name, overflow="fold")  # the end of a name says which module it is about
             bar: ProgressBar | str = ""
             if isinstance(criterion, (int, float)):
-                done = max(0.0, self._value(name) or 0.0)
+                done = max(0.0, values[name] or 0.0)
                 bar = ProgressBar(total=max(criterion, 1e-9), completed=done, width=bar_width)
             line = Table.grid(padding=(0, 2))
             line.add_column(width=name_width)
@@ -285,11 +288,10 @@ class Progress:
             line.add_row("" if is_long else name, bar, texts[name])
             yield line
 
-    def _how_far(self, name: str, criterion: Any) -> str:
+    def _how_far(self, name: str, criterion: Any, value: float | None) -> str:
         """Return how far a stop criterion is from being met, as text."""
         if callable(criterion):
             return "not yet"
-        value = self._value(name)
         if value is None:
             return "no value yet"
         if not isinstance(criterion, (int, float)):  # Below
@@ -301,11 +303,11 @@ class Progress:
         left = f", {show_duration(left_s)} left" if left_s else ""
         return f"{show_number(value)} of {show_number(criterion)}{left}"
 
-    def _value(self, name: str) -> float | None:
-        """Return a number of the latest result, if there is one that is not an early mean."""
-        assert self.result is not None
-        value = find_value(flat_result(without_early_means(self.result)), name)
-        return float(value) if isinstance(value, (int, float)) and value == value else None
+
+def _number_of(flat: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a flat result that is known."""
+    value = find_value(flat, name)
+    return float(value) if isinstance(value, (int, float)) and value == value else None
 
 
 class _LastWarning(logging.Handler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,9 +39,20 @@ class Source:
     num_rows: Mapping[str, int] | None = None
 
 
-def damaged(where: str, error: Exception) -> DataError:
-    """Return the error for data whose reading raised an exception, which may be any: the file decides it."""
-    return DataError(f"{where} is damaged, or in no form that Corral knows: {type(error).__name__}: {error!s:.200}")
+@contextlib.contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Refuse data whose reading raises an exception in a block; it may be any, since the file decides it.
+
+    Raises:
+        DataError: Reading raised an exception that is none of Corral's.
+    """
+    try:
+        yield
+    except CorralError:
+        raise
+    except Exception as error:
+        form = f"{where} is damaged, or in no form that Corral knows"
+        raise DataError(f"{form}: {type(error).__name__}: {error!s:.200}") from error
 
 
 def without_damage(parts: Iterable[EpisodeRows], where: str) -> Iterator[EpisodeRows]:
@@ -49,12 +61,8 @@ def without_damage(parts: Iterable[EpisodeRows], where: str) -> Iterator[Episode
     Raises:
         DataError: Reading them raised an exception.
     """
-    try:
+    with reading(where):
         yield from parts
-    except CorralError:
-        raise
-    except Exception as error:
-        raise damaged(where, error) from error
 
 
 @dataclass(frozen=True)
@@ -81,15 +89,12 @@ class ParquetPlace:
             DataError: It is no Parquet file, cannot be read, or is damaged.
         """
         pa = import_pyarrow()
-        try:
-            with self.place.open(self.name) as (opened, _):
-                return function(pa.parquet.ParquetFile(pa.PythonFile(opened, mode="r")))
-        except (pa.ArrowException, OSError, CheckpointError) as error:
-            raise DataError(f"{self.path} cannot be read as a Parquet file: {error!s:.200}") from error
-        except CorralError:
-            raise
-        except Exception as error:
-            raise damaged(self.path, error) from error
+        with reading(self.path):
+            try:
+                with self.place.open(self.name) as (opened, _):
+                    return function(pa.parquet.ParquetFile(pa.PythonFile(opened, mode="r")))
+            except (pa.ArrowException, OSError, CheckpointError) as error:
+                raise DataError(f"{self.path} cannot be read as a Parquet file: {error!s:.200}") from error
 
     def description(self) -> Description | None:
         """Return what Corral wrote into the metadata; `None` if it did not write the file."""

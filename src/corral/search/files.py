@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 
 from corral.core.run_files import EXPERIMENT_FILE, SEARCH_FILE
 from corral.errors import RunDirectoryError
+from corral.loggers.files import replaced
 from corral.search.settings import Search
 from corral.search.study import REASON, importances, is_interrupted
 
@@ -110,10 +110,9 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         RunDirectoryError: It cannot be written.
     """
-    changed = path.with_name(f"{path.name}.new")
     try:
-        changed.write_text(text, encoding="utf-8")
-        os.replace(changed, path)
+        with replaced(path) as file:
+            file.write(text)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; choose another directory.") from error
 

@@ -92,12 +92,7 @@ class Search:
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yield all combinations of a grid, as the study stores them."""
-        columns = [
-            [*parameter.labels]
-            if parameter.kind == "choice"
-            else [*range(parameter.values[0], parameter.values[1] + 1)]
-            for parameter in self.parameters
-        ]
+        columns = [parameter.stored_values() for parameter in self.parameters]
         paths = [parameter.path for parameter in self.parameters]
         return (dict(zip(paths, row, strict=True)) for row in itertools.product(*columns))
 
