@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from corral.policies.policy import Policy as Policy
     from corral.policies.policy import load_policy as load_policy
     from corral.runners.requests import SampleRequest as SampleRequest
+    from corral.serving.external_env import ExternalEnv as ExternalEnv
     from corral.transforms.observations import ClipObservations as ClipObservations
     from corral.transforms.observations import FlattenObservations as FlattenObservations
     from corral.transforms.observations import NormalizeObservations as NormalizeObservations
@@ -99,6 +100,7 @@ _HOMES = {
     "MARWIL": "corral.algorithms.marwil",
     "MARWILConfig": "corral.algorithms.marwil",
     "Module": "corral.modules.module",
+    "ExternalEnv": "corral.serving.external_env",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "NormalizeObservations": "corral.transforms.observations",

@@ -53,6 +53,19 @@ class EnvTimeoutError(EnvError, TimeoutError):
     """A `step` or `reset` took longer than `env_step_timeout_s`; the message says where the env hung."""
 
 
+class ClientMessageError(CorralError, ValueError):
+    """A client of the policy server sent what the protocol does not allow; `place` is the part of its message."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        """Keep the place, and what is wrong there."""
+        super().__init__(f"{place} {problem}.")
+        self.place, self.problem = place, problem
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        """Travel to other processes whole."""
+        return type(self), (self.place, self.problem)
+
+
 class ObservationError(CorralError, ValueError):
     """An observation that was given to a policy does not fit the observation space; the message names the field."""
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode gets other characters, and no error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
-    if options.command in ("train", "search", "evaluate", "play", "record", "export", "config"):
+    if options.command in ("train", "serve", "search", "evaluate", "play", "record", "export", "config"):
         _import_from_working_directory()
     try:
         with ending_signals_raised():

@@ -21,6 +21,11 @@ examples:
   corral train --tuned LunarLander-v3
   corral train --resume runs/PPO-CartPole-v1-20260101-120000 --stop num_env_steps=1000000
 """
+SERVE_EPILOG = """examples:
+  corral serve --config experiment.yaml --port 5555
+  corral serve --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --num-envs 8
+  corral serve --resume runs/PPO-CartPole-v1-20260101-120000
+"""
 SHELLS = ("bash", "zsh")
 
 
@@ -53,6 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"corral {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_train(commands)
+    _add_serve(commands)
     _add_search(commands)
     _add_checkpoint(commands)
     _add_evaluate(commands)
@@ -87,6 +93,12 @@ def _add_train(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_training_options(train)
+    train.set_defaults(run="corral.cli.train:run")
+
+
+def _add_training_options(train: argparse.ArgumentParser) -> None:
+    """Add the options of a command that trains."""
     train.add_argument("--config", type=_path, help="a YAML file of groups of settings, with 'algo' and 'stop'")
     train.add_argument(
         "--tuned",
@@ -169,7 +181,30 @@ def _add_train(commands: Any) -> None:
     train.add_argument("--tensorboard", action="store_true", help="short for --logger tensorboard")
     train.add_argument("--quiet", action="store_true", help="show only the last line")
     train.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)  # see seed_processes.py
-    train.set_defaults(run="corral.cli.train:run")
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="train on the episodes of simulators in other programs, which connect and ask for actions",
+        epilog=SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("--host", help="address to listen at; 127.0.0.1, this machine only, if left out")
+    serve.add_argument("--port", type=int, help="port to listen at, 5555 if left out; 0 is any free one")
+    serve.add_argument("--unix", metavar="PATH", help="listen at this Unix socket, and at no port")
+    serve.add_argument(
+        "--num-envs",
+        type=int,
+        metavar="N",
+        help="episodes that all clients together play at the same time; short for "
+        "--set env_runners.num_envs_per_env_runner, and 16 if neither is given",
+    )
+    serve.add_argument("--token-file", type=_path, metavar="FILE", help="serve only clients that say the token in it")
+    serve.add_argument("--certificate", type=_path, metavar="FILE", help="certificate in PEM format, for TLS")
+    serve.add_argument("--key", type=_path, metavar="FILE", help="its private key")
+    _add_training_options(serve)
+    serve.set_defaults(run="corral.cli.serve:run")
 
 
 def _add_search(commands: Any) -> None:

@@ -7,9 +7,9 @@ import contextlib
 import shlex
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from corral.algorithms.stopping import Criterion
 from corral.cli.exit_status import interrupted_status, print_error, status_of
@@ -17,6 +17,7 @@ from corral.cli.experiment import load_experiment
 from corral.cli.seed_processes import end_with_input
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
+from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, CorralError
 from corral.loggers import Logger
 from corral.loggers.named import make_loggers
@@ -26,8 +27,19 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run `corral train`: one run, or with `--seeds` one for each seed; return the exit status."""
+def run(
+    options: argparse.Namespace,
+    *,
+    prepare: Callable[[AlgorithmConfig], None] | None = None,
+    built: Callable[[Algorithm], None] | None = None,
+) -> int:
+    """Run `corral train`: one run, or with `--seeds` one for each seed; return the exit status.
+
+    Args:
+        options: The options of the command line.
+        prepare: Function that changes the config before anything is made of it.
+        built: Function that is called with the algorithm before it trains.
+    """
     continued = _choose_directory(options)
     if options.seeds is not None or (options.resume is not None and is_set(options.resume)):
         from corral.cli.seeds import train_seeds
@@ -42,10 +54,13 @@ def run(options: argparse.Namespace) -> int:
         from corral.algorithms.fitting import read_config
 
         config.seed = (read_config(continued).get("debugging") or {}).get("seed")
+    if prepare is not None:
+        prepare(config)
     config.validate()  # a mistake is reported before anything is written
     loggers = None if config.loggers is None else make_loggers(config.loggers)  # before the env and workers are made
     resume = continued or options.resume
-    return train(config, stop, run_dir=options.run_dir, resume=resume, loggers=loggers, quiet=options.quiet)
+    where: dict[str, Any] = {"run_dir": options.run_dir, "resume": resume, "loggers": loggers, "quiet": options.quiet}
+    return train(config, stop, **where, built=built)
 
 
 def _choose_directory(options: argparse.Namespace) -> Path | None:
@@ -84,6 +99,7 @@ def train(
     resume: Path | None = None,
     loggers: Sequence[Logger] | None = None,
     quiet: bool = False,
+    built: Callable[[Algorithm], None] | None = None,
 ) -> int:
     """Train until a criterion is met, an error, or a signal; print how it ended and where the run is stored.
 
@@ -94,6 +110,7 @@ def train(
         resume: Directory of a run to continue.
         loggers: Loggers for the results.
         quiet: Whether to show only the last line.
+        built: Function that is called with the algorithm before it trains.
 
     Returns:
         The exit status; see `EXIT_STATUSES`.
@@ -107,6 +124,8 @@ def train(
     algorithm = None
     try:
         with config.build() as algorithm:
+            if built is not None:
+                built(algorithm)
             algorithm.fit(
                 stop=stop, run_dir=run_dir, resume=resume, loggers=loggers, progress="last" if quiet else "auto"
             )
@@ -120,7 +139,7 @@ def train(
     else:
         status = 0
     if algorithm is not None and algorithm.run_dir is not None and not quiet:
-        _say_what_next(algorithm, finished=status == 0)
+        _say_what_next(algorithm, "train" if built is None else "serve", finished=status == 0)
     return status
 
 
@@ -133,9 +152,13 @@ def _print_origin(error: CorralError) -> None:
         traceback.print_exception(error.__cause__)
 
 
-def _say_what_next(algorithm: Algorithm, *, finished: bool) -> None:
+def _say_what_next(algorithm: Algorithm, command: str, *, finished: bool) -> None:
     run_dir = shlex.quote(str(algorithm.run_dir))
-    played = run_dir if algorithm.config.env is not None else f"{run_dir} --env ENV"
+    env = algorithm.config.env
+    is_here = env is not None and not getattr(resolve_env(env), "IS_EXTERNAL", False)
+    played = run_dir if is_here else f"{run_dir} --env ENV"
     watch = [f"Watch the policy:   corral play {played}", f"Measure the policy: corral evaluate {played}"]
     with contextlib.suppress(OSError, ValueError):  # standard output may be closed
-        print("\n".join(watch if finished else [f"Continue the run:   corral train --resume {run_dir}"]), flush=True)
+        print(
+            "\n".join(watch if finished else [f"Continue the run:   corral {command} --resume {run_dir}"]), flush=True
+        )

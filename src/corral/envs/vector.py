@@ -224,7 +224,11 @@ def make_vector_env(
         EnvError: The env raised an exception, or returned a value outside its spaces.
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
-    mode = AutoresetMode.SAME_STEP if autoreset_mode == "same_step" else AutoresetMode.NEXT_STEP
+    mode = AutoresetMode[autoreset_mode.upper()]
+    if getattr(resolved, "IS_EXTERNAL", False):
+        return _make_external(
+            resolved, context, n, vectorization, autoreset_mode, wrappers, outermost, found_lost_state
+        )
     one_by_one = bool(vectorization != "auto" or n == 1 or wrappers or outermost or needs_sub_envs)
     with ExitStack() as opened:  # closes the envs if anything raises
         if isinstance(resolved, str) and not one_by_one:
@@ -268,10 +272,7 @@ def make_vector_env(
             if vectorization == "async":
                 # `first` is closed on return: only its spaces were needed.
                 return make_async(make, n, mode, first, seed, limits, restarts)
-            envs = [first]
-            for index in range(1, n):
-                envs.append(make(index))
-                opened.callback(envs[-1].close)
+            envs = [first, *_make_others(make, n, opened)]
             refuse_same_object(envs, name)
             vector_env = SyncVectorEnv(
                 [partial(_itself, made) for made in envs], autoreset_mode=mode, make=make, restarts=restarts
@@ -279,6 +280,45 @@ def make_vector_env(
         opened.pop_all()
         note_owner(vector_env)
         return vector_env
+
+
+def _make_others(make: Callable[[int], Any], num_envs: int, opened: ExitStack) -> Iterator[Any]:
+    """Make the sub-envs after the first one, which are closed if anything raises."""
+    for index in range(1, num_envs):
+        env = make(index)
+        opened.callback(env.close)
+        yield env
+
+
+def _make_external(
+    external_env: Any,
+    context: EnvContext,
+    num_seats: int,
+    vectorization: str,
+    autoreset_mode: str,
+    wrappers: Sequence[Any],
+    outermost: Any,
+    found_lost_state: Callable[[str], None] | None,
+) -> VectorEnv[Any, Any, Any]:
+    """Return an `ExternalEnv`, whose clients decide what others decide by settings.
+
+    Raises:
+        ConfigError: A setting is given that its clients decide, or one of `env_config` is wrong.
+    """
+    for name, is_given, remedy in (
+        ("vectorization", vectorization != "auto", "leave it at 'auto'"),
+        ("autoreset_mode", autoreset_mode != "next_step", "leave it unset"),
+        ("wrappers", wrappers, "wrap the env in the client, and put action masks into Dict observations"),
+        ("env_reset_fn and the seeds, tasks and videos of evaluation", outermost is not None, "leave them out"),
+    ):
+        if is_given:
+            raise ConfigError(
+                f"environment: {name} does not apply to an ExternalEnv, whose clients decide it: {remedy}."
+            )
+    env: VectorEnv[Any, Any, Any] = external_env(context, num_seats)
+    if found_lost_state is not None:
+        found_lost_state("its episodes are played by other programs, which begin new ones")
+    return env
 
 
 def _maker(

@@ -63,7 +63,7 @@ class LaneRollout(Rollout):
 
     def without_large(self) -> LaneRollout:
         """Return what episodes read of complete steps, without the large columns; the arrays are shared."""
-        kept = LaneRollout(self._small(), num_rows=self.num_rows)
+        kept = type(self)(self._small(), num_rows=self.num_rows)
         for name in ("lane_agents", "lane_envs", "lane_rows", "module_id", "obs_rows", "parent", "waits"):
             setattr(kept, name, getattr(self, name))
         return kept

@@ -207,6 +207,16 @@ class Rollout(StepColumns):
                     steps[failed_row - row, i] = False
         return steps
 
+    def unfinished_in(self, row: int) -> NDArray[np.bool_]:
+        """Return where an episode goes on after a valid step in a row that is written, bool `[N]`."""
+        unfinished: NDArray[np.bool_] = self.valid[row] & ~(self.terminated[row] | self.truncated[row])
+        return unfinished
+
+    def drop_episode(self, row: int, lane: int) -> None:
+        """Mark the steps of the episode that broke in a row as not valid."""
+        before = np.flatnonzero(self.done[:row, lane] | ~self.valid[:row, lane])
+        self.valid[before[-1] + 1 if len(before) else 0 : row, lane] = False
+
     def broken_in(self, row: int) -> list[int]:
         """Return the sub-envs that failed in a row."""
         return [i for failed_row, i in self.broken if failed_row == row] if self.broken else []
@@ -306,7 +316,7 @@ class Rollout(StepColumns):
             episode = self._view(episode_id(carry.id_prefix, n, count), n)
             unsent = isinstance(self.notes, NotSent)
             episode.notes = (NotSent(), NotSent()) if unsent else self.notes.setdefault((start, n), episode.notes)
-            episode.start(start, float(self.row_times_s[start - 1] if start else carry.start_times_s[n]))
+            episode.start(start, self.time_at(start - 1, n) if start else float(carry.start_times_s[n]))
             if start == 0:
                 episode.continue_from(int(carry.lengths[n]), float(carry.returns[n]))
             episode.end(bool(self.terminated[stop - 1, n]), bool(self.truncated[stop - 1, n]), stop)

@@ -240,7 +240,16 @@ class EpisodeEvents:
         self._create(env_index, rollout)
 
     def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
-        """Fire the events of a step that ended its episode."""
+        """Fire the events of a step that ended its episode, and create the successor."""
+        self._fire_end(env_index)
+        self._create(env_index, rollout)
+        if rollout.same_step:
+            self._start(env_index, t + 1, rollout)
+        else:
+            self._waiting.add(env_index)
+
+    def _fire_end(self, env_index: int) -> None:
+        """Fire step and end for an episode that has ended."""
         self._fire("on_episode_step", env_index)
         if self._keeps_chunks and (chunks := self._chunks[env_index]) and any(self._receives_whole):
             whole = self._episodes[env_index].joined(chunks)
@@ -251,11 +260,6 @@ class EpisodeEvents:
                     chosen["episode"] = whole
         self._fire("on_episode_end", env_index)
         self._counts[env_index] += 1
-        self._create(env_index, rollout)
-        if rollout.same_step:
-            self._start(env_index, t + 1, rollout)
-        else:
-            self._waiting.add(env_index)
 
 
 def _plain_part(notes: Mapping[str, Any]) -> dict[str, Any]:

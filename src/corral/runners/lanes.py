@@ -17,7 +17,6 @@ from corral.core.ids import AgentID
 from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.episodes.lanes import LaneRollout
-from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
@@ -53,6 +52,7 @@ class Lanes:
     """
 
     rollout: LaneRollout
+    rollout_class: type[LaneRollout] = LaneRollout
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Lanes:
 
     # A rollout.
 
-    def begin(self, num_rows: int, parent: MultiAgentRollout) -> None:
+    def begin(self, num_rows: int, parent: Rollout) -> None:
         """Begin a rollout with room for `num_rows` env steps; steps that are open become its first rows."""
         before, lanes = getattr(self, "rollout", None), np.flatnonzero(self._is_open)
         self.rollout = rollout = self._allocate(num_rows + 2)
@@ -214,7 +214,7 @@ class Lanes:
             "row_times_s": np.zeros(num_rows),
             **self._history.allocate(num_rows + 1),
         }
-        return LaneRollout(columns)
+        return self.rollout_class(columns)
 
     def _make_room(self) -> None:
         """Give the rollout room for one more step and the row after it."""
@@ -229,7 +229,7 @@ class Lanes:
             rollout.columns, rollout.obs_rows = larger.columns, larger.obs_rows
             assert latest + 2 <= rollout.capacity
 
-    def finish(self, parent: MultiAgentRollout) -> LaneRollout:
+    def finish(self, parent: Rollout) -> LaneRollout:
         """Return the rollout, complete except for `logp`.
 
         Args:
@@ -239,12 +239,17 @@ class Lanes:
         open_lanes = np.flatnonzero(self._is_open)
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
-        acted = done.obs_rows[:-1]
-        done.valid &= (acted < 0) | parent.valid[np.clip(acted, 0, parent.num_rows - 1), self.envs]
+        done.valid &= self._counts(done, parent)
         self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - parent.num_rows
         done.num_env_steps = int(np.count_nonzero(done.valid))
         _, self._carry = episode_statistics(done, self._carry)
         return done
+
+    def _counts(self, done: LaneRollout, parent: Rollout) -> NDArray[np.bool_]:
+        """Return which steps count, bool `[T, L]`: those whose action was taken in an env step that counts."""
+        acted = done.obs_rows[:-1]
+        counts: NDArray[np.bool_] = (acted < 0) | parent.valid[np.clip(acted, 0, parent.num_rows - 1), self.envs]
+        return counts
 
     def _with_rows(self, rollout: LaneRollout, num_rows: int) -> LaneRollout:
         """Return the first rows of a rollout, as a rollout of their own; the open steps stay in `rollout`."""
@@ -252,7 +257,7 @@ class Lanes:
             name: map_tree(lambda leaf, stop=num_rows + (name in COLUMNS_OF_OBS): leaf[:stop], column)
             for name, column in rollout.columns.items()
         }
-        done = LaneRollout(columns, num_rows=num_rows)
+        done = self.rollout_class(columns, num_rows=num_rows)
         self._describe(done, rollout.parent)
         done.carry, done.broken, done.obs_rows = rollout.carry, rollout.broken, rollout.obs_rows[: num_rows + 1]
         done.lane_rows, done.waits = self._clock.copy(), np.zeros(len(self), np.bool_)
@@ -395,7 +400,7 @@ class Lanes:
             self._write_all(steps, lanes, self._history.get_next(self.obs, self.begins))
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
         clock += closes & ends  # the row after the last step holds only the final observation
-        self.acts = seen & ~ends
+        self.acts = self.acts | (seen & ~ends)
         self.is_used &= ~ends
 
     def _write_all(self, steps: NDArray[np.int64], lanes: NDArray[np.int64], rows: Mapping[str, Tree]) -> None:
@@ -415,7 +420,8 @@ class Lanes:
 
     def drop(self, env_index: int) -> None:
         """Drop the open steps of a sub-env that failed; what its agents saw last stays in the row, which counts not."""
-        lanes = np.flatnonzero(self._is_open & (self.envs == env_index))
+        # An agent that was to act keeps a row too, so that its last step and its next episode stay apart.
+        lanes = np.flatnonzero((self._is_open | self.acts) & (self.envs == env_index))
         self.rollout.broken += zip(self._clock[lanes].tolist(), lanes.tolist(), strict=True)
         self._clock[lanes] += 1
         self._is_open[lanes] = False

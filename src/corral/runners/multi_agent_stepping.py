@@ -390,11 +390,11 @@ class MultiAgentStepping(Stepping):
 
     # The end of a sample.
 
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> None:
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
-            return
+            return rollout
         steps, modules = {}, {}
         of_agents: dict[str, int] = {str(agent): 0 for agent in self._seats.agents}
         for module_id, lanes in self.lanes.items():
@@ -417,6 +417,7 @@ class MultiAgentStepping(Stepping):
         self._log_agent_counts(steps, of_agents)
         valid = rollout.valid
         self._log_agent_returns(ended for ended in self._ended if valid[ended[0], ended[1]])
+        return rollout
 
     def _check_obs(self, lanes: Lanes, part: LaneRollout) -> None:
         """Raise for an observation of an agent that is NaN or outside its space."""

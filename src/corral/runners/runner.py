@@ -30,7 +30,7 @@ from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
 from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import SampleMode, make_mode
+from corral.runners.sample_modes import SampleMode
 from corral.runners.stepping import SingleAgentStepping, Stepping
 from corral.runners.trajectory_events import postprocess_trajectories
 
@@ -356,7 +356,7 @@ class EnvRunner(Viewable):
             self.host.note_iteration(request.training_iteration)
         self._needs_reset |= request.force_reset
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        mode = make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
+        mode = self.stepping.make_mode(request, whole_episodes=whole_episodes)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         num_rows = -(-wanted // num_envs)
         rollout = self.stepping.allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
@@ -372,18 +372,18 @@ class EnvRunner(Viewable):
                 self._needs_reset = True  # until `_finish`
                 with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
                     is_cut = self._fill(rollout, request, mode, resets_all, explore)
-            num_episodes = self._finish(rollout, whole_episodes or is_cut, explore)
+            num_episodes, handed_out = self._finish(rollout, whole_episodes or is_cut, explore)
             if whole_episodes:
                 self.num_episodes_over += 1
                 self.num_env_steps_lost += int(np.count_nonzero(rollout.steps_from(0))) - rollout.num_env_steps
             num_counted = rollout.num_env_steps, num_episodes
             self._count(*num_counted)
             if self._hears_samples:
-                self._show(rollout)
+                self._show(handed_out)
             if self.events is not None and self.events.keeps_small:
-                self.events.keep_small_columns(rollout)
+                self.events.keep_small_columns(handed_out)
             if self._measures:
-                self._measure(rollout)
+                self._measure(handed_out)
         except BaseException:
             self._needs_reset = True  # the next rollout would not continue one that anybody has
             if num_counted[0]:
@@ -394,7 +394,7 @@ class EnvRunner(Viewable):
             raise
         finally:
             self._rollout = None
-        return rollout
+        return handed_out
 
     def _fill(
         self, rollout: Rollout, request: SampleRequest, mode: SampleMode, resets_all: bool, explore: bool
@@ -470,18 +470,18 @@ class EnvRunner(Viewable):
         if self.events is not None:
             self.events.continue_all(rollout, paused_s)
 
-    def _finish(self, rollout: Rollout, resets_next: bool, explore: bool) -> int:
+    def _finish(self, rollout: Rollout, resets_next: bool, explore: bool) -> tuple[int, Rollout]:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
 
         Returns:
-            The number of episodes that ended.
+            The number of episodes that ended, and the rollout to hand out.
         """
         tic = time.perf_counter()
         if len(rollout.rewards) > rollout.num_rows:
             rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
         timestep = self._timestep + self.num_samplers * rollout.num_env_steps
-        self.stepping.finish(rollout, explore=explore, timestep=timestep)
+        handed_out = self.stepping.finish(rollout, explore=explore, timestep=timestep)
         self._timestep = timestep
         if rollout.num_rows:
             self._needs_reset = resets_next
@@ -496,7 +496,7 @@ class EnvRunner(Viewable):
             window = self.config.metrics_num_episodes_for_smoothing
             log_episodes(self._metrics, window, self.last_statistics)
         self.timers.seconds["storage"] += time.perf_counter() - tic
-        return num_episodes
+        return num_episodes, handed_out
 
     def _measure(self, rollout: Rollout) -> None:
         """Measure what statistics of transforms need."""
@@ -743,6 +743,10 @@ def log_episodes(metrics: MetricsLogger, window: int, statistics: EpisodeStatist
 
 def make_stepping(runner: EnvRunner) -> Stepping:
     """Return the stepping of a runner, for one agent or for several."""
+    if getattr(runner.env, "IS_EXTERNAL", False):
+        from corral.runners.served_stepping import ServedStepping
+
+        return ServedStepping(runner)
     if not runner.config.is_multi_agent:
         return SingleAgentStepping(runner)
     from corral.runners.multi_agent_stepping import MultiAgentStepping

@@ -117,7 +117,7 @@ class BegunEpisodes(SampleMode):
         if self.playing is None:
             self._drop_broken(rollout)
             if self.num_steps >= self._num_wanted:
-                self.playing = rollout.valid[last] & ~rollout.done[last]
+                self.playing = rollout.unfinished_in(last)
             return
         rollout.valid[last] &= self.playing
         self._drop_broken(rollout)
@@ -143,5 +143,4 @@ def drop_broken(rollout: Rollout, name: str) -> None:
             "episodes, as batch_mode='complete_episodes' and num_episodes ask for, would take forever."
         )
     for row, i in rollout.broken:
-        before = np.flatnonzero(rollout.done[:row, i] | ~rollout.valid[:row, i])
-        rollout.valid[before[-1] + 1 if len(before) else 0 : row, i] = False
+        rollout.drop_episode(row, i)

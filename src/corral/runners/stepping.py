@@ -23,11 +23,12 @@ from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
-from corral.runners.sample_modes import SampleMode
+from corral.runners.sample_modes import SampleMode, make_mode
 
 if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
+    from corral.runners.requests import SampleRequest
     from corral.runners.runner import EnvRunner
 
 
@@ -114,13 +115,16 @@ class Stepping(ABC):
         """
 
     @abstractmethod
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> None:
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete a rollout that was cut to its last row, and keep what the next one begins with.
 
         Args:
             rollout: The rollout.
             explore: Whether its actions explored.
             timestep: Env steps of all runners so far.
+
+        Returns:
+            What the runner hands out: the same rollout, or what was written beside it.
 
         Raises:
             CallbackError: A callback wrote an action outside the action space.
@@ -166,6 +170,10 @@ class Stepping(ABC):
             worker_index=self.runner.worker_index,
             rng=self.runner.rng,
         )
+
+    def make_mode(self, request: SampleRequest, *, whole_episodes: bool) -> SampleMode:
+        """Return how far a sample goes; see `sample_modes.make_mode`."""
+        return make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
 
     def keep_infos(
         self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None = None
@@ -354,7 +362,7 @@ class SingleAgentStepping(Stepping):
                 for i in ended:
                     finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
 
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> None:
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Keep the last row, and complete what the module and the exploration know of their actions."""
         if rollout.num_rows:
             obs = rollout.obs
@@ -365,6 +373,7 @@ class SingleAgentStepping(Stepping):
                 _write_columns(rollout, rollout.num_rows, rows)
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
         self.complete(DEFAULT_MODULE_ID, rollout, explore=explore, timestep=timestep)
+        return rollout
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return the last observations, and their infos if a checkpoint can hold them."""

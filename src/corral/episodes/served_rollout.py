@@ -1,0 +1,86 @@
+"""Rollouts of envs that are in other programs, each of which has a clock of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.episodes.lanes import LaneRollout
+from corral.episodes.rollout import Rollout
+
+
+class ServedRollout(LaneRollout):
+    """The steps of the episodes that clients of a policy server play, one lane for each seat.
+
+    Row t of a lane is the t-th step of its seat in this rollout; see `LaneRollout` for what lanes with clocks of their
+    own have in common. The lanes are the sub-envs: there is one agent.
+    """
+
+    __slots__ = ()
+
+    def info_at(self, row: int, lane: int) -> dict[str, Any]:
+        """Return the info that came with an observation."""
+        infos = self.parent.info_rows.get(int(self.obs_rows[row, lane]))
+        return {} if infos is None else dict(infos.at(lane))
+
+    def chunks(self) -> list[tuple[int, Any]]:
+        """Return the episodes as `episodes` does, each in a pair with its first row."""
+        return Rollout.chunks(self)
+
+
+class ServedSteps(Rollout):
+    """What happened in the seats in each exchange of messages, `[T, N]`: in a row, some seats take a step.
+
+    Statistics of episodes are computed from it, and it says which steps count.
+
+    Attributes:
+        stepped: Whether a step of a seat was over in a row, bool `[T, N]`.
+        counted: Whether it belongs to an episode that counts, bool `[T, N]`.
+        begun: Row and seat of each episode that began, in the order of time.
+        unfinished: Whether an episode that counts is played in a seat now, bool `[N]`.
+    """
+
+    __slots__ = ("begun", "unfinished")
+
+    unfinished: NDArray[np.bool_]
+
+    def __init__(self, num_rows: int, num_seats: int) -> None:
+        """Make columns of zeros for `num_rows` rows."""
+        shape = (num_rows, num_seats)
+        names = ("terminated", "truncated", "valid", "stepped", "counted")
+        columns: dict[str, Any] = {name: np.zeros(shape, np.bool_) for name in names}
+        super().__init__({"rewards": np.zeros(shape), **columns, "row_times_s": np.zeros(num_rows)})
+        self.begun: list[tuple[int, int]] = []
+
+    def resize(self, capacity: int) -> None:
+        """Give the columns room for `capacity` rows; rows that are not written are zeros."""
+        super().resize(capacity)
+        for name, column in self.columns.items():
+            if name != "obs":
+                column[self.num_rows :] = 0
+
+    def resets_in(self, row: int) -> NDArray[np.bool_]:
+        """Return that no row only resets a seat, bool `[N]`."""
+        return np.zeros(self.num_envs, np.bool_)
+
+    def steps_from(self, row: int) -> NDArray[np.bool_]:
+        """Return where a step that counts was over in the rows from `row` on that are written, bool `[K, N]`."""
+        steps: NDArray[np.bool_] = (self["stepped"] & self["counted"])[row : self.num_rows]
+        return steps
+
+    def unfinished_in(self, row: int) -> NDArray[np.bool_]:
+        """Return where an episode that counts goes on after the last row, bool `[N]`."""
+        return self.unfinished.copy()
+
+    def drop_episode(self, row: int, lane: int) -> None:
+        """Mark the steps of the episode that broke in a row as not valid."""
+        over = [*np.flatnonzero(self.done[:row, lane]).tolist(), *(t for t, i in self.broken if i == lane and t < row)]
+        self.valid[max(over, default=-1) + 1 : row, lane] = False
+
+    def times(self) -> Rollout:
+        """Return what a `ServedRollout` needs of this: the times of the rows, and the infos."""
+        found = Rollout({"row_times_s": self.row_times_s}, num_rows=self.num_rows)
+        found.info_rows = self.info_rows
+        return found

@@ -1,0 +1,447 @@
+"""How a runner samples from simulators in other programs, which ask for actions at their own pace.
+
+A row is one exchange of messages: what clients sent closes steps and brings observations, and the next row begins with
+the actions for them. The lanes have clocks of their own, as those of several agents have, so that a client that is slow
+costs the others nothing. Observations that come when a sample is over wait for the next one, and get its weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.action_masks import NO_LEGAL_ACTION
+from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.spaces import blank_array
+from corral.core.tree import Tree, map_tree
+from corral.episodes.infos import Infos
+from corral.episodes.lanes import LaneRollout
+from corral.episodes.rollout import EpisodeCarry, Rollout
+from corral.episodes.served_rollout import ServedRollout, ServedSteps
+from corral.errors import ConfigError
+from corral.runners.lanes import Lanes
+from corral.runners.requests import SampleRequest
+from corral.runners.sample_modes import Episodes, SampleMode
+from corral.runners.served_events import ServedEvents
+from corral.runners.stepping import Stepping
+from corral.serving.messages import Entries
+
+if TYPE_CHECKING:
+    from corral.modules.spec import ModuleSpec
+    from corral.runners.runner import EnvRunner
+    from corral.serving.server import PolicyServer, Session
+
+WAIT_S = 0.2
+"""Seconds after which waiting for clients is interrupted, to look at the clock."""
+
+
+@dataclass
+class Wave:
+    """What clients report in one row: at most one step of a seat, and one episode that begins there.
+
+    Attributes:
+        entries: Entries whose `envs` are seats.
+        session_ends: Sessions whose latest message has no later waves, with the seats that want an action, in order.
+    """
+
+    entries: Entries
+    session_ends: list[tuple[Session, NDArray[np.int64]]]
+
+
+class ServedLanes(Lanes):
+    """One lane for each seat."""
+
+    rollout_class = ServedRollout
+
+    def _counts(self, done: LaneRollout, parent: Rollout) -> NDArray[np.bool_]:
+        """Return which steps count, bool `[T, L]`: those that were over in a row that counts."""
+        counts: NDArray[np.bool_] = parent.valid[
+            np.clip(done.obs_rows[1:] - 1, 0, max(0, parent.num_rows - 1)), self.envs
+        ]
+        return counts
+
+    def begin_counting(self) -> None:
+        """Forget the totals of the episodes so far, which do not count any more."""
+        self._carry = EpisodeCarry.fresh(len(self), 0.0)
+
+    def clock_of(self, lane: int) -> int:
+        """Return the row of a lane that its next step fills."""
+        return int(self._clock[lane])
+
+
+class FirstEpisodes(Episodes):
+    """Exactly so many episodes: the first ones that begin, so that short ones are not preferred.
+
+    An episode whose client left does not count, and the next one that begins takes its place.
+    """
+
+    def num_rows_wanted(self, rollout: Rollout) -> int:
+        """Return 1, because any row may be the last, until all of these episodes are over."""
+        if self.playing is None:
+            self.playing, self._num_over = np.zeros(rollout.num_envs, np.bool_), 0
+        return int(self._num_over < self._num_wanted)
+
+    def settle(self, rollout: Rollout) -> None:
+        """Fill `valid` of the last row, and choose the episodes that begin in it while some are wanted."""
+        SampleMode.settle(self, rollout)
+        assert self.playing is not None and isinstance(rollout, ServedSteps)
+        last = rollout.num_rows - 1
+        rollout.valid[last] &= self.playing
+        ended = rollout.valid[last] & rollout.done[last]
+        self._num_over += int(np.count_nonzero(ended))
+        self.playing = self.playing & ~ended
+        self.playing[rollout.broken_in(last)] = False
+        self._drop_broken(rollout)
+        for _, seat in (pair for pair in rollout.begun if pair[0] == last):
+            if self._num_over + np.count_nonzero(self.playing) < self._num_wanted:
+                self.playing[seat] = True
+
+
+class ServedStepping(Stepping):
+    """Exchanges messages with the clients of a policy server, and writes the steps that they report.
+
+    Args:
+        runner: The runner; its env is an `ExternalEnv`.
+
+    Attributes:
+        lanes: A lane for each seat.
+
+    Raises:
+        ConfigError: A setting does not go with such an env.
+    """
+
+    lanes: ServedLanes
+
+    def __init__(self, runner: EnvRunner) -> None:
+        """Keep the runner; its env is made."""
+        super().__init__(runner)
+        if runner.config.is_multi_agent:
+            raise ConfigError(
+                "multi_agent: policies names modules, and an ExternalEnv has one agent: leave policies out."
+            )
+        num_seats = self.host.num_envs
+        self._in_episode = np.zeros(num_seats, np.bool_)
+        self._stale = np.zeros(num_seats, np.bool_)  # seats whose episode began before the last reset: it counts not
+        self._waves: deque[Wave] = deque()
+        self._owed: list[tuple[Session, NDArray[np.int64]]] = []
+        self._own = np.zeros(num_seats, np.bool_)  # seats whose client took its action itself
+        self._has_begun = False
+
+    @property
+    def _server(self) -> PolicyServer:
+        server: PolicyServer = self.host.env.server  # type: ignore[attr-defined]
+        return server
+
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the space of observations as modules get them, the action space of one seat, and N."""
+        return self.host.described
+
+    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make the actor from the spec of the only module, and the lanes."""
+        spec, num_seats = module_specs[DEFAULT_MODULE_ID], self.host.num_envs
+        action_space = self.host.env.single_action_space
+        self._actor = actor = self.make_actor(self.runner.config, spec, action_space, num_seats)
+        self.actors = {DEFAULT_MODULE_ID: actor}
+        self.lanes = ServedLanes(
+            np.zeros(1, np.int64),
+            [DEFAULT_MODULE_ID],
+            num_envs=num_seats,
+            block_size=1,
+            observation_space=self.host.observation_space,
+            action_space=actor.action_space,
+            distribution=actor.distribution,
+            history=actor.history,
+        )
+        self._obs: Tree = map_tree(lambda space: blank_array(space, num_seats, 1), self.host.space)
+        self._own_actions = np.zeros((num_seats, *actor.distribution.action_shape), actor.distribution.action_dtype)
+        self._env_actions: Tree = map_tree(np.array, actor.distribution.to_env(self._own_actions))
+
+    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the exploration."""
+        return dict(self._actor.exploration.get_metrics(timestep))
+
+    def make_events(self) -> ServedEvents:
+        """Return what fires the events of the episodes."""
+        return ServedEvents(self.runner)
+
+    def make_mode(self, request: SampleRequest, *, whole_episodes: bool) -> SampleMode:
+        """Return how far a sample goes; of a number of episodes, the first ones that begin count."""
+        if request.num_episodes is not None:
+            return FirstEpisodes(request.num_episodes, self.host.name)
+        return super().make_mode(request, whole_episodes=whole_episodes)
+
+    # A rollout.
+
+    def allocate(self, num_rows: int) -> Rollout:
+        """Return what is written of the exchanges, with room for so many rows."""
+        return ServedSteps(num_rows, self.host.num_envs)
+
+    def _enter(self, rollout: Rollout) -> None:
+        self._server.weights_version = self.runner.weights_version
+        self.lanes.begin(rollout.capacity, rollout)
+
+    def begin(self, rollout: Rollout) -> None:
+        """Count episodes that begin from now on. Clients cannot be reset, so they play the others to their ends."""
+        self._stale |= self._in_episode
+        self.lanes.begin_counting()
+        self._enter(rollout)
+
+    def receive_reset(self, rollout: Rollout, obs: Any) -> None:
+        """Do nothing: first observations come from clients."""
+
+    def resume(self, rollout: Rollout) -> None:
+        """Begin with the steps that are open, and the observations that wait for actions."""
+        self._enter(rollout)
+
+    def step_rows(
+        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
+    ) -> None:
+        """Exchange messages with clients until `num_rows` rows are written, or nothing comes for a moment."""
+        assert isinstance(rollout, ServedSteps)
+        runner, clock, seconds = self.runner, time.perf_counter, self.runner.timers.seconds
+        start, events = rollout.num_rows, runner.events
+        while rollout.num_rows < start + num_rows:
+            began = clock()
+            if np.count_nonzero(self.lanes.acts):
+                self._act(timestep, explore, random_actions)
+            self._answer()
+            inferred = clock()
+            wave, dropped = self._next_wave()
+            arrived = clock()
+            seconds["inference"] += inferred - began
+            seconds["env_step"] += arrived - inferred
+            if wave is None and not dropped:
+                break
+            row = rollout.num_rows
+            rollout.row_times_s[row] = arrived
+            rollout.num_rows = row + 1
+            self._drop(rollout, row, dropped)
+            if wave is not None:
+                timestep += runner.num_samplers * self._apply(rollout, row, wave)
+            rollout.unfinished = self._in_episode & ~self._stale
+            after = clock()
+            seconds["storage"] += after - arrived
+            if events is not None:
+                assert isinstance(events, ServedEvents)
+                events.fire(rollout, row, self.lanes, mode.playing)
+                seconds["callbacks"] += clock() - after
+        if rollout.num_rows > start:
+            mode.settle(rollout)
+
+    # Actions.
+
+    def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Choose the actions of the seats that wait for one."""
+        actor, lanes = self._actor, self.lanes
+        if actor.is_heuristic and not random_actions:
+            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
+        else:
+            actor.row_distribution.acts = lanes.acts
+            actions, outputs, logp = actor.choose(
+                lanes.obs,
+                lanes.begins,
+                timestep=timestep,
+                explore=explore,
+                random_actions=random_actions,
+                acts=lanes.acts,
+            )
+        actions = np.asarray(actions)
+        if np.count_nonzero(self._own):
+            actions = np.where(_like(self._own, actions), self._own_actions, actions)
+            logp = None if logp is None else np.where(self._own, np.nan, logp)
+            self._own[:] = False
+        acting = lanes.act(actions, outputs, logp)
+        env_actions = actor.distribution.to_env(actions)
+        map_tree(lambda here, now: here.__setitem__(acting, now[acting]), self._env_actions, env_actions)
+
+    def _answer(self) -> None:
+        """Send the actions to the clients that wait for them."""
+        owed, self._owed = self._owed, []
+        for session, seats in owed:
+            self._server.answer(session, map_tree(lambda leaf, seats=seats: leaf[seats], self._env_actions))
+
+    # What clients report.
+
+    def _next_wave(self) -> tuple[Wave | None, list[int]]:
+        """Return what comes next, and the seats whose episodes ended without a last step; wait a moment for it."""
+        received = self._server.receive(0.0 if self._waves else WAIT_S)
+        if received.dropped:
+            gone = np.array(received.dropped)
+            for wave in self._waves:
+                wave.entries = _without(wave.entries, gone)
+        self._waves.extend(self._waves_of(received.entries))
+        while self._waves:
+            wave = self._waves.popleft()
+            if len(wave.entries) or wave.session_ends:
+                return wave, received.dropped
+        return None, received.dropped
+
+    def _waves_of(self, messages: list[tuple[Session, Entries]]) -> Iterator[Wave]:
+        """Return messages of several clients in the order of time, with at most one step of each seat in a wave."""
+        waves: list[list[Entries]] = []
+        ends: list[list[tuple[Session, NDArray[np.int64]]]] = []
+        for session, entries in messages:
+            entries = replace(entries, envs=session.seats[entries.envs])
+            if not self._is_sound(session, entries):
+                continue
+            for index, part in enumerate(parts := list(_split(entries))):
+                if index == len(waves):
+                    waves.append([])
+                    ends.append([])
+                waves[index].append(part)
+            is_over = entries.terminated | entries.truncated
+            wants = ~is_over if entries.actions is None else np.zeros(len(entries), np.bool_)
+            ends[len(parts) - 1].append((session, entries.envs[wants]))
+        return (Wave(_join(parts), sessions) for parts, sessions in zip(waves, ends, strict=True))
+
+    def _is_sound(self, session: Session, entries: Entries) -> bool:
+        """Return whether a message can be used; a client that sends another one is cut off."""
+        actor = self._actor
+        problem = ""
+        if entries.actions is not None and self.runner.config.ON_POLICY:
+            problem = (
+                "steps.actions: the algorithm learns only from actions of its own policy: ask for actions, or use an "
+                "off-policy algorithm such as DQN or SAC."
+            )
+        elif actor.has_action_mask:
+            acts = ~(entries.terminated | entries.truncated)
+            if (stuck := actor.first_without_choice(entries.obs, acts)) is not None:
+                problem = f"steps.obs[{stuck}]: {NO_LEGAL_ACTION}."
+        if problem:
+            self._server.cut_off(session, problem)
+        return not problem
+
+    def _apply(self, rollout: ServedSteps, row: int, wave: Wave) -> int:
+        """Write what a wave reports, and return the number of steps."""
+        entries, begins = wave.entries, wave.entries.begins
+        self._owed += wave.session_ends
+        any_begins = bool(np.count_nonzero(begins))
+        steps = _take(entries, ~begins) if any_begins else entries
+        if len(steps):
+            self._apply_steps(rollout, row, steps)
+        if any_begins:
+            begun = _take(entries, begins)
+            seats = begun.envs
+            for seat in seats.tolist():
+                self.lanes.use(seat, 0, 0.0)
+            self._in_episode[seats] = True
+            rollout.begun += [(row, seat) for seat in seats.tolist()]
+            self._receive(begun)
+        if entries.infos is not None and self.runner.keeps_infos:
+            pairs = zip(entries.envs.tolist(), entries.infos, strict=True)
+            rollout.info_rows[row + 1] = Infos({seat: info for seat, info in pairs if info})
+        return len(steps)
+
+    def _apply_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
+        seats, ends = steps.envs, steps.terminated | steps.truncated
+        self._receive(steps)
+        rollout.rewards[row, seats] = steps.rewards
+        rollout.terminated[row, seats], rollout.truncated[row, seats] = steps.terminated, steps.truncated
+        rollout["stepped"][row, seats] = True
+        rollout["counted"][row, seats] = ~self._stale[seats]
+        if np.count_nonzero(ends):
+            over = seats[ends]
+            self._in_episode[over] = self._stale[over] = False
+
+    def _receive(self, entries: Entries) -> None:
+        """Give the observations of some seats to the lanes."""
+        seats, shape = entries.envs, (self.host.num_envs, 1)
+        map_tree(lambda here, given: here.__setitem__((seats, 0), given), self._obs, entries.obs)
+        observed, terminated, truncated = (np.zeros(shape, np.bool_) for _ in range(3))
+        rewards = np.zeros(shape)
+        observed[seats, 0], rewards[seats, 0] = True, entries.rewards
+        terminated[seats, 0], truncated[seats, 0] = entries.terminated, entries.truncated
+        self.lanes.receive(self._obs, observed, rewards, terminated, truncated, terminated | truncated)
+        if entries.actions is not None:
+            self._own[seats] = ~(entries.terminated | entries.truncated)
+            self._own_actions[seats] = self._actor.distribution.from_env(entries.actions)
+
+    def _drop(self, rollout: ServedSteps, row: int, seats: list[int]) -> None:
+        """Forget the episodes of clients that left."""
+        for seat in seats:
+            if not self._in_episode[seat]:
+                continue
+            self.lanes.drop(seat)
+            if not self._stale[seat]:
+                rollout.broken.append((row, seat))
+            self._in_episode[seat] = self._stale[seat] = self._own[seat] = False
+
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+        """Complete the rollout of the lanes, which keep the latest observations and the steps that are open."""
+        assert isinstance(rollout, ServedSteps) and rollout.carry is not None
+        notes = self.lanes.rollout.notes
+        part = self.lanes.finish(rollout)
+        assert part.carry is not None
+        part.carry = replace(part.carry, id_prefix=rollout.carry.id_prefix, start_times_s=rollout.carry.start_times_s)
+        part.parent, part.notes, part.episode_class = rollout.times(), notes, rollout.episode_class
+        part.info_rows, part.module_id = rollout.info_rows, DEFAULT_MODULE_ID
+        part.pipeline = None if self._actor.transforms is None else self._actor.transforms.pipeline
+        self.complete(DEFAULT_MODULE_ID, part, explore=explore, timestep=timestep)
+        return part
+
+    # State: clients of another process are gone, so that nothing of their episodes can go on.
+
+    def get_unfinished(self) -> dict[str, Any]:
+        """Return nothing: the episodes are in the clients."""
+        return {}
+
+    def check_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Accept any state, which is not used."""
+
+    def set_unfinished(self, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def _like(flags: NDArray[np.bool_], array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return flags `[N]` with as many axes as an array `[N, ...]`."""
+    return flags.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _take(entries: Entries, index: NDArray[Any]) -> Entries:
+    """Return some of the entries."""
+    infos = entries.infos
+    if infos is not None:
+        infos = [infos[i] for i in np.arange(len(entries))[index].tolist()]
+    columns = {
+        name: map_tree(lambda leaf: leaf[index], value)
+        for name in (field.name for field in fields(Entries))
+        if name != "infos" and (value := getattr(entries, name)) is not None
+    }
+    return Entries(**columns, infos=infos)
+
+
+def _without(entries: Entries, seats: NDArray[np.int64]) -> Entries:
+    return _take(entries, ~np.isin(entries.envs, seats))
+
+
+def _join(parts: list[Entries]) -> Entries:
+    """Return the entries of several clients; what only some of them have is left out where the others lack it."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {
+        name: map_tree(lambda *leaf: np.concatenate(leaf), *(getattr(part, name) for part in parts))
+        for name in ("envs", "obs", "rewards", "begins", "terminated", "truncated")
+    }
+    infos = None
+    if any(part.infos is not None for part in parts):
+        infos = [info for part in parts for info in (part.infos or [{}] * len(part))]
+    return Entries(**columns, infos=infos)
+
+
+def _split(entries: Entries) -> Iterator[Entries]:
+    """Return the entries in parts, one after the other in time, with at most one step of each seat in a part."""
+    if len(np.unique(entries.envs)) == len(entries):
+        yield entries
+        return
+    part_of, latest = np.zeros(len(entries), np.int64), dict[int, int]()
+    for index, (seat, begins) in enumerate(zip(entries.envs.tolist(), entries.begins.tolist(), strict=True)):
+        before = latest.get(seat, -1)
+        part_of[index] = latest[seat] = max(before, 0) if begins else before + 1
+    for part in range(int(part_of.max()) + 1):
+        yield _take(entries, part_of == part)

@@ -1,0 +1,425 @@
+"""The Python client of the policy server, in one file that needs msgpack and NumPy and nothing of Corral.
+
+A simulator that drives itself asks for its actions:
+
+    with PolicyClient("127.0.0.1:5555", num_envs=2) as client:
+        actions = client.begin(obs)                          # two episodes begin; obs is [2, ...]
+        while True:
+            obs, rewards, terminated, truncated = ...        # the simulator steps with the actions
+            actions = client.step(obs, rewards, terminated, truncated)
+
+The protocol is described on the page "The protocol of the policy server"; `exchange` is one request of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+log = logging.getLogger("corral.client")
+
+PROTOCOL = 1
+"""Version of the protocol."""
+HEADER = struct.Struct(">I")
+"""What comes before each message: its length in bytes, an unsigned integer of 4 bytes, the highest byte first."""
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Size of a message that a client accepts; the server says in `welcome` what it accepts."""
+
+
+class ClientError(RuntimeError):
+    """The server refused a message: `code` is the kind of the error, and the message says what was wrong and where."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """Keep the code."""
+        super().__init__(message)
+        self.code = code
+
+
+class EpisodesLost(ClientError):
+    """The server does not know the episodes of this client any more: reset all envs, and call `begin` again.
+
+    It was started again, or the client was away for longer than the server waits.
+    """
+
+
+class ServerStopped(ClientError):
+    """The training is over, or the server was not reached for `retry_s` seconds."""
+
+
+def pack_message(message: Mapping[str, Any]) -> bytes:
+    """Return a message as the bytes that are sent: its length, and the message in msgpack."""
+    body: bytes = msgpack.packb(message)
+    return HEADER.pack(len(body)) + body
+
+
+def pack_array(array: Any) -> Any:
+    """Return an array as it is in messages: dtype, shape and bytes; of a dict or tuple of arrays, each one of them."""
+    if isinstance(array, Mapping):
+        return {name: pack_array(part) for name, part in array.items()}
+    if isinstance(array, tuple):
+        return [pack_array(part) for part in array]
+    array = np.ascontiguousarray(array)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}
+
+
+def unpack_array(packed: Any) -> Any:
+    """Return the array of `pack_array`; a dict of several arrays is a dict, and a list of several is a tuple."""
+    if isinstance(packed, list):
+        return tuple(unpack_array(part) for part in packed)
+    if set(packed) == {"dtype", "shape", "data"}:
+        return np.frombuffer(packed["data"], packed["dtype"]).reshape(packed["shape"]).copy()
+    return {name: unpack_array(part) for name, part in packed.items()}
+
+
+class PolicyClient:
+    """A connection to a policy server, over which the episodes of one or more envs are played.
+
+    Where the connection breaks, the client connects again, and its episodes go on. It raises `EpisodesLost` if the
+    server does not know them any more.
+
+    Args:
+        address: Where the server listens: `"host:port"`, or `"unix:/path/of/the/socket"`.
+        num_envs: Number of envs whose episodes are played over this connection.
+        token: What the server asks for, if it asks for a token.
+        tls: A file of certificates in PEM format, one of which the server must have, or an `ssl.SSLContext`; `None` is
+            a connection in plain text.
+        name: Name of this client in messages of the server.
+        retry_s: Seconds for which the client tries to reach a server that does not answer.
+        timeout_s: Seconds that the server may take for an answer, in which it may also train.
+
+    Attributes:
+        observation_space: Description of one observation, as the server sent it.
+        action_space: Description of one action.
+        weights_version: Version of the weights that chose the latest actions.
+
+    Raises:
+        ClientError: The server refused the connection; the message says why.
+        ServerStopped: No server answered for `retry_s` seconds.
+    """
+
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+
+    def __init__(
+        self,
+        address: str,
+        num_envs: int = 1,
+        *,
+        token: str | None = None,
+        tls: str | Path | ssl.SSLContext | None = None,
+        name: str = "",
+        retry_s: float = 60.0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Connect."""
+        self.address, self.num_envs = address, num_envs
+        self._token, self._name, self._retry_s, self._timeout_s = token, name, retry_s, timeout_s
+        is_file = isinstance(tls, (str, Path))
+        self._tls: Any = ssl.create_default_context(cafile=str(tls)) if is_file else tls
+        self._session: str | None = None
+        self._socket: Any = None
+        self._next_id = 1
+        self._max_bytes = MAX_MESSAGE_BYTES
+        self.weights_version = 0
+        self._connect()
+
+    # Episodes.
+
+    def begin(self, obs: Any, envs: Sequence[int] | None = None) -> Any:
+        """Begin an episode in some envs, and return their first actions.
+
+        Args:
+            obs: First observations of the episodes, `[K, ...]`: an array, or a dict or tuple of arrays.
+            envs: Numbers of the envs, K of them; `None` is all of them.
+
+        Returns:
+            Actions `[K, ...]`, in the units of the env.
+
+        Raises:
+            ClientError: The server refused the message.
+            EpisodesLost: See there.
+            ServerStopped: See there.
+        """
+        envs = self._all(envs)
+        return self.exchange(envs, obs, begins=[True] * len(envs))
+
+    def step(
+        self,
+        obs: Any,
+        rewards: Any,
+        terminated: Any = None,
+        truncated: Any = None,
+        *,
+        envs: Sequence[int] | None = None,
+        next_obs: Any = None,
+    ) -> Any:
+        """Report what the latest actions led to, and return the next actions.
+
+        Args:
+            obs: Observations `[K, ...]`; where an episode ended, its last observation.
+            rewards: Rewards of the latest actions, `[K]`.
+            terminated: Whether the episode ended, bool `[K]`; `None` is nowhere.
+            truncated: Whether the episode was cut off, for instance by a time limit, bool `[K]`.
+            envs: Numbers of the envs, K of them; `None` is all of them.
+            next_obs: First observations of the next episodes, `[K, ...]`, of which the ones are used where an episode
+                ended; without it, `begin` begins the next episodes.
+
+        Returns:
+            Actions of the envs that go on, `[K, ...]` if `next_obs` is given or no episode ended.
+        """
+        envs = self._all(envs)
+        terminated, truncated = (
+            np.zeros(len(envs), np.bool_) if flags is None else np.asarray(flags, np.bool_)
+            for flags in (terminated, truncated)
+        )
+        ended = np.flatnonzero(terminated | truncated)
+        if next_obs is None or not len(ended):
+            return self.exchange(envs, obs, rewards=rewards, terminated=terminated, truncated=truncated)
+        order = _with_begun(len(envs), ended)
+        begins = np.arange(len(order)) - np.searchsorted(order, order) > 0
+        actions = self.exchange(
+            np.asarray(envs)[order].tolist(),
+            _map(
+                lambda now, then: np.where(_column(begins, now), np.asarray(then)[order], np.asarray(now)[order]),
+                obs,
+                next_obs,
+            ),
+            rewards=np.where(begins, 0.0, np.asarray(rewards, np.float64)[order]),
+            begins=begins,
+            terminated=np.where(begins, False, terminated[order]),
+            truncated=np.where(begins, False, truncated[order]),
+        )
+        return actions
+
+    def drop(self, envs: Sequence[int] | None = None) -> None:
+        """Give up the unfinished episodes of some envs, of which the server keeps the complete steps."""
+        self._request({"type": "drop", "envs": list(self._all(envs))})
+
+    def exchange(
+        self,
+        envs: Sequence[int],
+        obs: Any,
+        *,
+        rewards: Any = None,
+        begins: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        actions: Any = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Any:
+        """Send one message `steps`, and return the actions of the entries that want one.
+
+        Args:
+            envs: Number of the env of each of K entries. An env may have several, in the order of time.
+            obs: Observations `[K, ...]`: an array, or a dict or tuple of arrays.
+            rewards: Reward of the action before, `[K]`; `None` is 0.
+            begins: Whether an episode begins with the observation, bool `[K]`.
+            terminated: Whether the episode ended with it, bool `[K]`; then it gets no action.
+            truncated: Whether the episode was cut off with it, bool `[K]`.
+            actions: Actions `[K, ...]` that the client takes itself, which only algorithms that learn from any actions
+                accept; no action is returned then.
+            infos: An info for each entry, which callbacks can read.
+
+        Returns:
+            Actions `[M, ...]` of the entries that did not end and have no action of their own, in their order.
+        """
+        message: dict[str, Any] = {"type": "steps", "envs": list(envs), "obs": pack_array(obs)}
+        if rewards is not None:
+            message["rewards"] = np.asarray(rewards, np.float64).tolist()
+        for name, flags in (("begins", begins), ("terminated", terminated), ("truncated", truncated)):
+            if flags is not None and np.any(flags):
+                message[name] = np.asarray(flags, np.bool_).tolist()
+        if actions is not None:
+            message["actions"] = pack_array(actions)
+        if infos is not None:
+            message["infos"] = [dict(info) for info in infos]
+        answer = self._request(message)
+        self.weights_version = answer["weights_version"]
+        return unpack_array(answer["actions"])
+
+    def close(self) -> None:
+        """End the session; the server drops episodes that are not over."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(pack_message({"type": "bye"}))
+            self._disconnect()
+        self._session = None
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        self.close()
+
+    # Messages.
+
+    def _all(self, envs: Sequence[int] | None) -> Sequence[int]:
+        return range(self.num_envs) if envs is None else envs
+
+    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message and return the answer; it is sent again where the connection broke in between."""
+        message["id"], self._next_id = self._next_id, self._next_id + 1
+        data = pack_message(message)
+        if len(data) > self._max_bytes:
+            raise ClientError("too_large", f"a message of {len(data):,} bytes: the server takes {self._max_bytes:,}.")
+        gives_up_s = time.monotonic() + self._retry_s
+        while True:
+            try:
+                if self._socket is None:
+                    self._connect()
+                self._socket.sendall(data)
+                while (answer := self._receive()).get("id") != message["id"]:
+                    pass  # an answer that was sent again after a broken connection
+                return answer
+            except (OSError, EOFError) as error:
+                self._disconnect()
+                if time.monotonic() > gives_up_s:
+                    raise ServerStopped("stopped", f"the server at {self.address} does not answer: {error}") from error
+                log.warning("The connection to %s broke: %s. Connecting again.", self.address, error)
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message of the server; errors of the server are raised."""
+        (num_bytes,) = HEADER.unpack(self._read(HEADER.size))
+        if num_bytes > MAX_MESSAGE_BYTES:
+            raise ClientError("too_large", f"the server sent a message of {num_bytes:,} bytes")
+        message: dict[str, Any] = msgpack.unpackb(self._read(num_bytes))
+        if message["type"] == "error":
+            self._disconnect()
+            raise ClientError(message["code"], message["message"])
+        if message["type"] == "bye":
+            self._disconnect()
+            raise ServerStopped("stopped", message.get("message", "the training is over"))
+        return message
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
+            part = self._socket.recv(min(num_bytes - len(data), 1 << 20))
+            if not part:
+                raise EOFError("the server closed the connection")
+            data += part
+        return bytes(data)
+
+    def _connect(self) -> None:
+        """Connect, and say hello, until the server answers or `retry_s` is over."""
+        gives_up_s, pause_s, said = time.monotonic() + self._retry_s, 0.05, self._session
+        while True:
+            try:
+                self._open()
+                hello = {"type": "hello", "protocol": PROTOCOL, "num_envs": self.num_envs, "name": self._name}
+                hello |= {"token": self._token} if self._token is not None else {}
+                hello |= {"session": said} if said is not None else {}
+                self._socket.sendall(pack_message(hello))
+                welcome = self._receive()
+                break
+            except (OSError, EOFError) as error:
+                self._disconnect()
+                if time.monotonic() > gives_up_s:
+                    raise ServerStopped("stopped", f"no server answers at {self.address}: {error}") from error
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)
+        self._session, self._max_bytes = welcome["session"], welcome["max_message_bytes"]
+        self.observation_space, self.action_space = welcome["observation_space"], welcome["action_space"]
+        self.weights_version = welcome["weights_version"]
+        if said is not None and not welcome["resumed"]:
+            raise EpisodesLost("lost", f"the server at {self.address} does not know the episodes of this client.")
+
+    def _open(self) -> None:
+        if self.address.startswith("unix:"):
+            found = socket.socket(socket.AF_UNIX)
+            try:
+                found.settimeout(self._timeout_s)
+                found.connect(self.address.removeprefix("unix:"))
+            except BaseException:
+                found.close()
+                raise
+        else:
+            host, _, port = self.address.rpartition(":")
+            found = socket.create_connection((host.strip("[]"), int(port)), self._timeout_s)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                found = self._tls.wrap_socket(found, server_hostname=host)
+        self._socket = found
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = None) -> int:
+    """Play episodes of envs with the actions of a server, until the training is over, and return the env steps.
+
+    Where the server lost the episodes, all envs are reset.
+
+    Args:
+        client: A client of as many envs.
+        envs: Envs with Gymnasium's `reset()` and `step(action)`.
+        num_steps: Env steps of all envs together after which to stop; `None` is no limit.
+    """
+    done = 0
+    while True:
+        try:
+            obs = _stack([env.reset()[0] for env in envs])
+            actions = client.begin(obs)
+            while num_steps is None or done < num_steps:
+                found = [env.step(_pick(actions, i)) for i, env in enumerate(envs)]
+                done += len(envs)
+                obs, next_obs = [step[0] for step in found], [step[0] for step in found]
+                for i, (_, _, terminated, truncated, _) in enumerate(found):
+                    if terminated or truncated:
+                        next_obs[i] = envs[i].reset()[0]
+                rewards, terminated, truncated = ([step[k] for step in found] for k in (1, 2, 3))
+                actions = client.step(_stack(obs), rewards, terminated, truncated, next_obs=_stack(next_obs))
+            client.drop()
+            return done
+        except EpisodesLost as lost:
+            log.warning("%s All envs begin new episodes.", lost)
+        except ServerStopped:
+            return done
+
+
+def _map(fn: Any, *trees: Any) -> Any:
+    """Return a tree of what a function returns for the leaves of trees of the same form."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {name: _map(fn, *(tree[name] for tree in trees)) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_map(fn, *parts) for parts in zip(*trees, strict=True))
+    return fn(*trees)
+
+
+def _stack(obs: Sequence[Any]) -> Any:
+    return _map(lambda *leaf: np.stack([np.asarray(one) for one in leaf]), *obs)
+
+
+def _pick(actions: Any, index: int) -> Any:
+    return _map(lambda leaf: leaf[index], actions)
+
+
+def _column(flags: NDArray[np.bool_], like: Any) -> NDArray[np.bool_]:
+    """Return flags `[K]` with as many axes as an array `[K, ...]`."""
+    return flags.reshape(-1, *[1] * (np.ndim(like) - 1))
+
+
+def _with_begun(num_envs: int, ended: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of all entries, those whose episodes ended twice, one after the other."""
+    return np.sort(np.append(np.arange(num_envs), ended))

@@ -1,0 +1,262 @@
+"""The messages of clients, checked: what a client sent, as arrays that fit the spaces.
+
+Nothing in a message is executed, and no size that a message names is trusted before the bytes are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from corral.core.space_descriptions import DTYPE_KINDS
+from corral.core.tree import Tree
+from corral.envs.checks import mismatch
+from corral.errors import ClientMessageError
+
+FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "hello": {"protocol": int, "num_envs": int, "name": str, "token": str, "session": str},
+    "steps": {
+        "id": int,
+        "envs": list,
+        "obs": (dict, list),
+        **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos"), list),
+        "actions": (dict, list),
+    },
+    "drop": {"id": int, "envs": list},
+    "ping": {"id": int},
+    "bye": {},
+}
+"""Fields of each type of message, and their types."""
+NEEDED = {"hello": ("protocol",), "steps": ("id", "envs", "obs"), "drop": ("id", "envs"), "ping": ("id",)}
+"""Fields that a message must have."""
+MAX_ENTRIES = 65_536
+"""Entries of a message `steps`."""
+MAX_ID = 2**53
+"""The largest number that a client may give a message; every language holds it exactly."""
+
+
+@dataclass
+class Entries:
+    """What a message `steps` says, for K entries in the order of time.
+
+    Attributes:
+        envs: Number of the env in its client, int64 `[K]`.
+        obs: Observations, a tree of `[K, ...]`.
+        rewards: Rewards of the actions before, float64 `[K]`.
+        begins: Whether an episode begins with the observation, bool `[K]`.
+        terminated: Whether the episode ended with it, bool `[K]`.
+        truncated: Whether it was cut off with it, bool `[K]`.
+        actions: Actions that the client took itself, in the units of the env, a tree of `[K, ...]`, or `None`.
+        infos: Infos of the entries, K of them, or `None`.
+    """
+
+    envs: NDArray[np.int64]
+    obs: Tree
+    rewards: NDArray[np.float64]
+    begins: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    actions: Tree | None = None
+    infos: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of entries K."""
+        return len(self.envs)
+
+
+def read_message(body: bytes | memoryview) -> dict[str, Any]:
+    """Return a message, with fields that are known and of the right types.
+
+    Raises:
+        ClientMessageError: It is no such message.
+    """
+    try:
+        # No extension types, which could be dates, and no keys but text. A length that a message names is at most what
+        # it has in bytes, so that msgpack never makes more room than the message takes.
+        message = msgpack.unpackb(body, ext_hook=_refuse_extension, strict_map_key=True)
+    except ClientMessageError:
+        raise
+    except Exception as error:  # msgpack raises many
+        raise ClientMessageError("message", f"is no msgpack: {type(error).__name__}: {error}") from error
+    if not isinstance(message, dict):
+        raise ClientMessageError("message", f"must be a map, got {type(message).__name__}")
+    kind = message.pop("type", None)
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise ClientMessageError("type", f"must be one of {', '.join(FIELDS)}, got {_shown(kind)}")
+    _check_fields(kind, message)
+    return {"type": kind, **message}
+
+
+def _check_fields(kind: str, message: Mapping[str, Any]) -> None:
+    known = FIELDS[kind]
+    for name, value in message.items():
+        if name not in known:
+            raise ClientMessageError(f"{kind}.{_shown(name)}", f"is no field: there are {', '.join(known) or 'none'}")
+        if not isinstance(value, known[name]) or isinstance(value, bool):
+            expected = known[name]
+            names = " or ".join(one.__name__ for one in (expected if isinstance(expected, tuple) else (expected,)))
+            raise ClientMessageError(f"{kind}.{name}", f"must be {names}, got {_shown(value)}")
+    for name in NEEDED.get(kind, ()):
+        if name not in message:
+            raise ClientMessageError(f"{kind}.{name}", "is missing")
+    if not 0 <= message.get("id", 0) <= MAX_ID:
+        raise ClientMessageError(f"{kind}.id", f"must be 0 to {MAX_ID}, got {message['id']}")
+
+
+def read_entries(message: Mapping[str, Any], num_envs: int, obs_space: Tree, action_space: Tree) -> Entries:
+    """Return what a message `steps` says.
+
+    Args:
+        message: The message.
+        num_envs: Number of envs of the client.
+        obs_space: Space of one observation, a tree of spaces without Dict and Tuple.
+        action_space: Space of one action of the env, such a tree too.
+
+    Raises:
+        ClientMessageError: A part does not fit the spaces or the other parts; the error names it.
+    """
+    envs = read_envs(message["envs"], num_envs, "steps.envs")
+    count = len(envs)
+    flags = {name: _flags(message.get(name), count, name) for name in ("begins", "terminated", "truncated")}
+    entries = Entries(
+        envs=envs,
+        obs=_arrays(message["obs"], obs_space, count, "steps.obs"),
+        rewards=_rewards(message.get("rewards"), count),
+        actions=_arrays(message["actions"], action_space, count, "steps.actions") if "actions" in message else None,
+        infos=_infos(message.get("infos"), count),
+        **flags,
+    )
+    if (both := entries.begins & (entries.terminated | entries.truncated)).any():
+        place = int(np.flatnonzero(both)[0])
+        raise ClientMessageError(f"steps.begins[{place}]", "an episode cannot begin and end with one observation")
+    return entries
+
+
+def read_envs(given: list[Any], num_envs: int, place: str) -> NDArray[np.int64]:
+    """Return numbers of envs, int64 `[K]`.
+
+    Raises:
+        ClientMessageError: There is none, there are too many, or one is no env of the client.
+    """
+    if not 1 <= len(given) <= MAX_ENTRIES:
+        raise ClientMessageError(place, f"must have 1 to {MAX_ENTRIES} entries, got {len(given)}")
+    for index, env in enumerate(given):
+        if type(env) is not int or not 0 <= env < num_envs:
+            raise ClientMessageError(f"{place}[{index}]", f"must be 0 to {num_envs - 1}, got {_shown(env)}")
+    return np.array(given, np.int64)
+
+
+def _flags(given: list[Any] | None, count: int, name: str) -> NDArray[np.bool_]:
+    if given is None:
+        return np.zeros(count, np.bool_)
+    _check_count(given, count, name)
+    for index, flag in enumerate(given):
+        if type(flag) is not bool:
+            raise ClientMessageError(f"steps.{name}[{index}]", f"must be true or false, got {_shown(flag)}")
+    return np.array(given, np.bool_)
+
+
+def _rewards(given: list[Any] | None, count: int) -> NDArray[np.float64]:
+    if given is None:
+        return np.zeros(count)
+    _check_count(given, count, "rewards")
+    for index, reward in enumerate(given):
+        if type(reward) not in (int, float) or not math.isfinite(reward) or abs(reward) > 1e300:
+            raise ClientMessageError(f"steps.rewards[{index}]", f"must be a finite number, got {_shown(reward)}")
+    return np.array(given, np.float64)
+
+
+def _infos(given: list[Any] | None, count: int) -> list[dict[str, Any]] | None:
+    if given is None:
+        return None
+    _check_count(given, count, "infos")
+    for index, info in enumerate(given):
+        if not isinstance(info, dict):
+            raise ClientMessageError(f"steps.infos[{index}]", f"must be a map, got {_shown(info)}")
+    return given
+
+
+def _check_count(given: Sequence[Any], count: int, name: str) -> None:
+    if len(given) != count:
+        raise ClientMessageError(f"steps.{name}", f"must have {count} entries as envs has, got {len(given)}")
+
+
+def _arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
+    """Return arrays `[count, ...]` for a tree of spaces."""
+    if isinstance(space, dict):
+        if not isinstance(given, dict) or given.keys() != space.keys():
+            got = f"the keys {', '.join(map(_shown, given))}" if isinstance(given, dict) else _shown(given)
+            raise ClientMessageError(place, f"must be a map with the keys {', '.join(space)}, got {got}")
+        return {name: _arrays(given[name], part, count, f"{place}.{name}") for name, part in space.items()}
+    if isinstance(space, tuple):
+        if not isinstance(given, list) or len(given) != len(space):
+            raise ClientMessageError(place, f"must be a list of {len(space)} arrays, got {_shown(given)}")
+        parts = zip(given, space, strict=True)
+        return tuple(_arrays(part, inner, count, f"{place}[{i}]") for i, (part, inner) in enumerate(parts))
+    array = _array(given, place)
+    if problem := mismatch(space, array, "it", batch=(count,)):
+        raise ClientMessageError(place, problem.removeprefix("it "))
+    if isinstance(space, spaces.Box) and array.dtype.kind == "f" and np.dtype(space.dtype).kind == "f":
+        with np.errstate(over="ignore"):
+            array = array.astype(space.dtype, copy=False)
+        if not np.isfinite(array).all():
+            raise ClientMessageError(place, f"holds numbers that are too large for {space.dtype}")
+    return array.astype(space.dtype, copy=False)
+
+
+def _array(given: Any, place: str) -> NDArray[Any]:
+    """Return one array: of a map with dtype, shape and data, or of nested lists of numbers."""
+    if isinstance(given, list):
+        try:
+            array = np.array(given)
+        except (ValueError, OverflowError) as error:
+            raise ClientMessageError(place, f"must be lists of numbers of one length: {error}") from error
+    elif isinstance(given, dict):
+        array = _packed_array(given, place)
+    else:
+        raise ClientMessageError(place, f"must be an array, got {_shown(given)}")
+    if array.dtype.kind not in DTYPE_KINDS:
+        raise ClientMessageError(place, f"must hold numbers, got {_shown(given)}")
+    return array
+
+
+def _packed_array(given: dict[str, Any], place: str) -> NDArray[Any]:
+    if given.keys() != {"dtype", "shape", "data"}:
+        raise ClientMessageError(
+            place, f"an array is a map of dtype, shape and data, got the keys {', '.join(map(_shown, given))}"
+        )
+    name, shape, data = given["dtype"], given["shape"], given["data"]
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) and len(name) < 8 else None
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or dtype.kind not in DTYPE_KINDS or dtype.byteorder == ">":
+        raise ClientMessageError(f"{place}.dtype", f"must be such as '<f4', '<i8' or '|u1', got {_shown(name)}")
+    is_shape = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
+    if not is_shape:
+        raise ClientMessageError(f"{place}.shape", f"must be a list of numbers, got {_shown(shape)}")
+    if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
+        got = f"{len(data)} bytes" if isinstance(data, bytes) else _shown(data)
+        raise ClientMessageError(f"{place}.data", f"must be {math.prod(shape) * dtype.itemsize} bytes, got {got}")
+    if dtype.kind == "b" and bytes(data).translate(None, b"\x00\x01"):
+        raise ClientMessageError(f"{place}.data", "must hold bytes 0 and 1 for a dtype of true and false")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ClientMessageError("message", f"holds the extension type {code} of msgpack: send numbers, text and arrays")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error message, cut short."""
+    if isinstance(value, (list, dict)):
+        return f"a {'list' if isinstance(value, list) else 'map'} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

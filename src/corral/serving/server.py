@@ -1,0 +1,608 @@
+"""The sockets of the policy server: who is connected, which seats a client has, and what it sent.
+
+A client opens a session with `hello` and gets as many seats as it has envs. It sends one message at a time and waits
+for the answer, so that a fast client takes no turns from a slow one. All waiting is in `PolicyServer.receive`, which is
+called while the runner samples; between two samples the clients wait. Times that clients may take count only while the
+server listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.space_descriptions import describe_space
+from corral.core.spaces import space_tree
+from corral.errors import ClientMessageError, ConfigError
+from corral.serving.client import HEADER, PROTOCOL, pack_array, pack_message
+from corral.serving.messages import Entries, read_entries, read_envs, read_message
+
+log = logging.getLogger("corral")
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_HELLO_BYTES = 65_536
+"""Size of the first message of a connection, whose sender is not known yet."""
+MAX_CONNECTIONS = 1024
+HELLO_TIMEOUT_S = 10.0
+CHECK_EVERY_S = 0.25
+"""Seconds between two looks at who is late."""
+CLOSE_S = 1.0
+"""Seconds for which a server that closes waits until its last messages are sent."""
+_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a policy server listens, and whom it serves.
+
+    Attributes:
+        address: `"host:port"` or `"unix:/path/of/the/socket"`; port 0 is any free port.
+        token: What clients must say to be served; `None` serves all that reach the address.
+        certificate: File of the certificate in PEM format, for TLS; `None` is plain text.
+        key: File of its private key.
+        max_message_bytes: Size of the largest message that a client may send.
+        client_timeout_s: Seconds after which a client that is silent is cut off.
+        reconnect_timeout_s: Seconds for which the episodes of a client whose connection broke are kept.
+    """
+
+    address: str = "127.0.0.1:5555"
+    token: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    client_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 30.0
+
+
+@dataclass(eq=False)
+class Connection:
+    """A socket, with what was read from it and what is still to be sent."""
+
+    socket: Any
+    peer: str
+    opened_s: float
+    read: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    session: Session | None = None
+    shakes_hands: bool = False  # the TLS handshake is not over
+    is_ending: bool = False  # to be closed when all is sent
+
+
+@dataclass(eq=False)
+class Session:
+    """A client, over one connection or several, one after the other.
+
+    Attributes:
+        id_: Secret name of the session, with which the client continues it.
+        name: Name of the client in messages.
+        seats: Seat of each env of the client, int64 `[K]`.
+        last_id: Number of its latest message.
+        waits: Whether that message is not answered yet.
+        answer: The answer to that message as bytes.
+        heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
+    """
+
+    id_: str
+    name: str
+    seats: NDArray[np.int64]
+    heard_s: float
+    connection: Connection | None = None
+    last_id: int = -1
+    waits: bool = False
+    answer: bytes = b""
+    left_s: float | None = None
+
+
+@dataclass
+class Received:
+    """What clients sent since the last call.
+
+    Attributes:
+        entries: Sessions and what they reported.
+        dropped: Seats whose episodes end here, because the client gave them up, left, or broke the protocol.
+    """
+
+    entries: list[tuple[Session, Entries]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything."""
+        return bool(self.entries or self.dropped)
+
+
+class PolicyServer:
+    """Listens for clients, and exchanges messages with them.
+
+    Args:
+        settings: Where it listens, and whom it serves.
+        observation_space: Space of one observation.
+        action_space: Space of one action, in the units of the env.
+        num_seats: Episodes that can be played at the same time.
+
+    Attributes:
+        address: Where it listens, with the port that it found.
+        sessions: Clients by the names of their sessions.
+        playing: Whether an episode is played in a seat, bool `[N]`.
+        num_messages: Messages `steps` so far.
+        num_dropped: Episodes so far that ended because their client left or gave them up.
+
+    Raises:
+        ConfigError: The address cannot be used, or a file of TLS cannot be read.
+    """
+
+    def __init__(self, settings: ServerSettings, observation_space: Any, action_space: Any, num_seats: int) -> None:
+        """Listen."""
+        self._settings = settings
+        self._obs_space, self._action_space = space_tree(observation_space), space_tree(action_space)
+        self._described = {
+            "observation_space": describe_space(observation_space),
+            "action_space": describe_space(action_space),
+        }
+        self.playing = np.zeros(num_seats, np.bool_)
+        self._free = list(range(num_seats))
+        self.sessions: dict[str, Session] = {}
+        self._connections: set[Connection] = set()
+        self.num_messages = self.num_dropped = 0
+        self.weights_version = 0
+        self._received = Received()
+        self._tls = self._make_tls()
+        self._listener, self.address = listen(settings.address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._away_s = 0.0  # seconds in which the server did not listen
+        self._left_s = time.monotonic()
+        self._checked_s = 0.0
+
+    def _make_tls(self) -> ssl.SSLContext | None:
+        if self._settings.certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self._settings.certificate, self._settings.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"env_config: certificate {self._settings.certificate!r} and key {self._settings.key!r} cannot be used "
+                f"for TLS: {error}."
+            ) from error
+        return context
+
+    # Time.
+
+    @property
+    def _now_s(self) -> float:
+        """Seconds for which the server has listened, from some start."""
+        return time.monotonic() - self._away_s
+
+    # Receiving.
+
+    def receive(self, timeout_s: float) -> Received:
+        """Wait until clients sent something that concerns their episodes, and return it; answer everything else.
+
+        Args:
+            timeout_s: Seconds after which it returns in any case.
+        """
+        self._away_s += time.monotonic() - self._left_s
+        ends_s = self._now_s + timeout_s
+        try:
+            while not self._received:
+                left_s = ends_s - self._now_s
+                if left_s < 0:
+                    break
+                for key, events in self._selector.select(min(left_s, CHECK_EVERY_S)):
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._serve(key.data, events)
+                if self._now_s - self._checked_s > CHECK_EVERY_S:
+                    self._check_times()
+        finally:
+            self._left_s = time.monotonic()
+        received, self._received = self._received, Received()
+        return received
+
+    def _accept(self) -> None:
+        try:
+            found, peer = self._listener.accept()
+        except OSError as error:  # the client has gone, or there are too many open files
+            log.warning("policy server: a connection was not accepted: %s.", error)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("policy server: refused a connection, because there are %d.", MAX_CONNECTIONS)
+            found.close()
+            return
+        found.setblocking(False)
+        if isinstance(peer, tuple):
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._tls is not None:
+            found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
+        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
+        connection = Connection(found, name, self._now_s, shakes_hands=self._tls is not None)
+        self._connections.add(connection)
+        self._selector.register(found, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        try:
+            if connection.shakes_hands and not self._shake_hands(connection):
+                return
+            if events & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if events & selectors.EVENT_READ:
+                is_open = self._read(connection)
+                self._read_messages(connection)
+                if not is_open:
+                    self._end(connection, "closed the connection")
+        except (OSError, ssl.SSLError) as error:
+            self._end(connection, f"lost the connection: {error}")
+
+    def _shake_hands(self, connection: Connection) -> bool:
+        try:
+            connection.socket.do_handshake()
+        except ssl.SSLWantReadError:
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+            return False
+        except ssl.SSLWantWriteError:
+            self._selector.modify(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+            return False
+        connection.shakes_hands = False
+        self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+        return True
+
+    def _read(self, connection: Connection) -> bool:
+        """Read what is there, and return whether the client may send more."""
+        while True:
+            try:
+                part = connection.socket.recv(_READ_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return True
+            if not part:
+                return False
+            connection.read += part
+            if len(connection.read) > self._limit(connection) + 2 * _READ_BYTES:
+                return True  # what is there is looked at first
+            if len(part) < _READ_BYTES and self._tls is None:
+                return True
+
+    def _limit(self, connection: Connection) -> int:
+        return MAX_HELLO_BYTES if connection.session is None else self._settings.max_message_bytes
+
+    def _read_messages(self, connection: Connection) -> None:
+        """Take the whole messages that were read, until one of them has to be answered first."""
+        data = connection.read
+        while not connection.is_ending and len(data) >= HEADER.size:
+            (size,) = HEADER.unpack_from(data)
+            limit = self._limit(connection)
+            if size > limit:
+                self._refuse(connection, "too_large", f"a message of {size:,} bytes: at most {limit:,} are accepted.")
+                return
+            session = connection.session
+            if session is not None and session.waits:
+                if len(data) > limit + HEADER.size:
+                    self._refuse(connection, "protocol", "messages were sent before the answer to the last one.")
+                return
+            if len(data) < HEADER.size + size:
+                return
+            body = bytes(data[HEADER.size : HEADER.size + size])
+            del data[: HEADER.size + size]
+            try:
+                self._take(connection, read_message(body))
+            except ClientMessageError as error:
+                self._refuse(connection, "protocol", str(error))
+
+    def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        """Do what a message asks for.
+
+        Raises:
+            ClientMessageError: It does not fit the protocol.
+        """
+        session, kind = connection.session, message["type"]
+        if session is None:
+            if kind != "hello":
+                raise ClientMessageError("type", f"the first message must be hello, got {kind}")
+            self._welcome(connection, message)
+            return
+        session.heard_s = self._now_s
+        if kind == "hello":
+            raise ClientMessageError("type", "hello was said already")
+        if kind == "bye":
+            self._end_session(session)
+            self._close(connection)
+            return
+        number = message["id"]
+        if number == session.last_id:
+            if not session.waits:  # the answer was lost with the connection before
+                self._send(connection, session.answer)
+            return
+        if number < session.last_id:
+            raise ClientMessageError(f"{kind}.id", f"must be larger than the last one, {session.last_id}, got {number}")
+        if kind == "steps":
+            entries = read_entries(message, len(session.seats), self._obs_space, self._action_space)
+            self._check_order(session, entries)
+            self._received.entries.append((session, entries))
+            self.num_messages += 1
+            session.last_id, session.waits = number, True
+            return
+        if kind == "drop":
+            seats = session.seats[read_envs(message["envs"], len(session.seats), "drop.envs")]
+            self._drop(np.unique(seats))
+        session.last_id = number
+        self._answer(session, {"type": "done", "id": number, "weights_version": self.weights_version})
+
+    def _check_order(self, session: Session, entries: Entries) -> None:
+        """Check that episodes begin where none is played, and go on where one is; note where one is played then."""
+        seats, ends = session.seats[entries.envs], entries.terminated | entries.truncated
+        playing, bad = self.playing[seats], None
+        if len(seats) > 1 and len(np.unique(seats)) < len(seats):
+            latest: dict[int, bool] = {}
+            for index, (seat, ended) in enumerate(zip(seats.tolist(), ends.tolist(), strict=True)):
+                playing[index] = latest.get(seat, playing[index])
+                latest[seat] = not ended
+        if (bad := entries.begins == playing).any():
+            index = int(np.flatnonzero(bad)[0])
+            problem = "begins an episode, and the one before is not over" if playing[index] else "has no episode"
+            raise ClientMessageError(f"steps.envs[{index}]", f"env {entries.envs[index]} {problem}")
+        self.playing[seats] = ~ends  # of several entries of one seat, the last one stays
+
+    # Sessions.
+
+    def _welcome(self, connection: Connection, hello: Mapping[str, Any]) -> None:
+        token = self._settings.token
+        if hello["protocol"] != PROTOCOL:
+            known = f"this server speaks version {PROTOCOL} of the protocol, and the client {hello['protocol']}."
+            self._refuse(connection, "version", known)
+            return
+        given = hello.get("token", "").encode("utf-8", "surrogatepass")
+        if token is not None and not hmac.compare_digest(token.encode(), given):
+            self._refuse(connection, "token", "this server serves only clients that say its token.")
+            return
+        num_envs = hello.get("num_envs", 1)
+        if not num_envs >= 1:
+            raise ClientMessageError("hello.num_envs", f"must be at least 1, got {num_envs}")
+        session = self.sessions.get(hello.get("session", ""))
+        is_known = session is not None and len(session.seats) == num_envs
+        if session is None or not is_known:
+            if num_envs > len(self._free):
+                self._refuse(
+                    connection,
+                    "full",
+                    f"the client has {num_envs} envs, and {len(self._free)} of {len(self.playing)} seats are free: set "
+                    "env_runners(num_envs_per_env_runner=...) to the number of envs of all clients.",
+                )
+                return
+            self._free.sort()
+            seats, self._free = self._free[:num_envs], self._free[num_envs:]
+            session = Session(secrets.token_hex(16), hello.get("name") or connection.peer, np.array(seats), self._now_s)
+            self.sessions[session.id_] = session
+            log.info("policy server: client %s came with %d envs.", session.name, num_envs)
+        elif session.connection is not None:
+            self._close(session.connection)  # it is broken, and this end has not noticed
+        session.connection, session.left_s, session.heard_s = connection, None, self._now_s
+        connection.session = session
+        welcome = {
+            "type": "welcome",
+            "protocol": PROTOCOL,
+            "session": session.id_,
+            "resumed": is_known,
+            "max_message_bytes": self._settings.max_message_bytes,
+            "weights_version": self.weights_version,
+            **self._described,
+        }
+        self._send(connection, pack_message(welcome))
+
+    def _drop(self, seats: NDArray[np.int64]) -> None:
+        dropped = seats[self.playing[seats]].tolist()
+        self._received.dropped += dropped
+        self.playing[dropped] = False
+        self.num_dropped += len(dropped)
+
+    def _end_session(self, session: Session) -> None:
+        """Forget a client; its episodes end here."""
+        if self.sessions.pop(session.id_, None) is None:
+            return
+        # What it sent before it left, and nobody has looked at yet, is lost with its episodes.
+        self._received.entries = [pair for pair in self._received.entries if pair[0] is not session]
+        self._drop(session.seats)
+        self._free += session.seats.tolist()
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        """Close a connection that broke; its client may come back."""
+        session = connection.session
+        self._close(connection)
+        if session is not None and session.connection is connection:
+            session.connection, session.left_s = None, self._now_s
+            log.info("policy server: client %s %s.", session.name, reason)
+
+    def _refuse(self, connection: Connection, code: str, message: str) -> None:
+        """Tell a client what was wrong, and end its session and its connection."""
+        session = connection.session
+        name = connection.peer if session is None else session.name
+        log.warning("policy server: client %s was cut off: %s", name, message)
+        if session is not None:
+            self._end_session(session)
+        connection.is_ending = True
+        connection.read.clear()
+        with contextlib.suppress(OSError):
+            self._send(connection, pack_message({"type": "error", "code": code, "message": message}))
+
+    def _close(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+
+    def _check_times(self) -> None:
+        """Cut off who takes too long."""
+        now, settings = self._now_s, self._settings
+        self._checked_s = now
+        for connection in [*self._connections]:
+            if (connection.session is None or connection.is_ending) and now - connection.opened_s > HELLO_TIMEOUT_S:
+                self._close(connection)
+        for session in [*self.sessions.values()]:
+            if session.left_s is not None:
+                if now - session.left_s > settings.reconnect_timeout_s:
+                    log.warning("policy server: client %s did not come back; its episodes are dropped.", session.name)
+                    self._end_session(session)
+            elif not session.waits and now - session.heard_s > settings.client_timeout_s:
+                assert session.connection is not None
+                session.connection.opened_s = now  # it may take a moment to read why
+                silent = f"it was silent for client_timeout_s={settings.client_timeout_s:g} seconds."
+                self._refuse(session.connection, "timeout", silent)
+
+    def cut_off(self, session: Session, problem: str) -> None:
+        """End the session of a client whose latest message cannot be used; see `_refuse`."""
+        if session.connection is not None:
+            self._refuse(session.connection, "protocol", problem)
+        else:
+            self._end_session(session)
+
+    # Sending.
+
+    def answer(self, session: Session, actions: Any) -> None:
+        """Send the actions of a client's latest message, a tree of `[M, ...]`."""
+        message = {"type": "actions", "id": session.last_id, "actions": pack_array(actions)}
+        self._answer(session, {**message, "weights_version": self.weights_version})
+
+    def _answer(self, session: Session, message: Mapping[str, Any]) -> None:
+        if session.id_ not in self.sessions:
+            return
+        session.answer, session.waits, session.heard_s = pack_message(message), False, self._now_s
+        if (connection := session.connection) is not None:
+            self._send(connection, session.answer)
+            self._read_messages(connection)  # the client may have sent more
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        connection.unsent += data
+        try:
+            self._flush(connection)
+        except (OSError, ssl.SSLError) as error:
+            self._end(connection, f"lost the connection: {error}")
+
+    def _flush(self, connection: Connection) -> None:
+        """Send what can be sent now; the rest is sent when the socket takes it."""
+        had_rest = False
+        while connection.unsent:
+            try:
+                sent = connection.socket.send(connection.unsent)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                had_rest = True
+                break
+            del connection.unsent[:sent]
+        if connection not in self._connections:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if had_rest else 0)
+        if self._selector.get_key(connection.socket).events != wanted:
+            self._selector.modify(connection.socket, wanted, connection)
+        if connection.is_ending and not had_rest:
+            self._linger(connection)
+
+    def _linger(self, connection: Connection) -> None:
+        """Close a connection whose last message is sent, so that the client can still read it."""
+        with contextlib.suppress(OSError):
+            connection.socket.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(
+            OSError, ssl.SSLError
+        ):  # unread data would reset the connection, and the message with it
+            while connection.socket.recv(_READ_BYTES):
+                pass
+        self._close(connection)
+
+    def close(self) -> None:
+        """Say bye to all clients, and stop listening."""
+        for connection in [*self._connections]:
+            with contextlib.suppress(OSError, ssl.SSLError):
+                self._send(connection, pack_message({"type": "bye", "message": "the training is over"}))
+        ends_s = time.monotonic() + CLOSE_S
+        while any(connection.unsent for connection in self._connections) and time.monotonic() < ends_s:
+            for key, _ in self._selector.select(0.05):
+                if key.data is not None:
+                    with contextlib.suppress(OSError, ssl.SSLError):
+                        self._flush(key.data)
+        for connection in [*self._connections]:
+            self._close(connection)
+        self._selector.close()
+        self._listener.close()
+        if self.address.startswith("unix:"):
+            Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """Return a listening socket, and the address with the port that was found.
+
+    Raises:
+        ConfigError: The address is no address, or cannot be used.
+    """
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        _remove_stale(path)
+        listener, target, shown = socket.socket(socket.AF_UNIX), path, address
+    else:
+        host, port = split_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener, target = socket.socket(family), (host, port)  # type: ignore[assignment]
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        shown = ""
+    try:
+        with _private_files() if address.startswith("unix:") else contextlib.nullcontext():
+            listener.bind(target)
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"env_config: the policy server cannot listen at {address}: {error.strerror or error}. Another address is "
+            "set with env_config={'address': 'host:port'}, or `corral serve --port`."
+        ) from error
+    listener.setblocking(False)
+    if not shown:
+        host = f"[{host}]" if ":" in host else host
+        shown = f"{host}:{listener.getsockname()[1]}"
+    return listener, shown
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `"host:port"`.
+
+    Raises:
+        ConfigError: It has no such form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(
+            f"env_config: address must be 'host:port', such as '127.0.0.1:5555', or 'unix:/path', got {address!r}."
+        )
+    return host.strip("[]"), int(port)
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Make files that only this user can use."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that is gone; nothing else is removed."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(path)
+                except OSError:
+                    os.unlink(path)
