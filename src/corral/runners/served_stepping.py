@@ -24,7 +24,6 @@ from corral.episodes.infos import Infos
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout
 from corral.episodes.served_rollout import ServedRollout, ServedSteps
-from corral.errors import ConfigError
 from corral.runners.lanes import Lanes
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import Episodes, SampleMode
@@ -112,8 +111,6 @@ class ServedStepping(Stepping):
     Attributes:
         lanes: A lane for each seat.
 
-    Raises:
-        ConfigError: A setting does not go with such an env.
     """
 
     lanes: ServedLanes
@@ -121,10 +118,6 @@ class ServedStepping(Stepping):
     def __init__(self, runner: EnvRunner) -> None:
         """Keep the runner; its env is made."""
         super().__init__(runner)
-        if runner.config.is_multi_agent:
-            raise ConfigError(
-                "multi_agent: policies names modules, and an ExternalEnv has one agent: leave policies out."
-            )
         num_seats = self.host.num_envs
         self._in_episode = np.zeros(num_seats, np.bool_)
         self._stale = np.zeros(num_seats, np.bool_)  # seats whose episode began before the last reset: it counts not

@@ -70,7 +70,7 @@ def pack_array(array: Any) -> Any:
         return {name: pack_array(part) for name, part in array.items()}
     if isinstance(array, tuple):
         return [pack_array(part) for part in array]
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     return {"dtype": array.dtype.str, "shape": list(array.shape), "data": array.tobytes()}

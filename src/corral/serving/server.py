@@ -346,10 +346,15 @@ class PolicyServer:
     def _check_order(self, session: Session, entries: Entries) -> None:
         """Check that episodes begin where none is played, and go on where one is; note where one is played then."""
         seats, ends = session.seats[entries.envs], entries.terminated | entries.truncated
-        playing, bad = self.playing[seats], None
+        playing = self.playing[seats]
         if len(seats) > 1 and len(np.unique(seats)) < len(seats):
-            latest: dict[int, bool] = {}
+            latest: dict[int, bool] = {}  # whether an episode is played after the latest entry of each seat
             for index, (seat, ended) in enumerate(zip(seats.tolist(), ends.tolist(), strict=True)):
+                if latest.get(seat) and entries.actions is None:
+                    problem = (
+                        f"env {entries.envs[index]} goes on, before it has the action that its last entry asked for"
+                    )
+                    raise ClientMessageError(f"steps.envs[{index}]", problem)
                 playing[index] = latest.get(seat, playing[index])
                 latest[seat] = not ended
         if (bad := entries.begins == playing).any():

@@ -1,0 +1,147 @@
+"""Simulators that drive themselves: clients of a policy server that write down what they did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from corral import ExternalEnv, PPOConfig
+from corral.config.config import AlgorithmConfig
+from corral.runners.runner import EnvRunner
+from corral.serving.client import PolicyClient, ServerStopped
+
+OBS = {"type": "Box", "shape": [4], "low": "-inf", "high": "inf", "dtype": "float32"}
+ACTIONS = {"type": "Discrete", "n": 3, "start": 0, "dtype": "int64"}
+
+
+def served(config: AlgorithmConfig | None = None, *, num_envs: int = 8, **env_config: Any) -> AlgorithmConfig:
+    """Return a config whose env is served at a free port, with observations of 4 numbers and 3 actions."""
+    spaces = {"observation_space": OBS, "action_space": ACTIONS}
+    config = config or PPOConfig()
+    config.environment(ExternalEnv, env_config={"address": "127.0.0.1:0", **spaces, **env_config})
+    return config.env_runners(num_envs_per_env_runner=num_envs).debugging(seed=0)
+
+
+@contextmanager
+def runner_of(config: AlgorithmConfig) -> Iterator[EnvRunner]:
+    """Make the embedded runner of a config, and stop it at the end."""
+    runner = EnvRunner(config)
+    try:
+        yield runner
+    finally:
+        runner.stop()
+
+
+def end(runner: EnvRunner, *simulators: Simulator) -> None:
+    """Stop a runner, which tells the simulators, and raise what one of them raised."""
+    runner.stop()
+    for simulator in simulators:
+        simulator.join()
+
+
+def address_of(runner: EnvRunner) -> str:
+    address: str = runner.env.server.address  # type: ignore[attr-defined]
+    return address
+
+
+@dataclass
+class Step:
+    """One transition, as a simulator saw it."""
+
+    obs: tuple[float, ...]
+    action: int
+    reward: float
+    terminated: bool
+    truncated: bool
+    next_obs: tuple[float, ...]
+
+
+@dataclass
+class Simulator:
+    """Plays episodes of random lengths in some envs; each of its observations is another one.
+
+    An observation is the number of the client, of the env, of the episode, and of the step. In a message are the envs
+    that `chooses` picks, so that envs of one client have paces of their own too.
+    """
+
+    address: str
+    number: int
+    num_envs: int = 1
+    pause_s: float = 0.0
+    max_steps: int = 10**9
+    episodes: dict[tuple[int, int], list[Step]] = field(default_factory=dict)
+    versions: list[int] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.number)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> Simulator:
+        self.thread.start()
+        return self
+
+    def join(self) -> None:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            with PolicyClient(self.address, self.num_envs, name=f"simulator {self.number}") as client:
+                self.play(client)
+        except ServerStopped:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def _obs(self, env: int) -> tuple[float, ...]:
+        return (float(self.number), float(env), float(self._episode[env]), float(self._t[env]))
+
+    def play(self, client: PolicyClient) -> None:
+        self._episode, self._t = [0] * self.num_envs, [0] * self.num_envs
+        actions = {env: int(action) for env, action in enumerate(client.begin(self._all(range(self.num_envs))))}
+        for _ in range(self.max_steps):
+            time.sleep(self.pause_s)
+            chosen = [env for env in range(self.num_envs) if self._rng.random() < 0.7] or [0]
+            entries: dict[str, list[Any]] = {name: [] for name in ("envs", "obs", "rewards", "begins")}
+            flags: dict[str, list[bool]] = {"terminated": [], "truncated": []}
+            asking = []
+            for env in chosen:
+                before = self._obs(env)
+                self._t[env] += 1
+                reward, (terminated, truncated) = float(self._rng.normal()), self._rng.random(2) < 0.05
+                step = Step(before, actions[env], reward, bool(terminated), bool(truncated), self._obs(env))
+                self.episodes.setdefault((env, self._episode[env]), []).append(step)
+                self._add(entries, flags, env, self._obs(env), reward, False, bool(terminated), bool(truncated))
+                if terminated or truncated:
+                    self._episode[env], self._t[env] = self._episode[env] + 1, 0
+                    self._add(entries, flags, env, self._obs(env), 0.0, True, False, False)
+                asking.append(env)
+            found = client.exchange(
+                entries["envs"],
+                np.array(entries["obs"], np.float32),
+                **{k: entries[k] for k in ("rewards", "begins")},
+                **flags,
+            )
+            self.versions.append(client.weights_version)
+            actions |= {env: int(action) for env, action in zip(asking, found, strict=True)}
+
+    def _all(self, envs: Sequence[int]) -> Any:
+        return np.array([self._obs(env) for env in envs], np.float32)
+
+    @staticmethod
+    def _add(entries: Any, flags: Any, env: int, obs: Any, reward: float, begins: bool, *ends: bool) -> None:
+        entries["envs"].append(env)
+        entries["obs"].append(obs)
+        entries["rewards"].append(reward)
+        entries["begins"].append(begins)
+        flags["terminated"].append(ends[0])
+        flags["truncated"].append(ends[1])

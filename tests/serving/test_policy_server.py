@@ -1,0 +1,340 @@
+"""Connections to a policy server: who is let in, who is cut off, who comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from simulators import Simulator, address_of, end, runner_of, served
+
+from corral.errors import ConfigError
+from corral.runners.requests import SampleRequest
+from corral.runners.runner import EnvRunner
+from corral.serving.client import HEADER, ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_message
+
+DEADLINE_S = 30.0
+
+
+@contextlib.contextmanager
+def serving(runner: EnvRunner) -> Iterator[list[Any]]:
+    """Sample in a thread until the block ends; the list holds the rollouts."""
+    rollouts: list[Any] = []
+    is_over = threading.Event()
+
+    def sample() -> None:
+        while not is_over.is_set():
+            rollouts.append(runner.collect(SampleRequest(num_timesteps=50, time_limit_s=0.05)))
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield rollouts
+    finally:
+        is_over.set()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    ends_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def rows(*values: float) -> Any:
+    return np.array([[value] * 4 for value in values], np.float32)
+
+
+def connect(runner: EnvRunner) -> socket.socket:
+    host, _, port = address_of(runner).rpartition(":")
+    return socket.create_connection((host, int(port)), DEADLINE_S)
+
+
+def read_reply(found: socket.socket) -> Any:
+    """Return the next message of the server, or `None` where it closed the connection."""
+    data = b""
+    while len(data) < HEADER.size or len(data) < HEADER.size + HEADER.unpack_from(data)[0]:
+        try:
+            part = found.recv(65_536)
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        data += part
+    return msgpack.unpackb(data[HEADER.size :])
+
+
+HELLO = {"type": "hello", "protocol": 1, "num_envs": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        (pack_message({"type": "hello", "protocol": 2}), "version"),
+        (pack_message({**HELLO, "num_envs": 9}), "full"),
+        (pack_message({**HELLO, "num_envs": 0}), "protocol"),
+        (pack_message({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 4]}), "protocol"),
+        (b"\xff\xff\xff\xff", "too_large"),
+        (HEADER.pack(100_000), "too_large"),
+        (HEADER.pack(3) + b"\xc1\xc1\xc1", "protocol"),
+        (b"GET / HTTP/1.1\r\n\r\n", "too_large"),
+    ],
+)
+def test_who_does_not_speak_the_protocol_is_told_so_and_cut_off(first: bytes, code: str) -> None:
+    with runner_of(served(num_envs=2)) as runner, serving(runner), connect(runner) as found:
+        found.sendall(first)
+        assert read_reply(found)["code"] == code
+        assert read_reply(found) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 4]}, "env 0 has no episode"),
+        ({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 3], "begins": [True]}, "steps.obs must have shape"),
+        ({"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, True]}, "asked for"),
+        (
+            {"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True] * 2, "actions": [0, 0]},
+            "the one before is not over",
+        ),
+        ({"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, False]}, "asked for"),
+        ({"type": "drop", "id": 1, "envs": [1]}, "must be 0 to 0"),
+        (HELLO, "hello was said already"),
+    ],
+)
+def test_a_wrong_message_ends_the_session_and_the_others_go_on(message: Any, said: str) -> None:
+    with runner_of(served(num_envs=3)) as runner:
+        simulator = Simulator(address_of(runner), 1, 2).start()
+        with serving(runner) as rollouts, connect(runner) as found:
+            found.sendall(pack_message(HELLO))
+            assert read_reply(found)["type"] == "welcome"
+            found.sendall(pack_message(message))
+            answer = read_reply(found)
+            assert answer["type"] == "error" and said in answer["message"]
+            before = len(rollouts)
+            wait_for(lambda: len(rollouts) > before + 3)
+            assert sum(rollout.num_env_steps for rollout in rollouts[before:]) > 0
+        end(runner, simulator)
+
+
+def test_a_client_that_sends_ahead_waits_and_one_that_floods_is_cut_off() -> None:
+    config = served(num_envs=1, max_message_bytes=4096)
+    with runner_of(config) as runner, serving(runner):
+        one = pack_message({"type": "ping", "id": 1})
+        with connect(runner) as found:
+            found.sendall(pack_message(HELLO))
+            assert read_reply(found)["max_message_bytes"] == 4096
+            found.sendall(one)
+            assert read_reply(found)["id"] == 1
+            found.sendall(pack_message({"type": "bye"}))
+            assert read_reply(found) is None
+        with connect(runner) as found:
+            found.sendall(pack_message(HELLO))
+            assert read_reply(found)["type"] == "welcome"
+            found.sendall(HEADER.pack(5000))
+            assert read_reply(found)["code"] == "too_large"
+
+
+def test_a_token_is_needed_where_there_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a secret\n")
+    with runner_of(served(num_envs=1, token_file=str(file))) as runner, serving(runner):
+        for token in (None, "", "a secre", "a secret "):
+            with pytest.raises(ClientError) as caught:
+                PolicyClient(address_of(runner), token=token)
+            assert caught.value.code == "token"
+        with PolicyClient(address_of(runner), token="a secret") as client:
+            assert client.begin(rows(0)).shape == (1,)
+
+
+def test_tls_protects_the_connection(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.skip("openssl cannot make a certificate")
+    with runner_of(served(num_envs=4, certificate=str(certificate), key=str(key))) as runner, serving(runner):
+        with PolicyClient(address_of(runner), 4, tls=certificate) as client:
+            assert isinstance(client._socket, ssl.SSLSocket)
+            client.begin(rows(0, 1, 2, 3))
+            for t in range(50):
+                assert client.step(rows(t, 1, 2, 3), [0.0] * 4).shape == (4,)
+        with pytest.raises((ServerStopped, ClientError)):  # in plain text
+            PolicyClient(address_of(runner), retry_s=0.0, timeout_s=5.0)
+        with pytest.raises(ServerStopped, match="certificate"):  # of nobody whom the client trusts
+            PolicyClient(address_of(runner), tls=ssl.create_default_context(), retry_s=0.0)
+
+
+def test_a_socket_in_the_file_system_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with runner_of(served(num_envs=1, address=f"unix:{path}")) as runner:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with serving(runner), PolicyClient(f"unix:{path}") as client:
+            client.begin(rows(1))
+        with (
+            pytest.raises(ConfigError, match="cannot listen at unix:"),
+            runner_of(served(num_envs=1, address=f"unix:{path}")),
+        ):
+            pass
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # as a server that was killed leaves it
+    with runner_of(served(num_envs=1, address=f"unix:{path}")):
+        pass
+
+
+def test_a_port_in_use_is_named_with_the_remedy() -> None:
+    with runner_of(served(num_envs=1)) as runner:
+        with (
+            pytest.raises(ConfigError, match=r"cannot listen at 127.0.0.1:.*in use.*--port"),
+            runner_of(served(num_envs=1, address=address_of(runner))),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("env_config", "said"),
+    [
+        ({"adress": "127.0.0.1:0"}, "no setting 'adress'. Did you mean 'address'"),
+        ({"address": "5555"}, "must be 'host:port'"),
+        ({"address": "127.0.0.1:70000"}, "must be 'host:port'"),
+        ({"spaces_of": "CartPole-v1"}, "got observation_space and action_space and spaces_of"),
+        ({"client_timeout_s": 0}, "client_timeout_s must be a number above 0"),
+        ({"token": 5}, "token must be text"),
+        ({"token": ""}, "the token is empty"),
+        ({"token_file": "/no/such/file"}, "token_file '/no/such/file' cannot be read"),
+        ({"certificate": "/no/such/file"}, "cannot be used for TLS"),
+        ({"action_space": {"type": "Box"}}, "action_space"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(env_config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught, runner_of(served(num_envs=1, **env_config)):
+        pass
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["vectorization", "wrappers", "env_reset_fn", "autoreset_mode"])
+def test_settings_that_clients_decide_are_refused(setting: str) -> None:
+    config = served(num_envs=1)
+    match setting:
+        case "vectorization":
+            config.env_runners(vectorization="sync")
+        case "autoreset_mode":
+            config.env_runners(autoreset_mode="same_step")
+        case "wrappers":
+            config.environment(wrappers=[lambda env: env])
+        case _:
+            config.environment(env_reset_fn=lambda: None)
+    with pytest.raises(ConfigError, match=f"{setting}.* does not apply to an ExternalEnv"), runner_of(config):
+        pass
+
+
+def test_a_connection_that_breaks_costs_nothing() -> None:
+    with runner_of(served(num_envs=2)) as runner, serving(runner) as rollouts:
+        with PolicyClient(address_of(runner), 2) as client:
+            client.begin(rows(0, 0))
+            for t in range(1, 60):
+                if t % 7 == 0:
+                    client._socket.shutdown(socket.SHUT_RDWR)  # the message is sent, or not, and no answer comes
+                if t % 11 == 0:
+                    client._disconnect()
+                client.step(rows(t, t), [1.0, 1.0], [False, t % 20 == 19], next_obs=rows(100 + t, 100 + t))
+            client.drop()
+        wait_for(lambda: sum(rollout.num_env_steps for rollout in rollouts) >= 118)
+        assert runner.env.server.num_dropped == 2  # type: ignore[attr-defined]
+    steps = sorted(
+        (rollout.obs[t, lane, 0], rollout.obs[t + 1, lane, 0])
+        for rollout in rollouts
+        for t, lane in np.argwhere(rollout.valid).tolist()
+    )
+    firsts = {19: 119, 39: 139, 59: 159}
+    expected = [(t - 1, t) for t in range(1, 60)] + [(firsts.get(t - 1, t - 1), t) for t in range(1, 60)]
+    assert steps == sorted(expected)
+
+
+def test_a_client_that_is_away_for_too_long_has_lost_its_episodes() -> None:
+    with runner_of(served(num_envs=1, reconnect_timeout_s=0.1)) as runner, serving(runner):
+        client = PolicyClient(address_of(runner))
+        client.begin(rows(0))
+        client._disconnect()
+        wait_for(lambda: not runner.env.server.sessions)  # type: ignore[attr-defined]
+        with pytest.raises(EpisodesLost):
+            client.step(rows(1), [1.0])
+        assert client.begin(rows(0)).shape == (1,)
+        client.close()
+
+
+def test_a_client_that_is_silent_is_cut_off() -> None:
+    with runner_of(served(num_envs=1, client_timeout_s=0.3)) as runner, serving(runner):
+        client = PolicyClient(address_of(runner))
+        client.begin(rows(0))
+        wait_for(lambda: not runner.env.server.sessions)  # type: ignore[attr-defined]
+        with pytest.raises(ClientError) as caught:
+            client.step(rows(1), [1.0])
+        assert caught.value.code in ("timeout", "lost")
+        client.close()
+
+
+def test_time_in_which_the_server_does_not_listen_is_not_counted() -> None:
+    with runner_of(served(num_envs=1, client_timeout_s=0.3)) as runner:
+        with serving(runner):
+            client = PolicyClient(address_of(runner))
+            client.begin(rows(0))
+        time.sleep(1.0)  # the learner works
+        with serving(runner):
+            assert client.step(rows(1), [1.0]).shape == (1,)
+        client.close()
+
+
+class Walk:
+    """An env of Gymnasium's form, whose episodes take 5 steps."""
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.full(4, self.t, np.float32), 1.0, self.t == 5, False, {}
+
+
+def test_drive_plays_envs_until_the_server_stops_or_enough_steps() -> None:
+    with runner_of(served(num_envs=3)) as runner:
+        done: list[int] = []
+
+        def play(num_steps: int | None) -> None:
+            with PolicyClient(address_of(runner), 3) as client:
+                done.append(drive(client, [Walk(), Walk(), Walk()], num_steps=num_steps))
+
+        thread = threading.Thread(target=play, args=(60,), daemon=True)
+        with serving(runner) as rollouts:
+            thread.start()
+            thread.join(DEADLINE_S)
+        assert done == [60]
+        sampled = sum(rollout.num_env_steps for rollout in rollouts)
+        assert sampled == 60
+        thread = threading.Thread(target=play, args=(None,), daemon=True)
+        thread.start()
+        rollout = runner.sample(num_timesteps=90)
+        runner.stop()
+        thread.join(DEADLINE_S)
+        assert done[1] >= rollout.num_env_steps
+        assert {len(episode) for episode in rollout.episodes() if episode.is_done} == {5}
