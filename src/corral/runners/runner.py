@@ -143,7 +143,7 @@ class EnvRunner(Viewable):
         self.num_episodes_over = np.zeros(self.num_envs, np.int64)
         self._timestep = 0  # env steps of all runners when the current sample began, where known
         self.num_samplers = 0 if config.in_evaluation else max(1, config.num_env_runners)
-        self._last_num_rows = 0
+        self._last_num_rows, self._last_time_s = 0, time.perf_counter()
         self._id_prefix = id_prefix(id_seed)
         self._num_resets = 0  # resets of all envs; each gives the ids of episodes another prefix
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
@@ -372,7 +372,9 @@ class EnvRunner(Viewable):
                 self._needs_reset = True  # until `_finish`
                 with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
                     is_cut = self._fill(rollout, request, mode, resets_all, explore)
-            num_episodes, handed_out = self._finish(rollout, whole_episodes or is_cut, explore)
+            num_episodes, handed_out = self._finish(
+                rollout, whole_episodes or (is_cut and self.stepping.RESETS_AFTER_CUT), explore
+            )
             if whole_episodes:
                 self.num_episodes_over += 1
                 self.num_env_steps_lost += int(np.count_nonzero(rollout.steps_from(0))) - rollout.num_env_steps
@@ -483,8 +485,9 @@ class EnvRunner(Viewable):
         timestep = self._timestep + self.num_samplers * rollout.num_env_steps
         handed_out = self.stepping.finish(rollout, explore=explore, timestep=timestep)
         self._timestep = timestep
-        if rollout.num_rows:
+        if rollout.num_rows or not self.stepping.RESETS_AFTER_CUT:
             self._needs_reset = resets_next
+        if rollout.num_rows:
             self.host.num_rows += rollout.num_rows
             self._last_num_rows = rollout.num_rows
             self._last_time_s = float(rollout.row_times_s[-1])

@@ -113,6 +113,8 @@ class ServedStepping(Stepping):
 
     """
 
+    RESETS_AFTER_CUT = False
+
     lanes: ServedLanes
 
     def __init__(self, runner: EnvRunner) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ class Stepping(ABC):
     Attributes:
         actors: Copies of the modules with what chooses their actions, by module id.
     """
+
+    RESETS_AFTER_CUT: ClassVar[bool] = True
+    """Whether all envs are reset after a sample that its time limit cut short: one of them may hang."""
 
     actors: dict[str, Actor]
 
