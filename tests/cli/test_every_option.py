@@ -170,6 +170,30 @@ CASES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
 }
 """Command lines that differ in one option, and in what they do."""
 ELSEWHERE = {
+    **{
+        ("serve", f"--{name}"): "serving/test_serve_command.py::test_serve_takes_the_options_of_train"
+        for name in (
+            *(
+                "config",
+                "tuned",
+                "algo",
+                "env",
+                "data",
+                "record",
+                "stop",
+                "seed",
+                "seeds",
+                "parallel",
+                "set",
+                "run-dir",
+            ),
+            *("resume", "resume-or-start", "checkpoint-every", "logger", "tensorboard", "quiet", "end-with-input"),
+        )
+    },
+    **{
+        ("serve", f"--{name}"): "serving/test_serve_command.py::test_own_options_are_settings_of_the_env"
+        for name in ("host", "port", "unix", "num-envs", "token-file", "certificate", "key")
+    },
     ("evaluate", "--module"): "offline/test_estimate_return.py::test_one_of_several_modules_is_chosen",
     ("export", "--module"): "cli/test_export_command.py::test_the_policy_of_one_of_several_agents",
     ("report", "--open"): "report/test_report_page.py::test_the_command",

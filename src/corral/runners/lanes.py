@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ class Lanes:
 
     rollout: LaneRollout
     rollout_class: type[LaneRollout] = LaneRollout
+    COUNTS_BY_END: ClassVar[bool] = False
+    """Whether a step counts if the env step counts that ended it, and not the one in which its action was taken."""
 
     def __init__(
         self,
@@ -239,17 +241,12 @@ class Lanes:
         open_lanes = np.flatnonzero(self._is_open)
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
-        done.valid &= self._counts(done, parent)
+        rows = done.obs_rows[1:] - 1 if self.COUNTS_BY_END else done.obs_rows[:-1]
+        done.valid &= (rows < 0) | parent.valid[np.clip(rows, 0, parent.num_rows - 1), self.envs]
         self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - parent.num_rows
         done.num_env_steps = int(np.count_nonzero(done.valid))
         _, self._carry = episode_statistics(done, self._carry)
         return done
-
-    def _counts(self, done: LaneRollout, parent: Rollout) -> NDArray[np.bool_]:
-        """Return which steps count, bool `[T, L]`: those whose action was taken in an env step that counts."""
-        acted = done.obs_rows[:-1]
-        counts: NDArray[np.bool_] = (acted < 0) | parent.valid[np.clip(acted, 0, parent.num_rows - 1), self.envs]
-        return counts
 
     def _with_rows(self, rollout: LaneRollout, num_rows: int) -> LaneRollout:
         """Return the first rows of a rollout, as a rollout of their own; the open steps stay in `rollout`."""

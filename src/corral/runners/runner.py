@@ -356,7 +356,7 @@ class EnvRunner(Viewable):
             self.host.note_iteration(request.training_iteration)
         self._needs_reset |= request.force_reset
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        mode = self.stepping.make_mode(request, whole_episodes=whole_episodes)
+        mode = self.stepping.make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         num_rows = -(-wanted // num_envs)
         rollout = self.stepping.allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))

@@ -21,12 +21,11 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
 from corral.episodes.infos import Infos
-from corral.episodes.lanes import LaneRollout
 from corral.episodes.rollout import EpisodeCarry, Rollout
 from corral.episodes.served_rollout import ServedRollout, ServedSteps
 from corral.runners.lanes import Lanes
 from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import Episodes, SampleMode
+from corral.runners.sample_modes import Episodes, SampleMode, make_mode
 from corral.runners.served_events import ServedEvents
 from corral.runners.stepping import Stepping
 from corral.serving.messages import Entries
@@ -57,13 +56,7 @@ class ServedLanes(Lanes):
     """One lane for each seat."""
 
     rollout_class = ServedRollout
-
-    def _counts(self, done: LaneRollout, parent: Rollout) -> NDArray[np.bool_]:
-        """Return which steps count, bool `[T, L]`: those that were over in a row that counts."""
-        counts: NDArray[np.bool_] = parent.valid[
-            np.clip(done.obs_rows[1:] - 1, 0, max(0, parent.num_rows - 1)), self.envs
-        ]
-        return counts
+    COUNTS_BY_END = True
 
     def begin_counting(self) -> None:
         """Forget the totals of the episodes so far, which do not count any more."""
@@ -165,11 +158,12 @@ class ServedStepping(Stepping):
         """Return what fires the events of the episodes."""
         return ServedEvents(self.runner)
 
-    def make_mode(self, request: SampleRequest, *, whole_episodes: bool) -> SampleMode:
+    @staticmethod
+    def make_mode(request: SampleRequest, *, whole_episodes: bool, name: str) -> SampleMode:
         """Return how far a sample goes; of a number of episodes, the first ones that begin count."""
         if request.num_episodes is not None:
-            return FirstEpisodes(request.num_episodes, self.host.name)
-        return super().make_mode(request, whole_episodes=whole_episodes)
+            return FirstEpisodes(request.num_episodes, name)
+        return make_mode(request, whole_episodes=whole_episodes, name=name)
 
     # A rollout.
 

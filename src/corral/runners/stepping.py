@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,6 @@ from corral.runners.sample_modes import SampleMode, make_mode
 if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
-    from corral.runners.requests import SampleRequest
     from corral.runners.runner import EnvRunner
 
 
@@ -48,6 +47,9 @@ class Stepping(ABC):
 
     RESETS_AFTER_CUT: ClassVar[bool] = True
     """Whether all envs are reset after a sample that its time limit cut short: one of them may hang."""
+
+    make_mode: ClassVar[Callable[..., SampleMode]] = staticmethod(make_mode)
+    """Function that returns how far a sample goes."""
 
     actors: dict[str, Actor]
 
@@ -173,10 +175,6 @@ class Stepping(ABC):
             worker_index=self.runner.worker_index,
             rng=self.runner.rng,
         )
-
-    def make_mode(self, request: SampleRequest, *, whole_episodes: bool) -> SampleMode:
-        """Return how far a sample goes; see `sample_modes.make_mode`."""
-        return make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
 
     def keep_infos(
         self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None = None

@@ -1,0 +1,282 @@
+"""`corral serve` as a user has it: a run in a process of its own, and simulators that connect to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from corral import ExternalEnv, PPOConfig
+from corral.cli.main import main
+from corral.cli.parser import make_parser
+from corral.cli.serve import EXTERNAL, serve_config
+from corral.errors import ConfigError
+from corral.serving.client import PolicyClient, drive
+from corral.testing import CountingEnv
+
+DEADLINE_S = 120.0
+TINY = ["--set", "training.train_batch_size_per_learner=64", "--set", "training.minibatch_size=64"]
+TINY += ["--set", "rl_module.model_config.fcnet_hiddens=[4]", "--set", "training.num_epochs=1", "--seed", "3"]
+SERVE = ["serve", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--num-envs", "2", *TINY]
+
+
+class Server:
+    """A process of `corral serve`; what it prints is read by a thread."""
+
+    def __init__(self, arguments: list[str], directory: Path) -> None:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "corral", *arguments],
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.printed: list[str] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.printed.extend(iter(self.process.stdout.readline, ""))
+
+    def wait(self) -> int:
+        status = self.process.wait(DEADLINE_S)
+        self._thread.join(DEADLINE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Any]:
+    """Start servers that end with the test."""
+    servers: list[Server] = []
+
+    def start(*arguments: str) -> Server:
+        servers.append(Server([*arguments], tmp_path))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.wait()
+
+
+class Player:
+    """A simulator in a thread, which plays until the training is over."""
+
+    def __init__(self, address: str, num_envs: int = 2, **settings: Any) -> None:
+        self.num_steps, self.error = 0, None
+        self._arguments = address, num_envs, settings
+        self.thread = threading.Thread(target=self._play, daemon=True)
+        self.thread.start()
+
+    def _play(self) -> None:
+        address, num_envs, settings = self._arguments
+        try:
+            with PolicyClient(address, num_envs, **settings) as client:
+                self.num_steps = drive(client, [CountingEnv() for _ in range(num_envs)])
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> int:
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive() and self.error is None
+        return self.num_steps
+
+
+def results(run: Path) -> list[Any]:
+    return [json.loads(line) for line in (run / "result.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def wait_for_results(run: Path, count: int, server: Server) -> None:
+    ends_s = time.monotonic() + DEADLINE_S
+    while not (run / "result.jsonl").exists() or len(results(run)) < count:
+        assert time.monotonic() < ends_s and server.process.poll() is None, server.printed
+        time.sleep(0.02)
+
+
+def test_simulators_train_the_policy_of_a_run(serve: Any, tmp_path: Path) -> None:
+    socket = tmp_path / "socket"
+    server = serve(*SERVE, "--unix", str(socket), "--stop", "training_iteration=3", "--run-dir", "run")
+    player = Player(f"unix:{socket}")
+    assert server.wait() == 0, server.printed
+    printed = "".join(server.printed)
+    assert f'PolicyClient("unix:{socket}")' in printed
+    assert "corral evaluate run --env ENV" in printed
+    last = results(tmp_path / "run")[-1]
+    sampled = last["num_env_steps_sampled_lifetime"]
+    assert 3 * 64 <= sampled <= player.join() <= sampled + 2
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert config["environment"]["env"] == EXTERNAL
+    assert main(["evaluate", str(tmp_path / "run"), "--env", "corral.testing:CountingEnv", "--episodes", "2"]) == 0
+
+
+def test_a_server_that_is_killed_continues_and_its_simulator_finds_it_again(serve: Any, tmp_path: Path) -> None:
+    socket, run = tmp_path / "socket", tmp_path / "run"
+    command = [*SERVE, "--unix", str(socket), "--stop", "training_iteration=12", "--resume-or-start", "run"]
+    command += ["--set", "checkpointing.checkpoint_every_s=0.001"]
+    server = serve(*command)
+    player = Player(f"unix:{socket}")
+    wait_for_results(run, 4, server)
+    server.process.kill()
+    assert server.wait() == -signal.SIGKILL
+    again = serve(*command)
+    assert again.wait() == 0, again.printed
+    lines = results(run)
+    assert [line["training_iteration"] for line in lines] == list(range(1, 13))
+    counts = [line["num_env_steps_sampled_lifetime"] for line in lines]
+    assert all(64 <= now - before < 64 + 2 for before, now in zip([0, *counts], counts, strict=False))
+    assert player.join() >= counts[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_and_its_simulators(serve: Any, tmp_path: Path, number: signal.Signals) -> None:
+    socket, run = tmp_path / "socket", tmp_path / "run"
+    server = serve(*SERVE, "--unix", str(socket), "--stop", "training_iteration=100000", "--run-dir", "run")
+    player = Player(f"unix:{socket}")
+    wait_for_results(run, 2, server)
+    server.process.send_signal(number)
+    assert server.wait() == 128 + number
+    assert "corral serve --resume run" in "".join(server.printed)
+    assert player.join() > 0
+    assert not socket.exists()
+
+
+def test_a_signal_ends_a_server_that_waits_for_its_first_simulator(serve: Any, tmp_path: Path) -> None:
+    server = serve(*SERVE, "--port", "0", "--stop", "training_iteration=1", "--run-dir", "run")
+    ends_s = time.monotonic() + DEADLINE_S
+    while not any("Simulators connect to 127.0.0.1:" in line for line in [*server.printed]):
+        assert time.monotonic() < ends_s and server.process.poll() is None, server.printed
+        time.sleep(0.02)
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 130
+
+
+def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path) -> None:
+    port = _free_ports()
+    server = serve(
+        *SERVE, "--port", str(port), "--stop", "training_iteration=3", "--run-dir", "run",
+        "--set", "env_runners.num_env_runners=2", "--set", "engine.engine_name=process",
+    )  # fmt: skip
+    players = [Player(f"127.0.0.1:{port + i}") for i in range(2)]
+    assert server.wait() == 0, server.printed
+    addresses = re.findall(r"Simulators connect to (\S+),", "".join(server.printed))
+    assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
+    sampled = results(tmp_path / "run")[-1]["num_env_steps_sampled_lifetime"]
+    assert sampled >= 3 * 64
+    assert all(player.join() > 0 for player in players)
+
+
+def _free_ports() -> int:
+    """Return a port that is free, as is the next one."""
+    import socket as sockets
+
+    while True:
+        with sockets.socket() as first, sockets.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*SERVE, "--stop", "training_iteration=1", "--unix", "s", "--port", "5"], "leave --host and --port out"),
+        ([*SERVE, "--stop", "training_iteration=1", "--seeds", "0-2"], "serve one run at a time"),
+        ([*SERVE, "--stop", "training_iteration=1", "--env", "CartPol-v1"], "Did you mean 'CartPole-v1'"),
+        ([*SERVE, "--stop", "training_iteration=1", "--token-file", "none"], "token_file"),
+        ([*SERVE, "--stop", "training_iteration=1", "--certificate", "none", "--key", "none"], "TLS"),
+        ([*SERVE, "--stop", "training_iteration=1", "--host", "300.1.1.1"], "cannot listen at 300.1.1.1:5555"),
+        ([*SERVE, "--stop", "training_iteration=1", "--port", "99999"], "must be 'host:port'"),
+        (SERVE, "no stop criterion"),
+        (["serve", "--algo", "PPO", "--stop", "training_iteration=1"], "no env"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_evaluation_stays_in_the_env_that_the_experiment_names() -> None:
+    config = PPOConfig().environment(CountingEnv, env_config={"episode_len": 7}).evaluation(evaluation_interval=1)
+    serve_config(config, {"address": "127.0.0.1:0"}, None)
+    assert config.env == EXTERNAL and config.num_envs_per_env_runner == 16
+    evaluated = config.evaluation_config
+    assert evaluated["env"] is CountingEnv and evaluated["env_config"] == {"episode_len": 7}
+    assert config.env_config["action_space"]["type"] == "Discrete"
+    before = dict(config.env_config)
+    serve_config(config, {"address": "127.0.0.1:1"}, 4)  # when the run continues
+    assert config.env_config == {**before, "address": "127.0.0.1:1"} and config.num_envs_per_env_runner == 4
+
+
+def test_an_experiment_of_several_agents_is_refused() -> None:
+    config = PPOConfig().environment(ExternalEnv).multi_agent(policies={"main"})
+    with pytest.raises(ConfigError, match="a policy server has one agent"):
+        serve_config(config.environment("CartPole-v1"), {}, None)
+
+
+SHARED = {
+    "--config": "c.yaml", "--tuned": "CartPole-v1", "--algo": "DQN", "--env": "CartPole-v1", "--data": "d",
+    "--record": "r", "--stop": "training_iteration=1", "--seed": "5", "--seeds": "0-1", "--parallel": "2",
+    "--set": "training.lr=1", "--run-dir": "a", "--resume": "b", "--resume-or-start": "c", "--checkpoint-every": "3",
+    "--logger": "csv", "--tensorboard": None, "--quiet": None, "--end-with-input": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", SHARED)
+def test_serve_takes_the_options_of_train(option: str) -> None:
+    given = [option, *([] if SHARED[option] is None else [str(SHARED[option])])]
+    train, serve = (vars(make_parser().parse_args([command, *given])) for command in ("train", "serve"))
+    own = {"host", "port", "unix", "num_envs", "token_file", "certificate", "key", "command", "run"}
+    assert {name: value for name, value in serve.items() if name not in own} == {
+        name: value for name, value in train.items() if name not in own
+    }
+    without = vars(make_parser().parse_args(["serve"]))
+    assert serve != without
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--host", "0.0.0.0"], {"address": "0.0.0.0:5555"}),
+        (["--port", "7"], {"address": "127.0.0.1:7"}),
+        (["--host", "::1", "--port", "7"], {"address": "[::1]:7"}),
+        (["--unix", "s"], {"address": "unix:s"}),
+        (["--token-file", "t"], {"token_file": "t"}),
+        (["--certificate", "c", "--key", "k"], {"certificate": "c", "key": "k"}),
+        (["--num-envs", "5"], {}),
+    ],
+)
+def test_own_options_are_settings_of_the_env(
+    arguments: list[str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from corral.cli import serve
+
+    changed = PPOConfig().environment(CountingEnv)
+    monkeypatch.setattr(serve, "run_training", lambda options, prepare, built: prepare(changed))
+    serve.run(make_parser().parse_args(["serve", *arguments]))
+    found = {name: changed.env_config[name] for name in expected}
+    assert {name: Path(value).name if name != "address" else value for name, value in found.items()} == expected
+    assert changed.num_envs_per_env_runner == (5 if "--num-envs" in arguments else 16)
