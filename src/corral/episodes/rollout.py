@@ -208,7 +208,7 @@ class Rollout(StepColumns):
         return steps
 
     def unfinished_in(self, row: int) -> NDArray[np.bool_]:
-        """Return where an episode goes on after a valid step in a row that is written, bool `[N]`."""
+        """Return where an episode continues after a valid step in a row that is written, bool `[N]`."""
         unfinished: NDArray[np.bool_] = self.valid[row] & ~(self.terminated[row] | self.truncated[row])
         return unfinished
 

@@ -71,7 +71,7 @@ class ServedSteps(Rollout):
         return steps
 
     def unfinished_in(self, row: int) -> NDArray[np.bool_]:
-        """Return where an episode that counts goes on after the last row, bool `[N]`."""
+        """Return where an episode that counts continues after the last row, bool `[N]`."""
         return self.unfinished.copy()
 
     def drop_episode(self, row: int, lane: int) -> None:

@@ -1,8 +1,8 @@
 """How a runner samples from simulators in other programs, which ask for actions at their own pace.
 
 A row is one exchange of messages: what clients sent closes steps and brings observations, and the next row begins with
-the actions for them. The lanes have clocks of their own, as those of several agents have, so that a client that is slow
-costs the others nothing. Observations that come when a sample is over wait for the next one, and get its weights.
+the actions for them. The lanes have clocks of their own, as the lanes of several agents have, so that a client that is
+slow costs the others nothing. Observations that come when a sample is over wait for the next one, and get its weights.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ class ServedStepping(Stepping):
         self.complete(DEFAULT_MODULE_ID, part, explore=explore, timestep=timestep)
         return part
 
-    # State: clients of another process are gone, so that nothing of their episodes can go on.
+    # State: clients of another process are gone, so that nothing of their episodes can continue.
 
     def get_unfinished(self) -> dict[str, Any]:
         """Return nothing: the episodes are in the clients."""

@@ -129,7 +129,7 @@ class Stepping(ABC):
             timestep: Env steps of all runners so far.
 
         Returns:
-            What the runner hands out: the same rollout, or what was written beside it.
+            What the runner hands out: the same rollout, or what was written in addition to it.
 
         Raises:
             CallbackError: A callback wrote an action outside the action space.

@@ -88,7 +88,7 @@ def unpack_array(packed: Any) -> Any:
 class PolicyClient:
     """A connection to a policy server, over which the episodes of one or more envs are played.
 
-    Where the connection breaks, the client connects again, and its episodes go on. It raises `EpisodesLost` if the
+    Where the connection breaks, the client connects again, and its episodes continue. It raises `EpisodesLost` if the
     server does not know them any more.
 
     Args:
@@ -179,7 +179,7 @@ class PolicyClient:
                 ended; without it, `begin` begins the next episodes.
 
         Returns:
-            Actions of the envs that go on, `[K, ...]` if `next_obs` is given or no episode ended.
+            Actions of the envs that continue, `[K, ...]` if `next_obs` is given or no episode ended.
         """
         envs = self._all(envs)
         terminated, truncated = (

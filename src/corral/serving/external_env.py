@@ -32,7 +32,7 @@ class ExternalEnv(VectorEnv[Any, Any, Any]):
     runner samples when they ask for actions, and each of them at its own pace: nobody waits for the slowest.
 
     The `env_config` holds the spaces: `observation_space` and `action_space`, as spaces of Gymnasium or as their
-    descriptions, or `spaces_of`, the id of an env that has the same spaces. The other keys are those of
+    descriptions, or `spaces_of`, the id of an env that has the same spaces. The other keys are the settings of
     `ServerSettings`, and `token_file`, a file that holds the token. Runners listen at different ports: the embedded
     runner and the first other one at the port of `address`, the next one at the next port, and so on.
 

@@ -344,7 +344,7 @@ class PolicyServer:
         self._answer(session, {"type": "done", "id": number, "weights_version": self.weights_version})
 
     def _check_order(self, session: Session, entries: Entries) -> None:
-        """Check that episodes begin where none is played, and go on where one is; note where one is played then."""
+        """Check that episodes begin where none is played, and continue where one is; note where one is played then."""
         seats, ends = session.seats[entries.envs], entries.terminated | entries.truncated
         playing = self.playing[seats]
         if len(seats) > 1 and len(np.unique(seats)) < len(seats):
@@ -352,7 +352,7 @@ class PolicyServer:
             for index, (seat, ended) in enumerate(zip(seats.tolist(), ends.tolist(), strict=True)):
                 if latest.get(seat) and entries.actions is None:
                     problem = (
-                        f"env {entries.envs[index]} goes on, before it has the action that its last entry asked for"
+                        f"env {entries.envs[index]} continues before it has the action that its last entry asked for"
                     )
                     raise ClientMessageError(f"steps.envs[{index}]", problem)
                 playing[index] = latest.get(seat, playing[index])
