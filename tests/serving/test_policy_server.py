@@ -213,7 +213,7 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("env_config", "said"),
     [
-        ({"addresss": "127.0.0.1:0"}, "no setting 'addresss'. Did you mean 'address'"),
+        ({"reconnect_timeout": 3}, "no setting 'reconnect_timeout'. Did you mean 'reconnect_timeout_s'"),
         ({"address": "5555"}, "must be 'host:port'"),
         ({"address": "127.0.0.1:70000"}, "must be 'host:port'"),
         ({"spaces_of": "CartPole-v1"}, "got observation_space and action_space and spaces_of"),
