@@ -377,6 +377,8 @@ class PolicyServer:
         is_known = session is not None and len(session.seats) == num_envs
         if session is None or not is_known:
             if num_envs > len(self._free):
+                self._end_unused()
+            if num_envs > len(self._free):
                 self._refuse(
                     connection,
                     "full",
@@ -409,6 +411,15 @@ class PolicyServer:
         self._received.dropped += dropped
         self.playing[dropped] = False
         self.num_dropped += len(dropped)
+
+    def _end_unused(self) -> None:
+        """End the sessions whose connections broke before their first message.
+
+        Their `welcome` may be lost, so that their clients come back as new ones, which need these seats.
+        """
+        for session in [*self.sessions.values()]:
+            if session.connection is None and session.last_id < 0:
+                self._end_session(session)
 
     def _end_session(self, session: Session) -> None:
         """Forget a client; its episodes end here."""
