@@ -344,6 +344,13 @@ function frame(message) {
   return Buffer.concat([size, body]);
 }
 
+/** Refuse lists that are neither empty nor as long as the envs. */
+function checkCounts(lists, count) {
+  for (const [name, list] of Object.entries(lists)) {
+    if (list?.length && list.length !== count) throw new TypeError(`${name} has ${list.length} entries, and envs ${count}`);
+  }
+}
+
 // The client.
 
 /** A socket whose bytes are read by waiting for them. */
@@ -417,6 +424,7 @@ export class PolicyClient {
   #timeoutS;
   #session = null;
   #connection = null;
+  #isWaiting = false;
   #nextId = 1;
   #maxBytes = MAX_MESSAGE_BYTES;
 
@@ -465,7 +473,8 @@ export class PolicyClient {
    *   ended. Without `nextObs`, `begin` begins the next episodes.
    * @returns Actions of the envs that continue, `[K, ...]` if `nextObs` is given or no episode ended.
    */
-  step(obs, rewards, { terminated = [], truncated = [], envs = this.#all(), nextObs = null } = {}) {
+  async step(obs, rewards, { terminated = [], truncated = [], envs = this.#all(), nextObs = null } = {}) {
+    checkCounts({ rewards, terminated, truncated }, envs.length);
     const isOver = envs.map((_, index) => Boolean(terminated[index] || truncated[index]));
     if (nextObs === null || !isOver.includes(true)) return this.exchange({ envs, obs, rewards, terminated, truncated });
     const rows = envs.flatMap((_, index) => (isOver[index] ? [[index, false], [index, true]] : [[index, false]]));
@@ -486,6 +495,7 @@ export class PolicyClient {
    *   `rewards`, `begins`, `terminated`, `truncated`, `actions` that the client takes itself, and `infos`, an object each.
    */
   async exchange({ envs, obs, rewards = null, begins = null, terminated = null, truncated = null, actions = null, infos = null }) {
+    checkCounts({ rewards, begins, terminated, truncated, infos }, envs.length);
     const message = { type: "steps", id: 0, envs: [...envs], obs: packArrays(obs) };
     if (rewards !== null) message.rewards = Array.from(rewards, (reward) => new Double(Number(reward)));
     for (const [name, flags] of Object.entries({ begins, terminated, truncated })) {
@@ -531,6 +541,16 @@ export class PolicyClient {
 
   /** Send a message, again where the connection broke in between, and return the answer. */
   async #request(message) {
+    if (this.#isWaiting) throw new TypeError("a client sends one message at a time: await the call before");
+    this.#isWaiting = true;
+    try {
+      return await this.#exchangeMessages(message);
+    } finally {
+      this.#isWaiting = false;
+    }
+  }
+
+  async #exchangeMessages(message) {
     const id = (message.id = this.#nextId++);
     const data = frame(message);
     if (data.length > this.#maxBytes) {

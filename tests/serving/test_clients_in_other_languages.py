@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from corral import Algorithm, ExternalEnv, PPOConfig
 from corral.serving.client import HEADER, pack_array, pack_message
+from corral.serving.messages import Entries
 from corral.serving.server import PolicyServer, ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -298,6 +299,69 @@ def test_server_without_seats_refuses(client: Client, start: Any) -> None:
         server.close()
     status, _, errors = ended(program)
     assert status == 1 and errors.startswith("error full: ")
+
+
+IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)
+PAIR = spaces.Tuple([spaces.Box(-np.inf, np.inf, (1,), np.float64), spaces.Discrete(5)])
+DICT_SPACES = (
+    spaces.Dict({"image": IMAGE, "pair": PAIR}),
+    spaces.Dict({"move": spaces.Box(-10, 10, (1,), np.float32), "turn": spaces.Discrete(3)}),
+)
+SAYS = {  # name of the field: its values in the messages `steps`, in order
+    "envs": [[0, 1, 2], [2, 0], [0, 1, 2], [1, 2], [0, 0, 1, 2, 2], [0, 1], [0, 1, 2], [0, 1, 2]],
+    "rewards": [[0] * 3, [1.5, -2], [1, 2, 3], [0] * 2, [4, 0, 5, 6, 0], [0] * 2, [0] * 3, [1] * 3],
+    "begins": [[1] * 3, [0] * 2, [0] * 3, [1] * 2, [0, 1, 0, 0, 1], [0] * 2, [1] * 3, [0] * 3],
+    "terminated": [[0] * 3, [0] * 2, [0, 1, 0], [0] * 2, [1, 0, 0, 0, 0], [0] * 2, [0] * 3, [0] * 3],
+    "truncated": [[0] * 3, [0] * 2, [0, 1, 1], [0] * 2, [0, 0, 0, 1, 0], [0] * 2, [0] * 3, [0] * 3],
+    "obs": [
+        [0, 1, 2],
+        [3, 4],
+        [5, 6, 7],
+        [8, 9],
+        [10, 13, 11, 12, 15],
+        [16, 17],
+        [0, 1, 2],
+        [3, 4, 5],
+    ],  # numbers that it encodes
+}
+INFOS = [{"note": "é", "level": 3, "big": -5_000_000_000}, {"list": [True, 0.5, None]}]
+
+
+def test_each_call_arrives_as_it_was_made(client: Client, start: Any) -> None:
+    server = PolicyServer(ServerSettings("127.0.0.1:0", token="a token"), *DICT_SPACES, num_seats=3)
+    server.weights_version = 7
+    found: list[Entries] = []
+    names, ends_s = set(), time.monotonic() + TIMEOUT_S
+    try:
+        program = start(client.command(SOURCES / "all_calls"), server.address)
+        while program.poll() is None:
+            assert time.monotonic() < ends_s
+            for session, entries in server.receive(0.05).entries:
+                found.append(entries)
+                names.add(session.name)
+                is_over = entries.terminated | entries.truncated
+                seats = session.seats[entries.envs[~is_over & (entries.actions is None)]]
+                server.answer(session, {"move": np.array(seats + 0.5, np.float32)[:, None], "turn": np.array(seats)})
+        while server.sessions:  # until the server has read that the client leaves
+            assert time.monotonic() < ends_s
+            server.receive(0.05)
+    finally:
+        server.close()
+    status, _, errors = ended(program)
+    assert status == 0, errors
+    assert names == {"all calls"}
+    for name in ("envs", "rewards", "begins", "terminated", "truncated"):
+        assert [getattr(entries, name).tolist() for entries in found] == SAYS[name], name
+    for entries, expected in zip(found, SAYS["obs"], strict=True):
+        numbers = np.array(expected)
+        np.testing.assert_array_equal(
+            entries.obs["image"], (10 * numbers[:, None] + np.arange(4)).reshape(-1, 2, 2).astype(np.uint8)
+        )
+        np.testing.assert_array_equal(entries.obs["pair"][0], numbers[:, None] + 0.25)
+        np.testing.assert_array_equal(entries.obs["pair"][1], numbers % 5)
+    own = [entries for entries in found if entries.actions is not None]
+    assert len(own) == 1 and own[0].infos == INFOS
+    assert own[0].actions["move"].tolist() == [[9], [8]] and own[0].actions["turn"].tolist() == [2, 1]
 
 
 WELCOME = {
