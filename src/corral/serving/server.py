@@ -350,6 +350,9 @@ class PolicyServer:
         if len(seats) > 1 and len(np.unique(seats)) < len(seats):
             latest: dict[int, bool] = {}
             for index, (seat, ended) in enumerate(zip(seats.tolist(), ends.tolist(), strict=True)):
+                if latest.get(seat) and entries.actions is None and not entries.begins[index]:
+                    problem = "takes a step with an action that it was not told yet"
+                    raise ClientMessageError(f"steps.envs[{index}]", f"env {entries.envs[index]} {problem}")
                 playing[index] = latest.get(seat, playing[index])
                 latest[seat] = not ended
         if (bad := entries.begins == playing).any():
