@@ -643,7 +643,13 @@ export class PolicyClient {
       const timer = setTimeout(() => socket.destroy(new Error("it does not answer")), Math.min(1e3 * this.#timeoutS, 2 ** 31 - 1));
       const fail = (error) => {
         clearTimeout(timer);
-        reject(new Broken(error.message || error.code));
+        const problem = error.message || error.code; // no later try would change a certificate
+        const isCertificate = socket.authorizationError != null || error.code === "ERR_TLS_CERT_ALTNAME_INVALID";
+        reject(
+          isCertificate
+            ? new ClientError("tls", `the certificate of the server at ${this.address} is not accepted: ${problem}`)
+            : new Broken(problem),
+        );
       };
       socket.once("error", fail);
       socket.once(event, () => {

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -20,7 +21,7 @@ import pytest
 from gymnasium import spaces
 
 from corral import Algorithm, ExternalEnv, PPOConfig
-from corral.serving.client import HEADER, pack_array, pack_message
+from corral.serving.client import HEADER, ClientError, PolicyClient, pack_array, pack_message
 from corral.serving.messages import Entries
 from corral.serving.server import PolicyServer, ServerSettings
 
@@ -30,6 +31,7 @@ SOURCES = Path(__file__).parent / "other_languages"
 COMPILER = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CLIENTS / 'cpp'}"]
 NUM_ENVS = 8
 TIMEOUT_S = 60
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
 @dataclass
@@ -327,41 +329,101 @@ SAYS = {  # name of the field: its values in the messages `steps`, in order
 INFOS = [{"note": "é", "level": 3, "big": -5_000_000_000}, {"list": [True, 0.5, None]}]
 
 
+def play_all_calls(program: subprocess.Popen[str], server: PolicyServer) -> list[tuple[str, Entries]]:
+    """Answer a program that makes all calls, and return its names and what it sent."""
+    server.weights_version = 7
+    found: list[tuple[str, Entries]] = []
+    ends_s = time.monotonic() + TIMEOUT_S
+    while program.poll() is None or server.sessions:  # until the server has read that the client leaves
+        assert time.monotonic() < ends_s
+        for session, entries in server.receive(0.05).entries:
+            found.append((session.name, entries))
+            is_over = entries.terminated | entries.truncated
+            seats = session.seats[entries.envs[~is_over & (entries.actions is None)]]
+            server.answer(session, {"move": np.array(seats + 0.5, np.float32)[:, None], "turn": np.array(seats)})
+    return found
+
+
+def check_all_calls(found: list[tuple[str, Entries]]) -> None:
+    assert {name for name, _ in found} == {"all calls"}
+    for name in ("envs", "rewards", "begins", "terminated", "truncated"):
+        assert [getattr(entries, name).tolist() for _, entries in found] == SAYS[name], name
+    for (_, entries), expected in zip(found, SAYS["obs"], strict=True):
+        numbers = np.array(expected)
+        images = (10 * numbers[:, None] + np.arange(4)).reshape(-1, 2, 2).astype(np.uint8)
+        np.testing.assert_array_equal(entries.obs["image"], images)
+        np.testing.assert_array_equal(entries.obs["pair"][0], numbers[:, None] + 0.25)
+        np.testing.assert_array_equal(entries.obs["pair"][1], numbers % 5)
+    (own,) = [entries for _, entries in found if entries.actions is not None]
+    assert own.infos == INFOS
+    assert own.actions["move"].tolist() == [[9], [8]] and own.actions["turn"].tolist() == [2, 1]
+
+
 def test_each_call_arrives_as_it_was_made(client: Client, start: Any) -> None:
     server = PolicyServer(ServerSettings("127.0.0.1:0", token="a token"), *DICT_SPACES, num_seats=3)
-    server.weights_version = 7
-    found: list[Entries] = []
-    names, ends_s = set(), time.monotonic() + TIMEOUT_S
     try:
         program = start(client.command(SOURCES / "all_calls"), server.address)
-        while program.poll() is None:
-            assert time.monotonic() < ends_s
-            for session, entries in server.receive(0.05).entries:
-                found.append(entries)
-                names.add(session.name)
-                is_over = entries.terminated | entries.truncated
-                seats = session.seats[entries.envs[~is_over & (entries.actions is None)]]
-                server.answer(session, {"move": np.array(seats + 0.5, np.float32)[:, None], "turn": np.array(seats)})
-        while server.sessions:  # until the server has read that the client leaves
-            assert time.monotonic() < ends_s
-            server.receive(0.05)
+        found = play_all_calls(program, server)
     finally:
         server.close()
     status, _, errors = ended(program)
     assert status == 0, errors
-    assert names == {"all calls"}
-    for name in ("envs", "rewards", "begins", "terminated", "truncated"):
-        assert [getattr(entries, name).tolist() for entries in found] == SAYS[name], name
-    for entries, expected in zip(found, SAYS["obs"], strict=True):
-        numbers = np.array(expected)
-        np.testing.assert_array_equal(
-            entries.obs["image"], (10 * numbers[:, None] + np.arange(4)).reshape(-1, 2, 2).astype(np.uint8)
-        )
-        np.testing.assert_array_equal(entries.obs["pair"][0], numbers[:, None] + 0.25)
-        np.testing.assert_array_equal(entries.obs["pair"][1], numbers % 5)
-    own = [entries for entries in found if entries.actions is not None]
-    assert len(own) == 1 and own[0].infos == INFOS
-    assert own[0].actions["move"].tolist() == [[9], [8]] and own[0].actions["turn"].tolist() == [2, 1]
+    check_all_calls(found)
+
+
+@pytest.fixture
+def secure_server(tmp_path: Path) -> Iterator[PolicyServer]:
+    """A server that speaks TLS with a certificate for 127.0.0.1, which is `certificate.pem`."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=corral"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*request.split(), *names], check=True, capture_output=True, timeout=TIMEOUT_S)
+    settings = ServerSettings("127.0.0.1:0", token="a token", certificate=str(certificate), key=str(key))
+    server = PolicyServer(settings, *DICT_SPACES, num_seats=3)
+    yield server
+    server.close()
+
+
+@needs_node
+def test_javascript_speaks_tls(secure_server: PolicyServer, tmp_path: Path, start: Any) -> None:
+    program = start(
+        ["node", f"{SOURCES}/all_calls.mjs"], secure_server.address, CERTIFICATES=str(tmp_path / "certificate.pem")
+    )
+    found = play_all_calls(program, secure_server)
+    status, _, errors = ended(program)
+    assert status == 0, errors
+    check_all_calls(found)
+
+
+@needs_node
+def test_javascript_refuses_a_certificate_that_it_does_not_know(secure_server: PolicyServer, start: Any) -> None:
+    call = f"""
+    import {{ PolicyClient }} from "{CLIENTS}/javascript/corral_client.mjs";
+    await PolicyClient.connect("{secure_server.address}", {{ tls: {{}} }}).catch((error) => console.log(error.code));
+    """
+    program = start(["node", "--input-type=module", "--eval", call])
+    serve_until(secure_server, program)
+    assert ended(program)[:2] == (0, "tls")
+
+
+def test_python_refuses_a_certificate_that_it_does_not_know(secure_server: PolicyServer) -> None:
+    is_over = threading.Event()
+
+    def listen() -> None:
+        while not is_over.is_set():
+            secure_server.receive(0.02)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        with pytest.raises(ClientError, match="is not accepted") as caught:
+            PolicyClient(secure_server.address, tls=ssl.create_default_context())
+    finally:
+        is_over.set()
+        thread.join()
+    assert caught.value.code == "tls"
 
 
 WELCOME = {

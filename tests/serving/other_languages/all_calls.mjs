@@ -14,7 +14,8 @@ function observe(count, first) {
   };
 }
 
-const client = await PolicyClient.connect(process.argv[2], { numEnvs: 3, name: "all calls", token: "a token" });
+const tls = process.env.CERTIFICATES ?? null;
+const client = await PolicyClient.connect(process.argv[2], { numEnvs: 3, name: "all calls", token: "a token", tls });
 assert.equal(client.observationSpace.type, "Dict");
 let actions = await client.begin(observe(3, 0));
 assert.deepEqual(actions.move.numbers(), [0.5, 1.5, 2.5]);
