@@ -104,12 +104,12 @@ def test_who_does_not_speak_the_protocol_is_told_so_and_cut_off(first: bytes, co
     [
         ({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 4]}, "env 0 has no episode"),
         ({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 3], "begins": [True]}, "steps.obs must have shape"),
-        ({"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, True]}, "asked for"),
+        ({"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, True]}, "not over"),
         (
             {"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True] * 2, "actions": [0, 0]},
             "the one before is not over",
         ),
-        ({"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, False]}, "asked for"),
+        ({"type": "steps", "id": 1, "envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, False]}, "not told yet"),
         ({"type": "drop", "id": 1, "envs": [1]}, "must be 0 to 0"),
         (HELLO, "hello was said already"),
     ],
@@ -179,8 +179,9 @@ def test_tls_protects_the_connection(tmp_path: Path) -> None:
                 assert client.step(rows(t, 1, 2, 3), [0.0] * 4).shape == (4,)
         with pytest.raises((ServerStopped, ClientError)):  # in plain text
             PolicyClient(address_of(runner), retry_s=0.0, timeout_s=5.0)
-        with pytest.raises(ServerStopped, match="certificate"):  # of nobody whom the client trusts
-            PolicyClient(address_of(runner), tls=ssl.create_default_context(), retry_s=0.0)
+        with pytest.raises(ClientError, match="certificate") as caught:  # of nobody whom the client trusts
+            PolicyClient(address_of(runner), tls=ssl.create_default_context())
+        assert caught.value.code == "tls"
 
 
 def test_a_socket_in_the_file_system_is_for_its_user_alone(tmp_path: Path) -> None:

@@ -330,6 +330,10 @@ class PolicyClient:
                 self._socket.sendall(pack_message(hello))
                 welcome = self._receive()
                 break
+            except ssl.SSLCertVerificationError as error:  # which no later try would change
+                self._disconnect()
+                problem = f"the certificate of the server at {self.address} is not accepted: {error.verify_message}"
+                raise ClientError("tls", problem) from error
             except (OSError, EOFError) as error:
                 self._disconnect()
                 if time.monotonic() > gives_up_s:
@@ -353,7 +357,8 @@ class PolicyClient:
                 raise
         else:
             host, _, port = self.address.rpartition(":")
-            found = socket.create_connection((host.strip("[]"), int(port)), self._timeout_s)
+            host = host.strip("[]")
+            found = socket.create_connection((host, int(port)), self._timeout_s)
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 found = self._tls.wrap_socket(found, server_hostname=host)

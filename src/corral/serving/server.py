@@ -350,11 +350,9 @@ class PolicyServer:
         if len(seats) > 1 and len(np.unique(seats)) < len(seats):
             latest: dict[int, bool] = {}  # whether an episode is played after the latest entry of each seat
             for index, (seat, ended) in enumerate(zip(seats.tolist(), ends.tolist(), strict=True)):
-                if latest.get(seat) and entries.actions is None:
-                    problem = (
-                        f"env {entries.envs[index]} continues before it has the action that its last entry asked for"
-                    )
-                    raise ClientMessageError(f"steps.envs[{index}]", problem)
+                if latest.get(seat) and entries.actions is None and not entries.begins[index]:
+                    problem = "takes a step with an action that it was not told yet"
+                    raise ClientMessageError(f"steps.envs[{index}]", f"env {entries.envs[index]} {problem}")
                 playing[index] = latest.get(seat, playing[index])
                 latest[seat] = not ended
         if (bad := entries.begins == playing).any():
@@ -381,6 +379,8 @@ class PolicyServer:
         session = self.sessions.get(hello.get("session", ""))
         is_known = session is not None and len(session.seats) == num_envs
         if session is None or not is_known:
+            if num_envs > len(self._free):
+                self._end_unused()
             if num_envs > len(self._free):
                 self._refuse(
                     connection,
@@ -414,6 +414,15 @@ class PolicyServer:
         self._received.dropped += dropped
         self.playing[dropped] = False
         self.num_dropped += len(dropped)
+
+    def _end_unused(self) -> None:
+        """End the sessions whose connections broke before their first message.
+
+        Their `welcome` may be lost, so that their clients come back as new ones, which need these seats.
+        """
+        for session in [*self.sessions.values()]:
+            if session.connection is None and session.last_id < 0:
+                self._end_session(session)
 
     def _end_session(self, session: Session) -> None:
         """Forget a client; its episodes end here."""

@@ -1,0 +1,513 @@
+"""The clients in C++ and JavaScript: compiled or run here, against real servers and against servers that misbehave."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from corral import Algorithm, ExternalEnv, PPOConfig
+from corral.serving.client import HEADER, ClientError, PolicyClient, pack_array, pack_message
+from corral.serving.messages import Entries
+from corral.serving.server import PolicyServer, ServerSettings
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / "clients"
+SOURCES = Path(__file__).parent / "other_languages"
+COMPILER = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CLIENTS / 'cpp'}"]
+NUM_ENVS = 8
+TIMEOUT_S = 60
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+@dataclass
+class Client:
+    """Programs of one language, which are compiled when they are asked for."""
+
+    language: str
+    build_dir: Path
+    commands: dict[Path, list[str]] = field(default_factory=dict)
+
+    def command(self, source: Path) -> list[str]:
+        """Return the command that runs a program."""
+        if self.language == "javascript":
+            return ["node", f"{source}.mjs"]
+        if source not in self.commands:
+            target = self.build_dir / source.name
+            subprocess.run([*COMPILER, "-o", str(target), f"{source}.cpp"], check=True, timeout=TIMEOUT_S)
+            self.commands[source] = [str(target)]
+        return self.commands[source]
+
+    @property
+    def cartpole(self) -> list[str]:
+        """The command that runs the example."""
+        return self.command(CLIENTS / ("cpp" if self.language == "cpp" else "javascript") / "cartpole")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"client_{name}")) for name in ("cpp", "javascript")],
+)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """The client of each language."""
+    needed = {"cpp": "g++", "javascript": "node"}[request.param]
+    if shutil.which(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    return Client(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start programs; what is left of them is ended after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_program(command: list[str], *arguments: Any, **environment: str) -> subprocess.Popen[str]:
+        program = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        started.append(program)
+        return program
+
+    yield start_program
+    for program in started:
+        program.kill()
+        program.communicate()
+
+
+def build(address: str, num_envs: int = NUM_ENVS, *, on_episode_end: Any = None, **training: Any) -> Algorithm:
+    config = (
+        PPOConfig()
+        .environment(ExternalEnv, env_config={"address": address, "spaces_of": "CartPole-v1"})
+        .env_runners(num_envs_per_env_runner=num_envs)
+        .training(**training)
+        .debugging(seed=0)
+    )
+    if on_episode_end is not None:
+        config.callbacks(on_episode_end=on_episode_end)
+    return config.build()
+
+
+def server_of(algorithm: Algorithm) -> PolicyServer:
+    runners = algorithm.env_runner_group.foreach_env_runner(lambda runner: runner)
+    (server,) = [runner.env.server for runner in runners]
+    return server
+
+
+def ended(program: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Return exit status, last line of the output, and errors of a program, which must end by itself."""
+    output, errors = program.communicate(timeout=TIMEOUT_S)
+    return program.returncode, output.strip().rpartition("\n")[2], errors
+
+
+def while_running(program: subprocess.Popen[str], train: Callable[[], Any]) -> Any:
+    """Return what training gives; it would wait forever for a client that ended too early, so that this fails then."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(train()), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        if program.poll() is not None and thread.is_alive():
+            pytest.fail(f"the client ended: {program.communicate()[1]}")
+    assert found, "training failed"
+    return found[0]
+
+
+def steps_are_exact(episode: Any) -> bool:
+    """Return whether each observation of an episode follows from the one before and the action, by CartPole's laws."""
+    obs, actions = np.asarray(episode.get_observations(), np.float64), np.asarray(episode.get_actions())
+    (x, speed, angle, turn), force = obs[:-1].T, np.where(actions == 1, 10.0, -10.0)
+    push = (force + 0.05 * turn**2 * np.sin(angle)) / 1.1
+    turn_rate = (9.8 * np.sin(angle) - np.cos(angle) * push) / (0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1))
+    acceleration = push - 0.05 * turn_rate * np.cos(angle) / 1.1
+    expected = np.stack([x + 0.02 * speed, speed + 0.02 * acceleration, angle + 0.02 * turn, turn + 0.02 * turn_rate])
+    return bool(len(obs) == len(actions) + 1 and np.allclose(obs[1:], expected.T, atol=1e-5))
+
+
+class Checked:
+    """A callback that checks the episodes, and counts them."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.wrong = 0
+
+    def __call__(self, episode: Any, **_: Any) -> None:
+        self.lengths.append(len(episode))
+        self.wrong += not steps_are_exact(episode)
+
+
+def test_client_trains_cartpole(client: Client, tmp_path: Path, start: Any) -> None:
+    with build(
+        f"unix:{tmp_path}/s", lr=2.5e-3, minibatch_size=256, num_epochs=8, train_batch_size_per_learner=2048
+    ) as algorithm:
+        program = start(client.cartpole, server_of(algorithm).address, NUM_ENVS)
+        stop = {"episode_return_mean": 450, "num_env_steps": 400_000}
+        result = while_running(program, lambda: algorithm.fit(stop=stop, run_dir=tmp_path / "run", progress=False))
+        sampled = result["num_env_steps_sampled_lifetime"]
+        assert result["env_runners"]["episode_return_mean"] >= 450
+    status, num_steps, errors = ended(program)
+    assert status == 0, errors
+    assert 0 <= int(num_steps) - sampled <= NUM_ENVS  # what was on its way when the server left
+
+
+def test_steps_of_a_client_arrive_as_they_were(client: Client, start: Any) -> None:
+    checked = Checked()
+    with build("127.0.0.1:0", train_batch_size_per_learner=800, num_epochs=1, on_episode_end=checked) as algorithm:
+        program = start(client.cartpole, server_of(algorithm).address, NUM_ENVS, 1)
+        sampled = while_running(program, algorithm.train)["num_env_steps_sampled_lifetime"]
+        assert server_of(algorithm).num_dropped == 0
+    status, num_steps, errors = ended(program)
+    assert status == 0, errors
+    assert "the training is over" in errors
+    assert 0 <= int(num_steps) - sampled <= NUM_ENVS
+    assert len(checked.lengths) > 10 and checked.wrong == 0
+
+
+class Proxy:
+    """Carries bytes between clients and a server, and cuts each connection after some bytes.
+
+    Args:
+        target: Address of the server.
+        cuts: For each connection that comes, after how many bytes to the server and to the client it is cut; `None` is
+            never, and so are connections after the last one.
+    """
+
+    def __init__(self, target: str, cuts: list[tuple[int | None, int | None]]) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._cuts, self._lock = cuts, threading.Lock()
+        self.num_cut = self.num_connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets = [self._listener]
+        self._threads = [threading.Thread(target=self._listen)]
+        self._threads[0].start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            self._sockets += [near, far]
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            cuts = self._cuts[self.num_connections] if self.num_connections < len(self._cuts) else (None, None)
+            self.num_connections += 1
+            for source, drain, limit in ((near, far, cuts[0]), (far, near, cuts[1])):
+                self._threads.append(threading.Thread(target=self._carry, args=(source, drain, limit)))
+                self._threads[-1].start()
+
+    def _carry(self, source: socket.socket, drain: socket.socket, limit: int | None) -> None:
+        try:
+            while limit is None or limit > 0:
+                data = source.recv(65_536 if limit is None else min(limit, 65_536))
+                if not data:
+                    break
+                drain.sendall(data)
+                limit = None if limit is None else limit - len(data)
+        except OSError:
+            pass  # the other thread cut the connection
+        if limit == 0:
+            with self._lock:
+                self.num_cut += 1
+        for end in (source, drain):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+        for end in self._sockets:
+            end.close()
+
+
+# In the length of a message, in hello or welcome, right after them, in steps and actions, between two messages.
+CUTS = [0, 1, 3, 4, 30, 60, 90, 150, 400, 480, 520, 600, 700, 1000, 1234, 3000, 4321, 8000]
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+def test_connection_that_is_cut_costs_nothing(client: Client, direction: str, start: Any) -> None:
+    checked = Checked()
+    cuts: list[tuple[int | None, int | None]] = [(k, None) if direction == "to_server" else (None, k) for k in CUTS]
+    with build("127.0.0.1:0", train_batch_size_per_learner=2000, num_epochs=1, on_episode_end=checked) as algorithm:
+        proxy = Proxy(server_of(algorithm).address, cuts)
+        try:
+            program = start(client.cartpole, proxy.address, NUM_ENVS, 2)
+            sampled = while_running(program, algorithm.train)["num_env_steps_sampled_lifetime"]
+            num_dropped = server_of(algorithm).num_dropped
+        finally:
+            algorithm.stop()
+            proxy.close()
+    status, num_steps, errors = ended(program)
+    assert status == 0, errors
+    assert "lost" not in errors and "does not know" not in errors
+    assert (proxy.num_cut, num_dropped) == (len(CUTS), 0)
+    assert 0 <= int(num_steps) - sampled <= NUM_ENVS
+    assert len(checked.lengths) > 20 and checked.wrong == 0
+
+
+CARTPOLE_SPACES = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2)
+
+
+def serve_until(server: PolicyServer, program: subprocess.Popen[str]) -> None:
+    """Let a server answer until a program ends."""
+    ends_s = time.monotonic() + TIMEOUT_S
+    while program.poll() is None:
+        assert time.monotonic() < ends_s
+        server.receive(0.05)
+
+
+@pytest.mark.parametrize("given", [{"CORRAL_TOKEN": "guessed"}, {}])
+def test_wrong_token_is_refused(client: Client, given: dict[str, str], start: Any) -> None:
+    server = PolicyServer(ServerSettings("127.0.0.1:0", token="the real one"), *CARTPOLE_SPACES, num_seats=1)
+    try:
+        program = start(client.cartpole, server.address, 1, **given)
+        serve_until(server, program)
+    finally:
+        server.close()
+    status, num_steps, errors = ended(program)
+    assert (status, num_steps) == (1, "0")
+    assert errors.startswith("error token: ")
+
+
+def test_server_without_seats_refuses(client: Client, start: Any) -> None:
+    server = PolicyServer(ServerSettings("127.0.0.1:0"), *CARTPOLE_SPACES, num_seats=1)
+    try:
+        program = start(client.cartpole, server.address, 2)
+        serve_until(server, program)
+    finally:
+        server.close()
+    status, _, errors = ended(program)
+    assert status == 1 and errors.startswith("error full: ")
+
+
+IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)
+PAIR = spaces.Tuple([spaces.Box(-np.inf, np.inf, (1,), np.float64), spaces.Discrete(5)])
+DICT_SPACES = (
+    spaces.Dict({"image": IMAGE, "pair": PAIR}),
+    spaces.Dict({"move": spaces.Box(-10, 10, (1,), np.float32), "turn": spaces.Discrete(3)}),
+)
+SAYS = {  # name of the field: its values in the messages `steps`, in order
+    "envs": [[0, 1, 2], [2, 0], [0, 1, 2], [1, 2], [0, 0, 1, 2, 2], [0, 1], [0, 1, 2], [0, 1, 2]],
+    "rewards": [[0] * 3, [1.5, -2], [1, 2, 3], [0] * 2, [4, 0, 5, 6, 0], [0] * 2, [0] * 3, [1] * 3],
+    "begins": [[1] * 3, [0] * 2, [0] * 3, [1] * 2, [0, 1, 0, 0, 1], [0] * 2, [1] * 3, [0] * 3],
+    "terminated": [[0] * 3, [0] * 2, [0, 1, 0], [0] * 2, [1, 0, 0, 0, 0], [0] * 2, [0] * 3, [0] * 3],
+    "truncated": [[0] * 3, [0] * 2, [0, 1, 1], [0] * 2, [0, 0, 0, 1, 0], [0] * 2, [0] * 3, [0] * 3],
+    "obs": [
+        [0, 1, 2],
+        [3, 4],
+        [5, 6, 7],
+        [8, 9],
+        [10, 13, 11, 12, 15],
+        [16, 17],
+        [0, 1, 2],
+        [3, 4, 5],
+    ],  # numbers that it encodes
+}
+INFOS = [{"note": "é", "level": 3, "big": -5_000_000_000}, {"list": [True, 0.5, None]}]
+
+
+def play_all_calls(program: subprocess.Popen[str], server: PolicyServer) -> list[tuple[str, Entries]]:
+    """Answer a program that makes all calls, and return its names and what it sent."""
+    server.weights_version = 7
+    found: list[tuple[str, Entries]] = []
+    ends_s = time.monotonic() + TIMEOUT_S
+    while program.poll() is None or server.sessions:  # until the server has read that the client leaves
+        assert time.monotonic() < ends_s
+        for session, entries in server.receive(0.05).entries:
+            found.append((session.name, entries))
+            is_over = entries.terminated | entries.truncated
+            seats = session.seats[entries.envs[~is_over & (entries.actions is None)]]
+            server.answer(session, {"move": np.array(seats + 0.5, np.float32)[:, None], "turn": np.array(seats)})
+    return found
+
+
+def check_all_calls(found: list[tuple[str, Entries]]) -> None:
+    assert {name for name, _ in found} == {"all calls"}
+    for name in ("envs", "rewards", "begins", "terminated", "truncated"):
+        assert [getattr(entries, name).tolist() for _, entries in found] == SAYS[name], name
+    for (_, entries), expected in zip(found, SAYS["obs"], strict=True):
+        numbers = np.array(expected)
+        images = (10 * numbers[:, None] + np.arange(4)).reshape(-1, 2, 2).astype(np.uint8)
+        np.testing.assert_array_equal(entries.obs["image"], images)
+        np.testing.assert_array_equal(entries.obs["pair"][0], numbers[:, None] + 0.25)
+        np.testing.assert_array_equal(entries.obs["pair"][1], numbers % 5)
+    (own,) = [entries for _, entries in found if entries.actions is not None]
+    assert own.infos == INFOS
+    assert own.actions["move"].tolist() == [[9], [8]] and own.actions["turn"].tolist() == [2, 1]
+
+
+def test_each_call_arrives_as_it_was_made(client: Client, start: Any) -> None:
+    server = PolicyServer(ServerSettings("127.0.0.1:0", token="a token"), *DICT_SPACES, num_seats=3)
+    try:
+        program = start(client.command(SOURCES / "all_calls"), server.address)
+        found = play_all_calls(program, server)
+    finally:
+        server.close()
+    status, _, errors = ended(program)
+    assert status == 0, errors
+    check_all_calls(found)
+
+
+@pytest.fixture
+def secure_server(tmp_path: Path) -> Iterator[PolicyServer]:
+    """A server that speaks TLS with a certificate for 127.0.0.1, which is `certificate.pem`."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=corral"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*request.split(), *names], check=True, capture_output=True, timeout=TIMEOUT_S)
+    settings = ServerSettings("127.0.0.1:0", token="a token", certificate=str(certificate), key=str(key))
+    server = PolicyServer(settings, *DICT_SPACES, num_seats=3)
+    yield server
+    server.close()
+
+
+@needs_node
+def test_javascript_speaks_tls(secure_server: PolicyServer, tmp_path: Path, start: Any) -> None:
+    program = start(
+        ["node", f"{SOURCES}/all_calls.mjs"], secure_server.address, CERTIFICATES=str(tmp_path / "certificate.pem")
+    )
+    found = play_all_calls(program, secure_server)
+    status, _, errors = ended(program)
+    assert status == 0, errors
+    check_all_calls(found)
+
+
+@needs_node
+def test_javascript_refuses_a_certificate_that_it_does_not_know(secure_server: PolicyServer, start: Any) -> None:
+    call = f"""
+    import {{ PolicyClient }} from "{CLIENTS}/javascript/corral_client.mjs";
+    await PolicyClient.connect("{secure_server.address}", {{ tls: {{}} }}).catch((error) => console.log(error.code));
+    """
+    program = start(["node", "--input-type=module", "--eval", call])
+    serve_until(secure_server, program)
+    assert ended(program)[:2] == (0, "tls")
+
+
+def test_python_refuses_a_certificate_that_it_does_not_know(secure_server: PolicyServer) -> None:
+    is_over = threading.Event()
+
+    def listen() -> None:
+        while not is_over.is_set():
+            secure_server.receive(0.02)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        with pytest.raises(ClientError, match="is not accepted") as caught:
+            PolicyClient(secure_server.address, tls=ssl.create_default_context())
+    finally:
+        is_over.set()
+        thread.join()
+    assert caught.value.code == "tls"
+
+
+WELCOME = {
+    "type": "welcome",
+    "protocol": 1,
+    "session": "s",
+    "resumed": False,
+    "max_message_bytes": 1 << 20,
+    "weights_version": 0,
+    "observation_space": {},
+    "action_space": {},
+}
+ANSWER = {"type": "actions", "id": 1, "weights_version": 0, "actions": pack_array(np.zeros(1, np.int64))}
+
+
+def framed(body: bytes) -> bytes:
+    return HEADER.pack(len(body)) + body
+
+
+def nested(depth: int) -> bytes:
+    return b"\x91" * depth + b"\xc0"
+
+
+DAMAGED = {
+    "cut": framed(msgpack.packb(ANSWER)[:-3]),
+    "longer": framed(msgpack.packb(ANSWER) + b"\xc0"),
+    "empty": framed(b""),
+    "no_map": framed(b"\x01"),
+    "no_type": framed(msgpack.packb({"id": 1})),
+    "deep": framed(nested(40)),
+    "very_deep": framed(nested(1_000_000)),
+    "huge_list": framed(b"\xdd\xff\xff\xff\xff"),
+    "huge_map": framed(b"\xdf\xff\xff\xff\xff"),
+    "huge_text": framed(b"\xdb\xff\xff\xff\xff"),
+    "huge_bytes": framed(b"\xc6\xff\xff\xff\xff"),
+    "extension": framed(msgpack.packb({**ANSWER, "actions": msgpack.ExtType(1, b"x")})),
+    "unknown_byte": framed(b"\xc1"),
+    "key": framed(msgpack.packb({1: 2})),
+    "few_bytes": framed(msgpack.packb({**ANSWER, "actions": {**ANSWER["actions"], "shape": [2]}})),
+    "huge_shape": framed(msgpack.packb({**ANSWER, "actions": {**ANSWER["actions"], "shape": [2**40, 2**40]}})),
+    "negative_shape": framed(msgpack.packb({**ANSWER, "actions": {**ANSWER["actions"], "shape": [-1]}})),
+    "dtype": framed(msgpack.packb({**ANSWER, "actions": {**ANSWER["actions"], "dtype": "|O8"}})),
+    "no_array": framed(msgpack.packb({**ANSWER, "actions": 5})),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_answer_is_refused(client: Client, name: str, start: Any) -> None:
+    status, errors = answered_with(client, start, DAMAGED[name])
+    assert status == 1, errors
+    assert errors.startswith("error message: the server sent a damaged message: "), errors
+
+
+def test_message_that_is_too_large_is_refused(client: Client, start: Any) -> None:
+    status, errors = answered_with(client, start, b"\xff\xff\xff\xff")
+    assert status == 1 and errors.startswith("error too_large: "), errors
+
+
+def test_error_of_the_server_is_shown(client: Client, start: Any) -> None:
+    status, errors = answered_with(client, start, pack_message({"type": "error", "code": "timeout", "message": "é"}))
+    assert (status, errors) == (1, "error timeout: é\n")
+
+
+def answered_with(client: Client, start: Any, answer: bytes) -> tuple[int, str]:
+    """Return exit status and errors of a client whose first message gets an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        program = start(client.cartpole, f"127.0.0.1:{listener.getsockname()[1]}", 1)
+        listener.settimeout(TIMEOUT_S)
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rwb") as stream:
+            for sent in (pack_message(WELCOME), answer):
+                (size,) = HEADER.unpack(stream.read(HEADER.size))
+                stream.read(size)
+                stream.write(sent)
+                stream.flush()
+            status, _, errors = ended(program)
+    return status, errors
+
+
+def test_examples_name_the_version_of_the_protocol() -> None:
+    from corral.serving.client import PROTOCOL
+
+    found = {
+        re.search(r"\bPROTOCOL = (\d+)", path.read_text(encoding="utf-8"))
+        for path in (CLIENTS / "cpp" / "corral_client.hpp", CLIENTS / "javascript" / "corral_client.mjs")
+    }
+    assert {match and int(match[1]) for match in found} == {PROTOCOL}
