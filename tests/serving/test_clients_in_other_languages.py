@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -487,20 +488,41 @@ def test_error_of_the_server_is_shown(client: Client, start: Any) -> None:
     assert (status, errors) == (1, "error timeout: é\n")
 
 
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_answer_is_refused_in_python(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=give, args=(listener, DAMAGED[name]))
+        thread.start()
+        client = PolicyClient(f"127.0.0.1:{listener.getsockname()[1]}", retry_s=0)
+        with pytest.raises(ClientError, match="damaged message") as caught:
+            client.begin(np.zeros((1, 4), np.float32))
+        thread.join()
+    assert caught.value.code == "message"
+    assert client._socket is None
+
+
 def answered_with(client: Client, start: Any, answer: bytes) -> tuple[int, str]:
     """Return exit status and errors of a client whose first message gets an answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         program = start(client.cartpole, f"127.0.0.1:{listener.getsockname()[1]}", 1)
-        listener.settimeout(TIMEOUT_S)
-        connection, _ = listener.accept()
-        with connection, connection.makefile("rwb") as stream:
-            for sent in (pack_message(WELCOME), answer):
-                (size,) = HEADER.unpack(stream.read(HEADER.size))
-                stream.read(size)
-                stream.write(sent)
-                stream.flush()
-            status, _, errors = ended(program)
+        give(listener, answer)
+        status, _, errors = ended(program)
     return status, errors
+
+
+def give(listener: socket.socket, answer: bytes) -> None:
+    """Welcome the next client, give an answer to its first message, and wait until it leaves."""
+    listener.settimeout(TIMEOUT_S)
+    connection, _ = listener.accept()
+    connection.settimeout(TIMEOUT_S)
+    with connection, connection.makefile("rwb") as stream:
+        for sent in (pack_message(WELCOME), answer):
+            (size,) = HEADER.unpack(stream.read(HEADER.size))
+            stream.read(size)
+            stream.write(sent)
+            stream.flush()
+        with contextlib.suppress(ConnectionError):
+            stream.read()
 
 
 def test_examples_name_the_version_of_the_protocol() -> None:

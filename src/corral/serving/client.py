@@ -81,6 +81,8 @@ def unpack_array(packed: Any) -> Any:
     if isinstance(packed, list):
         return tuple(unpack_array(part) for part in packed)
     if set(packed) == {"dtype", "shape", "data"}:
+        if any(length < 0 for length in packed["shape"]):  # which NumPy would replace by what fits
+            raise ValueError(f"an array of shape {packed['shape']}")
         return np.frombuffer(packed["data"], packed["dtype"]).reshape(packed["shape"]).copy()
     return {name: unpack_array(part) for name, part in packed.items()}
 
@@ -248,8 +250,11 @@ class PolicyClient:
         if infos is not None:
             message["infos"] = [dict(info) for info in infos]
         answer = self._request(message)
-        self.weights_version = answer["weights_version"]
-        return unpack_array(answer["actions"])
+        try:
+            self.weights_version = int(answer["weights_version"])
+            return unpack_array(answer["actions"])
+        except Exception as error:
+            raise self._damaged(error) from error
 
     def close(self) -> None:
         """End the session; the server drops episodes that are not over."""
@@ -300,14 +305,25 @@ class PolicyClient:
         (num_bytes,) = HEADER.unpack(self._read(HEADER.size))
         if num_bytes > MAX_MESSAGE_BYTES:
             raise ClientError("too_large", f"the server sent a message of {num_bytes:,} bytes")
-        message: dict[str, Any] = msgpack.unpackb(self._read(num_bytes))
-        if message["type"] == "error":
+        body = self._read(num_bytes)
+        try:
+            message: dict[str, Any] = msgpack.unpackb(body)
+            kind = message["type"]
+            refusal = (message["code"], message["message"]) if kind == "error" else None
+        except Exception as error:  # msgpack raises many
+            raise self._damaged(error) from error
+        if refusal is not None:
             self._disconnect()
-            raise ClientError(message["code"], message["message"])
-        if message["type"] == "bye":
+            raise ClientError(*refusal)
+        if kind == "bye":
             self._disconnect()
             raise ServerStopped("stopped", message.get("message", "the training is over"))
         return message
+
+    def _damaged(self, error: Exception) -> ClientError:
+        """Close the connection, and return the error for a message that is no message."""
+        self._disconnect()
+        return ClientError("message", f"the server sent a damaged message: {type(error).__name__}: {error}")
 
     def _read(self, num_bytes: int) -> bytes:
         data = bytearray()
