@@ -66,10 +66,13 @@ def main() -> int:
     report = {"hours": options.hours, "warm_up_s": warm_up_s, "rates_per_step": RATES, "algos": found}
     options.output.write_text(json.dumps(report) + "\n", "utf-8")
     print(render(report))
+    if died := {algo: part["status"] for algo, part in found.items() if part["status"]}:
+        print(f"Ended before its time, with this status: {died}. The page is not written.", file=sys.stderr)
+        return 1
     page = options.page or (PAGE if options.output == RESULTS_FILE else None)
     if page is not None:
         write_page(page, report)
-    return int(any(part["status"] for part in found.values()))
+    return 0
 
 
 def train(algo: str, home: Path, seconds: float) -> None:
@@ -83,11 +86,10 @@ def train(algo: str, home: Path, seconds: float) -> None:
     record = home / "record"
     record.mkdir()
     given = settings(cell, 0, record, None)
-    for env_config in (
-        given["environment"]["env_config"],
-        given["evaluation"]["evaluation_config"]["env_config"],
-    ):
-        env_config |= {"rates": RATES, "step_s": 0.001, "keeps_record": False}
+    # Evaluation plays in this process, which an env that kills its process would end.
+    in_evaluation = {name: rate for name, rate in RATES.items() if name != "kill"}
+    for group, rates in ((given["environment"], RATES), (given["evaluation"]["evaluation_config"], in_evaluation)):
+        group["env_config"] |= {"rates": rates, "step_s": 0.001, "keeps_record": False}
     given.pop("callbacks")
     given.pop("stop")
     given["environment"]["env_config"].pop("until")

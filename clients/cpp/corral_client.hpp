@@ -912,12 +912,15 @@ class PolicyClient {
                 disconnect();
                 if (Clock::now() > gives_up)
                     throw ServerStopped("stopped", "no server answers at " + address_ + ": " + broken.what());
-                std::this_thread::sleep_for(std::chrono::duration<double>(pause_s));
-                pause_s = std::min(2 * pause_s, 1.0);
+            } catch (const ClientError& error) {
+                disconnect();
+                if (error.code() != "busy" || Clock::now() > gives_up) throw;
             } catch (...) {
                 disconnect();
                 throw;
             }
+            std::this_thread::sleep_for(std::chrono::duration<double>(pause_s));
+            pause_s = std::min(2 * pause_s, 1.0);
         }
         const auto kind = Value::Kind::integer;
         session_ = detail::field(welcome, "session", Value::Kind::text).text;

@@ -603,8 +603,10 @@ export class PolicyClient {
         welcome = await this.#receive();
       } catch (error) {
         this.#disconnect();
-        if (!(error instanceof Broken)) throw error;
+        const isBusy = error instanceof ClientError && error.code === "busy";
+        if (!(error instanceof Broken || isBusy)) throw error;
         if (performance.now() > givesUpMs) {
+          if (isBusy) throw error;
           throw new ServerStopped("stopped", `no server answers at ${this.address}: ${error.message}`);
         }
         await new Promise((resolve) => setTimeout(resolve, pauseMs));

@@ -283,6 +283,21 @@ def test_a_client_that_is_away_for_too_long_has_lost_its_episodes() -> None:
         client.close()
 
 
+def test_a_client_that_was_started_again_waits_for_its_seats() -> None:
+    with runner_of(served(num_envs=2, reconnect_timeout_s=0.5)) as runner, serving(runner):
+        before = PolicyClient(address_of(runner), 2)
+        before.begin(rows(0, 0))
+        before._disconnect()  # as a process does that is killed
+        with pytest.raises(ClientError, match="are kept for clients") as caught:
+            PolicyClient(address_of(runner), 2, retry_s=0.0)
+        assert caught.value.code == "busy"
+        with PolicyClient(address_of(runner), 2) as after:
+            assert after.begin(rows(0, 0)).shape == (2,)
+        with pytest.raises(ClientError, match="2 of 2 seats are free: set env_runners") as caught:
+            PolicyClient(address_of(runner), 3)
+        assert caught.value.code == "full"
+
+
 def test_a_client_that_is_silent_is_cut_off() -> None:
     with runner_of(served(num_envs=1, client_timeout_s=0.3)) as runner, serving(runner):
         client = PolicyClient(address_of(runner))

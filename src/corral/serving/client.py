@@ -350,12 +350,15 @@ class PolicyClient:
                 self._disconnect()
                 problem = f"the certificate of the server at {self.address} is not accepted: {error.verify_message}"
                 raise ClientError("tls", problem) from error
+            except ClientError as error:
+                if error.code != "busy" or time.monotonic() > gives_up_s:
+                    raise
             except (OSError, EOFError) as error:
                 self._disconnect()
                 if time.monotonic() > gives_up_s:
                     raise ServerStopped("stopped", f"no server answers at {self.address}: {error}") from error
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 1.0)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
         self._session, self._max_bytes = welcome["session"], welcome["max_message_bytes"]
         self.observation_space, self.action_space = welcome["observation_space"], welcome["action_space"]
         self.weights_version = welcome["weights_version"]

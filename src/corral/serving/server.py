@@ -382,12 +382,7 @@ class PolicyServer:
             if num_envs > len(self._free):
                 self._end_unused()
             if num_envs > len(self._free):
-                self._refuse(
-                    connection,
-                    "full",
-                    f"the client has {num_envs} envs, and {len(self._free)} of {len(self.playing)} seats are free: set "
-                    "env_runners(num_envs_per_env_runner=...) to the number of envs of all clients.",
-                )
+                self._refuse_without_seats(connection, num_envs)
                 return
             self._free.sort()
             seats, self._free = self._free[:num_envs], self._free[num_envs:]
@@ -408,6 +403,16 @@ class PolicyServer:
             **self._described,
         }
         self._send(connection, pack_message(welcome))
+
+    def _refuse_without_seats(self, connection: Connection, num_envs: int) -> None:
+        kept = sum(len(session.seats) for session in self.sessions.values() if session.connection is None)
+        has = f"the client has {num_envs} envs, and {len(self._free)} of {len(self.playing)} seats are free"
+        if num_envs <= len(self._free) + kept:
+            within = f"within reconnect_timeout_s={self._settings.reconnect_timeout_s:g}"
+            self._refuse(connection, "busy", f"{has}: {kept} are kept for clients that may come back {within}.")
+            return
+        remedy = "set env_runners(num_envs_per_env_runner=...) to the number of envs of all clients."
+        self._refuse(connection, "full", f"{has}: {remedy}")
 
     def _drop(self, seats: NDArray[np.int64]) -> None:
         dropped = seats[self.playing[seats]].tolist()
