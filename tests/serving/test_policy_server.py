@@ -21,6 +21,7 @@ from simulators import Simulator, address_of, end, runner_of, served
 from corral.errors import ConfigError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
+from corral.serving import server as server_module
 from corral.serving.client import HEADER, ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_message
 
 DEADLINE_S = 30.0
@@ -307,6 +308,16 @@ def test_a_client_that_is_silent_is_cut_off() -> None:
             client.step(rows(1), [1.0])
         assert caught.value.code in ("timeout", "lost")
         client.close()
+
+
+def test_a_server_without_clients_says_where_they_connect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "NOBODY_S", 0.1)
+    with runner_of(served(num_envs=1)) as runner:
+        runner.collect(SampleRequest(num_timesteps=1, time_limit_s=2.0))
+        said = [record.message for record in caplog.records if "no client is connected" in record.message]
+        assert len(said) == 1 and said[0].endswith(f"they connect to {address_of(runner)}.")
 
 
 def test_time_in_which_the_server_does_not_listen_is_not_counted() -> None:

@@ -136,6 +136,7 @@ def test_a_server_that_is_killed_continues_and_its_simulator_finds_it_again(serv
     assert server.wait() == -signal.SIGKILL
     again = serve(*command)
     assert again.wait() == 0, again.printed
+    assert "sub-envs 0 to 1: its episodes are played by other programs, which begin new ones" in "".join(again.printed)
     lines = results(run)
     assert [line["training_iteration"] for line in lines] == list(range(1, 13))
     counts = [line["num_env_steps_sampled_lifetime"] for line in lines]

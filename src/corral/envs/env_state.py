@@ -90,6 +90,8 @@ def get_env_state(env: Any, name: str = "", obstacle: str = "") -> dict[str, Any
         "wrappers": [[type(layer).__name__, _wrapper_state(layer)] for layer in wrappers],
         "np_random": get_rng(generator) if isinstance(generator, np.random.Generator) else None,
     }
+    if own := getattr(env.unwrapped, "OBSTACLE", ""):
+        return {**state, "obstacle": own}
     if chosen := _unknown_layers(state["wrappers"], holder):
         try:
             attributes = save_attributes([*_layers(env)], chosen)

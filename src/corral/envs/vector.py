@@ -226,9 +226,7 @@ def make_vector_env(
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
     mode = AutoresetMode[autoreset_mode.upper()]
     if getattr(resolved, "IS_EXTERNAL", False):
-        return _make_external(
-            resolved, context, n, vectorization, autoreset_mode, wrappers, outermost, found_lost_state
-        )
+        return _make_external(resolved, context, n, vectorization, autoreset_mode, wrappers, outermost)
     one_by_one = bool(vectorization != "auto" or n == 1 or wrappers or outermost or needs_sub_envs)
     with ExitStack() as opened:  # closes the envs if anything raises
         if isinstance(resolved, str) and not one_by_one:
@@ -298,7 +296,6 @@ def _make_external(
     autoreset_mode: str,
     wrappers: Sequence[Any],
     outermost: Any,
-    found_lost_state: Callable[[str], None] | None,
 ) -> VectorEnv[Any, Any, Any]:
     """Return an `ExternalEnv`, whose clients decide what others decide by settings.
 
@@ -316,8 +313,6 @@ def _make_external(
                 f"environment: {name} does not apply to an ExternalEnv, whose clients decide it: {remedy}."
             )
     env: VectorEnv[Any, Any, Any] = external_env(context, num_seats)
-    if found_lost_state is not None:
-        found_lost_state("its episodes are played by other programs, which begin new ones")
     return env
 
 

@@ -48,6 +48,8 @@ class ExternalEnv(VectorEnv[Any, Any, Any]):
     """
 
     IS_EXTERNAL = True
+    OBSTACLE = "its episodes are played by other programs, which begin new ones"
+    """Why the env of a run that continues restarts its episodes."""
 
     def __init__(self, env_config: Mapping[str, Any], num_envs: int = 1) -> None:
         """Find the spaces, and listen."""

@@ -39,6 +39,8 @@ MAX_HELLO_BYTES = 65_536
 """Size of the first message of a connection, whose sender is not known yet."""
 MAX_CONNECTIONS = 1024
 HELLO_TIMEOUT_S = 10.0
+NOBODY_S = 10.0
+"""Seconds without any client after which the log says where they connect."""
 CHECK_EVERY_S = 0.25
 """Seconds between two looks at who is late."""
 CLOSE_S = 1.0
@@ -167,6 +169,7 @@ class PolicyServer:
         self._away_s = 0.0  # seconds in which the server did not listen
         self._left_s = time.monotonic()
         self._checked_s = 0.0
+        self._empty_since_s: float | None = self._now_s
 
     def _make_tls(self) -> ssl.SSLContext | None:
         if self._settings.certificate is None:
@@ -231,7 +234,7 @@ class PolicyServer:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._tls is not None:
             found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
-        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
+        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
         connection = Connection(found, name, self._now_s, shakes_hands=self._tls is not None)
         self._connections.add(connection)
         self._selector.register(found, selectors.EVENT_READ, connection)
@@ -468,6 +471,11 @@ class PolicyServer:
         """Cut off who takes too long."""
         now, settings = self._now_s, self._settings
         self._checked_s = now
+        if self.sessions:
+            self._empty_since_s = now
+        elif self._empty_since_s is not None and now - self._empty_since_s > NOBODY_S:
+            log.warning("policy server: no client is connected, and sampling waits; they connect to %s.", self.address)
+            self._empty_since_s = None  # once, until somebody was there again
         for connection in [*self._connections]:
             if (connection.session is None or connection.is_ending) and now - connection.opened_s > HELLO_TIMEOUT_S:
                 self._close(connection)

@@ -1,0 +1,135 @@
+"""How fast the policy server answers, and how it shares its time between clients.
+
+    python benchmarks/policy_server.py
+
+Clients run in processes of their own, over TCP on this machine, and do nothing but ask: their observations are zeros,
+so that all time is the server's and the client's. Three lines are printed: env steps per second of one client with 8
+envs per message; what the server adds to one request of one env (median, beyond choosing the action); and the messages
+of the slowest of 64 clients next to their median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from corral.serving.client import PolicyClient, ServerStopped
+
+if TYPE_CHECKING:
+    from corral.runners.runner import EnvRunner
+
+NUM_STEPS = 20_000
+NUM_CLIENTS = 64
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ask", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ask is not None:
+        ask(options.ask[0], int(options.ask[1]))
+        return
+    print(f"one client, 8 envs per message: {steps_per_second(8):,.0f} env steps per second")
+    round_trip_s, choice_s = added_time()
+    print(
+        f"one client, 1 env: {1e3 * round_trip_s:.2f} ms per request (median), of which choosing the action takes "
+        f"{1e3 * choice_s:.2f} ms"
+    )
+    counts = fairness()
+    print(f"{NUM_CLIENTS} clients: the slowest sent {counts.min()} messages, the median {np.median(counts):.0f}")
+
+
+def make_runner(num_envs: int) -> EnvRunner:
+    """Return a runner whose envs are served at a free port."""
+    from corral import ExternalEnv, PPOConfig  # here, because clients need neither these nor torch
+    from corral.runners.runner import EnvRunner
+
+    config = PPOConfig().environment(ExternalEnv, env_config={"spaces_of": "CartPole-v1", "address": "127.0.0.1:0"})
+    return EnvRunner(config.env_runners(num_envs_per_env_runner=num_envs).debugging(seed=0))
+
+
+def start(runner: EnvRunner, num_envs: int) -> subprocess.Popen[bytes]:
+    """Start a client in a process of its own."""
+    address = runner.env.server.address  # type: ignore[attr-defined]
+    command = [sys.executable, str(Path(__file__).resolve()), "--ask", address, str(num_envs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def ask(address: str, num_envs: int) -> None:
+    """Ask for actions until the server stops; print the number of messages, and the median time of one."""
+    obs, rewards, times_s = np.zeros((num_envs, 4), np.float32), [1.0] * num_envs, []
+    try:
+        with PolicyClient(address, num_envs) as client:
+            client.begin(obs)
+            while True:
+                began_s = time.perf_counter()
+                client.step(obs, rewards)
+                times_s.append(time.perf_counter() - began_s)
+    except ServerStopped:
+        print(len(times_s), np.median(times_s) if times_s else 0.0)
+
+
+def ended(clients: list[subprocess.Popen[bytes]]) -> list[tuple[int, float]]:
+    """Return what the clients printed."""
+    found = []
+    for client in clients:
+        printed, _ = client.communicate()
+        count, median_s = printed.split()
+        found.append((int(count), float(median_s)))
+    return found
+
+
+def steps_per_second(num_envs: int) -> float:
+    """Return the env steps per second of one client."""
+    runner = make_runner(num_envs)
+    client = start(runner, num_envs)
+    runner.sample(num_timesteps=1000)
+    began_s = time.perf_counter()
+    rollout = runner.sample(num_timesteps=NUM_STEPS)
+    seconds = time.perf_counter() - began_s
+    runner.stop()
+    ended([client])
+    return rollout.num_env_steps / seconds
+
+
+def added_time() -> tuple[float, float]:
+    """Return the median time of a request of one env, and the time that choosing its action takes."""
+    runner = make_runner(1)
+    client = start(runner, 1)
+    runner.sample(num_timesteps=NUM_STEPS // 4)
+    actor: Any = runner.actors["default_policy"]
+    obs, begins, times_s = np.zeros((1, 4), np.float32), np.zeros(1, np.bool_), []
+    for _ in range(1000):
+        began_s = time.perf_counter()
+        actor.choose(obs, begins, timestep=0, explore=True, random_actions=False)
+        times_s.append(time.perf_counter() - began_s)
+    runner.stop()
+    return ended([client])[0][1], float(np.median(times_s))
+
+
+def fairness() -> Any:
+    """Return the number of messages of each of many clients that ask at the same time."""
+    from corral.runners.requests import SampleRequest
+
+    runner = make_runner(NUM_CLIENTS)
+    clients = [start(runner, 1) for _ in range(NUM_CLIENTS)]
+    server = runner.env.server  # type: ignore[attr-defined]
+    while len(server.sessions) < NUM_CLIENTS:
+        runner.collect(SampleRequest(num_timesteps=1, time_limit_s=0.1))
+    before = {session.id_: session.last_id for session in server.sessions.values()}
+    runner.sample(num_timesteps=2 * NUM_STEPS)
+    counts = [session.last_id - before[session.id_] for session in server.sessions.values()]
+    runner.stop()
+    ended(clients)
+    return np.array(counts)
+
+
+if __name__ == "__main__":
+    main()
