@@ -1,4 +1,4 @@
-"""The clients in C++ and JavaScript: compiled or run here, against real servers and against servers that misbehave."""
+"""The clients in C++, JavaScript and Python, against real servers and against servers that misbehave."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ class Client:
         """Return the command that runs a program."""
         if self.language == "javascript":
             return ["node", f"{source}.mjs"]
+        if self.language == "python":
+            return [sys.executable, f"{source}.py"]
         if source not in self.commands:
             target = self.build_dir / source.name
             subprocess.run([*COMPILER, "-o", str(target), f"{source}.cpp"], check=True, timeout=TIMEOUT_S)
@@ -56,19 +59,32 @@ class Client:
     @property
     def cartpole(self) -> list[str]:
         """The command that runs the example."""
-        return self.command(CLIENTS / ("cpp" if self.language == "cpp" else "javascript") / "cartpole")
+        return self.command(CLIENTS / self.language / "cartpole")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"client_{name}")) for name in ("cpp", "javascript")],
-)
+def languages(*names: str) -> Any:
+    """Return a decorator for a fixture that a test gets for each language."""
+    grouped = [pytest.param(name, marks=pytest.mark.xdist_group(f"client_{name}")) for name in names]
+    return pytest.fixture(scope="module", params=grouped)
+
+
+@languages("cpp", "javascript")
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """The client of each other language."""
+    return client_in(request.param, tmp_path_factory)
+
+
+@languages("cpp", "javascript", "python")
+def any_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Client:
     """The client of each language."""
-    needed = {"cpp": "g++", "javascript": "node"}[request.param]
+    return client_in(request.param, tmp_path_factory)
+
+
+def client_in(language: str, tmp_path_factory: pytest.TempPathFactory) -> Client:
+    needed = {"cpp": "g++", "javascript": "node"}.get(language, sys.executable)
     if shutil.which(needed) is None:
         pytest.skip(f"{needed} is not installed")
-    return Client(request.param, tmp_path_factory.mktemp(request.param))
+    return Client(language, tmp_path_factory.mktemp(language))
 
 
 @pytest.fixture
@@ -154,11 +170,11 @@ class Checked:
         self.wrong += not steps_are_exact(episode)
 
 
-def test_client_trains_cartpole(client: Client, tmp_path: Path, start: Any) -> None:
+def test_client_trains_cartpole(any_client: Client, tmp_path: Path, start: Any) -> None:
     with build(
         f"unix:{tmp_path}/s", lr=2.5e-3, minibatch_size=256, num_epochs=8, train_batch_size_per_learner=2048
     ) as algorithm:
-        program = start(client.cartpole, server_of(algorithm).address, NUM_ENVS)
+        program = start(any_client.cartpole, server_of(algorithm).address, NUM_ENVS)
         stop = {"episode_return_mean": 450, "num_env_steps": 400_000}
         result = while_running(program, lambda: algorithm.fit(stop=stop, run_dir=tmp_path / "run", progress=False))
         sampled = result["num_env_steps_sampled_lifetime"]
@@ -249,13 +265,13 @@ CUTS = [0, 1, 3, 4, 30, 60, 90, 150, 400, 480, 520, 600, 700, 1000, 1234, 3000, 
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_connection_that_is_cut_costs_nothing(client: Client, direction: str, start: Any) -> None:
+def test_connection_that_is_cut_costs_nothing(any_client: Client, direction: str, start: Any) -> None:
     checked = Checked()
     cuts: list[tuple[int | None, int | None]] = [(k, None) if direction == "to_server" else (None, k) for k in CUTS]
     with build("127.0.0.1:0", train_batch_size_per_learner=2000, num_epochs=1, on_episode_end=checked) as algorithm:
         proxy = Proxy(server_of(algorithm).address, cuts)
         try:
-            program = start(client.cartpole, proxy.address, NUM_ENVS, 2)
+            program = start(any_client.cartpole, proxy.address, NUM_ENVS, 2)
             sampled = while_running(program, algorithm.train)["num_env_steps_sampled_lifetime"]
             num_dropped = server_of(algorithm).num_dropped
         finally:
