@@ -2,7 +2,7 @@
 
     python benchmarks/policy_server.py
 
-Clients run in processes of their own, over TCP on this machine, and do nothing but ask: their observations are zeros,
+Clients run in processes of their own, over TCP on this machine, and only ask: their observations are zeros,
 so that all time is the server's and the client's. Three lines are printed: env steps per second of one client with 8
 envs per message; what the server adds to one request of one env (median, beyond choosing the action); and the messages
 of the slowest of 64 clients next to their median.
