@@ -94,7 +94,7 @@ CASES: dict[tuple[str, str], tuple[list[str], list[str]]] = {
             ("--method", "wis", ["--gradient-steps", "5"]),
             ("--gamma", "0.5", ["--method", "is"]),
             ("--max-ratio", "0.9", ["--method", "is"]),
-            ("--gradient-steps", "7", ["--method", "fqe"]),
+            ("--gradient-steps", "7", ["--method", "fqe", "--gradient-steps", "5"]),
             ("--batch-size", "8", ["--method", "fqe", "--gradient-steps", "5"]),
             ("--lr", "0.05", ["--method", "fqe", "--gradient-steps", "5"]),
         ]

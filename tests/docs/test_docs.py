@@ -54,6 +54,7 @@ LONG = {
     "docs/index.md",  # the code of the README
     "docs/learners.md",
     "docs/multi-agent.md",
+    "docs/from-data-to-env.md",
 }
 
 
