@@ -373,6 +373,41 @@ def test_a_simulator_without_a_legal_action_is_cut_off() -> None:
 OBS_1 = {"type": "Box", "shape": [1], "low": "-inf", "high": "inf", "dtype": "float32"}
 
 
+def test_a_message_that_ends_one_episode_and_is_refused_links_it_to_no_other() -> None:
+    mask = {"type": "Box", "shape": [3], "low": 0, "high": 1, "dtype": "int8"}
+    config = served(num_envs=2, observation_space={"type": "Dict", "spaces": [["action_mask", mask], ["obs", OBS_1]]})
+
+    def seen(value: float, masks: list[list[int]]) -> Any:
+        return {"action_mask": np.array(masks, np.int8), "obs": np.full((2, 1), value, np.float32)}
+
+    def play(address: str) -> Any:
+        try:
+            with PolicyClient(address, 2) as client:
+                client.begin(seen(1, [[1, 1, 1]] * 2))
+                client.step(seen(2, [[1, 1, 1]] * 2), [1.0, 1.0])
+                client.step(seen(3, [[1, 1, 1], [0, 0, 0]]), [1.0, 1.0], [True, False])
+        except ClientError as error:
+            refused = str(error)
+        with PolicyClient(address, 2) as client:  # which gets the same seats
+            client.begin(seen(10, [[1, 1, 1]] * 2))
+            client.step(seen(11, [[1, 1, 1]] * 2), [2.0, 2.0], [True, True])
+        return refused
+
+    with runner_of(config) as runner:
+        thread, found = run_in_thread(lambda: play(address_of(runner)))
+        rollout = runner.sample(num_timesteps=4)
+        returns, lengths = runner.last_statistics.returns.tolist(), runner.last_statistics.lengths.tolist()
+        answer(runner, thread)
+    assert "action_mask allows no action" in found[0]
+    steps = [
+        (rollout.obs["obs"][t, n, 0], rollout.obs["obs"][t + 1, n, 0], rollout.rewards[t, n])
+        for t, n in np.argwhere(rollout.valid).tolist()
+    ]
+    assert steps == [(1.0, 2.0, 1.0)] * 2 + [(10.0, 11.0, 2.0)] * 2
+    assert (returns, lengths) == ([2.0, 2.0], [1, 1])
+    assert len({episode.id_ for episode in rollout.episodes()}) == 4
+
+
 def test_dqn_replays_the_steps_of_each_simulator_as_they_were() -> None:
     config = served(DQNConfig(), num_envs=4).training(replay_buffer_config={"capacity": 4096})
     with config.build() as algorithm:

@@ -140,7 +140,6 @@ class PolicyServer:
         address: Where it listens, with the port that it found.
         sessions: Clients by the names of their sessions.
         playing: Whether an episode is played in a seat, bool `[N]`.
-        num_messages: Messages `steps` so far.
         num_dropped: Episodes so far that ended because their client left or gave them up.
 
     Raises:
@@ -159,7 +158,7 @@ class PolicyServer:
         self._free = list(range(num_seats))
         self.sessions: dict[str, Session] = {}
         self._connections: set[Connection] = set()
-        self.num_messages = self.num_dropped = 0
+        self.num_dropped = 0
         self.weights_version = 0
         self._received = Received()
         self._tls = self._make_tls()
@@ -337,7 +336,6 @@ class PolicyServer:
             entries = read_entries(message, len(session.seats), self._obs_space, self._action_space)
             self._check_order(session, entries)
             self._received.entries.append((session, entries))
-            self.num_messages += 1
             session.last_id, session.waits = number, True
             return
         if kind == "drop":
@@ -439,6 +437,8 @@ class PolicyServer:
         # What it sent before it left, and nobody has looked at yet, is lost with its episodes.
         self._received.entries = [pair for pair in self._received.entries if pair[0] is not session]
         self._drop(session.seats)
+        # All of its seats, because that message may have ended an episode in which the runner still waits for a step.
+        self._received.dropped += session.seats.tolist()
         self._free += session.seats.tolist()
 
     def _end(self, connection: Connection, reason: str) -> None:
