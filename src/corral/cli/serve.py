@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from corral.cli.train import run as run_training
 from corral.core.space_descriptions import describe_space
-from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError
-from corral.serving.external_env import SPACES
+from corral.serving.external_env import SPACES, spaces_of
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -100,16 +99,11 @@ def _describe(config: AlgorithmConfig) -> dict[str, Any]:
             "no env: name the env whose spaces the simulators have, with --env or in the file of --config; or describe "
             "its spaces in env_config of env corral:ExternalEnv."
         )
-    env = make_vector_env(
-        config.env, EnvContext(config.env_config), num_envs=1, vectorization="sync", wrappers=config.all_wrappers
-    )
+    found = spaces_of(config.env, config.env_config, config.all_wrappers)
     try:
-        found = (env.single_observation_space, env.single_action_space)
         return {name: describe_space(space) for name, space in zip(SPACES, found, strict=False)}
     except ValueError as error:
         raise ConfigError(f"a policy server cannot describe this space to clients: {error}") from error
-    finally:
-        env.close()
 
 
 def _say_where(algorithm: Algorithm) -> None:

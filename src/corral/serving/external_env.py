@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from corral.core.space_descriptions import described_space
 from corral.core.spaces import unsupported
+from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError, nearest
 from corral.serving.server import PolicyServer, ServerSettings, split_address
 
@@ -145,16 +145,17 @@ def _space(env_config: Mapping[str, Any], name: str) -> spaces.Space[Any]:
         raise ConfigError(f"env_config: {name}: {error}") from error
 
 
-def spaces_of(env: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return the spaces of a registered env, which is made and closed.
+def spaces_of(
+    env: Any, env_config: Mapping[str, Any] | None = None, wrappers: Sequence[Any] = ()
+) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return the spaces of an env with its wrappers, which is made and closed.
 
     Raises:
-        ConfigError: It cannot be made.
+        ConfigError: The env is unknown.
+        EnvError: It raised an exception.
     """
-    try:
-        made: gym.Env[Any, Any] = gym.make(env)
-    except Exception as error:
-        raise ConfigError(f"env_config: spaces_of={env!r}: the env cannot be made: {error}") from error
-    found = made.observation_space, made.action_space
+    context = EnvContext(dict(env_config or {}))
+    made = make_vector_env(env, context, num_envs=None, wrappers=wrappers)
+    found = made.single_observation_space, made.single_action_space
     made.close()
     return found
