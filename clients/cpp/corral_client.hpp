@@ -813,13 +813,19 @@ class PolicyClient {
         return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     }
 
+    static double seconds(Clock::duration duration) {
+        return std::chrono::duration<double>(duration).count();
+    }
+
     // Sends a message, again where the connection broke in between, and returns the answer.
     Value request(const std::string& body, const char* type) {
         if (body.size() + 4 > max_bytes_)
             throw ClientError("too_large", "a message of " + std::to_string(body.size()) + " bytes: the server takes " +
                                                std::to_string(max_bytes_) + ".");
-        const auto gives_up = after(options_.retry_s);
+        const auto began = Clock::now();
+        auto broke = Clock::time_point::min();
         for (;;) {
+            const auto tried = Clock::now();
             try {
                 if (socket_ < 0) connect();
                 send_frame(body);
@@ -835,7 +841,10 @@ class PolicyClient {
                 }
             } catch (const detail::Broken& broken) {
                 disconnect();
-                if (Clock::now() > gives_up)
+                const auto now = Clock::now();
+                // It held, or broke for the first time.
+                if (seconds(now - tried) > options_.retry_s || broke < began) broke = now;
+                if (seconds(now - broke) > options_.retry_s || seconds(now - began) > options_.timeout_s)
                     throw ServerStopped("stopped", "the server at " + address_ + " does not answer: " + broken.what());
             } catch (const ClientError&) {
                 disconnect();

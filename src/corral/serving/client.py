@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import ssl
 import struct
@@ -334,8 +335,9 @@ class PolicyClient:
         data = pack_message(message)
         if len(data) > self._max_bytes:
             raise ClientError("too_large", f"a message of {len(data):,} bytes: the server takes {self._max_bytes:,}.")
-        gives_up_s = time.monotonic() + self._retry_s
+        began_s, broke_s = time.monotonic(), -math.inf
         while True:
+            tried_s = time.monotonic()
             try:
                 if self._socket is None:
                     self._connect()
@@ -345,7 +347,12 @@ class PolicyClient:
                 return answer
             except (OSError, EOFError) as error:
                 self._disconnect()
-                if time.monotonic() > gives_up_s:
+                now_s = time.monotonic()
+                if (
+                    now_s - tried_s > self._retry_s or broke_s < began_s
+                ):  # the connection held, or broke for the first time
+                    broke_s = now_s
+                if now_s - broke_s > self._retry_s or now_s - began_s > self._timeout_s:
                     raise ServerStopped("stopped", f"the server at {self.address} does not answer: {error}") from error
                 log.warning("The connection to %s broke: %s. Connecting again.", self.address, error)
 
