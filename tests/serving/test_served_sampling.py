@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -406,6 +407,29 @@ def test_a_message_that_ends_one_episode_and_is_refused_links_it_to_no_other() -
     assert steps == [(1.0, 2.0, 1.0)] * 2 + [(10.0, 11.0, 2.0)] * 2
     assert (returns, lengths) == ([2.0, 2.0], [1, 1])
     assert len({episode.id_ for episode in rollout.episodes()}) == 4
+
+
+def test_clients_that_act_themselves_and_others_keep_their_actions_in_one_batch() -> None:
+    def play(address: str, number: float, action: int | None) -> list[int]:
+        taken = []
+        with PolicyClient(address) as client:
+            for t in range(40):
+                obs = np.array([[number, t, 0, 0]], np.float32)
+                own = None if action is None else np.array([action])
+                found = client.exchange([0], obs, begins=[t == 0], rewards=[float(t)], actions=own)
+                taken.append(int(found[0]) if action is None else action)
+        return taken
+
+    with runner_of(served(DQNConfig(), num_envs=4)) as runner:
+        address = address_of(runner)
+        players = [run_in_thread(partial(play, address, float(i), action)) for i, action in enumerate([0, None, 2, 1])]
+        rollout = runner.sample(num_timesteps=4 * 39)
+        for thread, _ in players:
+            answer(runner, thread)
+    learned = {step.obs[:2]: step.action for _, step in steps_of(rollout)}
+    assert len(learned) == 4 * 39
+    for number, (_, found) in enumerate(players):
+        assert [learned[number, t] for t in range(39)] == found[0][:39]
 
 
 def test_dqn_replays_the_steps_of_each_simulator_as_they_were() -> None:

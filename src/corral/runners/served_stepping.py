@@ -287,7 +287,11 @@ class ServedStepping(Stepping):
             is_over = entries.terminated | entries.truncated
             wants = ~is_over if entries.actions is None else np.zeros(len(entries), np.bool_)
             ends[len(parts) - 1].append((session, entries.envs[wants]))
-        return (Wave(_join(parts), sessions) for parts, sessions in zip(waves, ends, strict=True))
+        for parts, sessions in zip(waves, ends, strict=True):
+            asked, told = ([part for part in parts if (part.actions is None) == asks] for asks in (True, False))
+            if asked and told:  # the clients that took their actions themselves come one wave later
+                yield Wave(_join(asked), [])
+            yield Wave(_join(told or asked), sessions)
 
     def _is_sound(self, session: Session, entries: Entries) -> bool:
         """Return whether a message can be used; a client that sends another one is cut off."""
@@ -410,12 +414,13 @@ def _without(entries: Entries, seats: NDArray[np.int64]) -> Entries:
 
 
 def _join(parts: list[Entries]) -> Entries:
-    """Return the entries of several clients; what only some of them have is left out where the others lack it."""
+    """Return the entries of several clients, which all have actions of their own, or none of them has."""
     if len(parts) == 1:
         return parts[0]
     columns = {
         name: map_tree(lambda *leaf: np.concatenate(leaf), *(getattr(part, name) for part in parts))
-        for name in ("envs", "obs", "rewards", "begins", "terminated", "truncated")
+        for name in ("envs", "obs", "rewards", "begins", "terminated", "truncated", "actions")
+        if getattr(parts[0], name) is not None
     }
     infos = None
     if any(part.infos is not None for part in parts):
