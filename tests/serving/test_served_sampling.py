@@ -409,6 +409,58 @@ def test_a_message_that_ends_one_episode_and_is_refused_links_it_to_no_other() -
     assert len({episode.id_ for episode in rollout.episodes()}) == 4
 
 
+def test_an_episode_that_does_not_count_is_played_and_nobody_learns_from_it() -> None:
+    trace: list[Any] = []
+    config = served(DQNConfig(), num_envs=2)
+    config.callbacks(
+        on_episode_start=lambda episode: trace.append(float(episode.get_observations()[0, 0])),
+        on_episode_step=lambda episode: trace.append(float(episode.get_rewards(-1))),
+        on_episode_end=lambda episode: trace.append(("end", episode.get_return())),
+    )
+
+    def play(address: str) -> list[int]:
+        with PolicyClient(address, 2) as client:  # env 1 plays an episode that does not count
+            found = [client.exchange([0, 1], rows(0, 10), begins=[True, True], counts=[True, False])]
+            found.append(client.step(rows(1, 11), [1.0, 100.0]))
+            found.append(client.step(rows(2, 12), [2.0, 200.0], [True, True], next_obs=rows(20, 30)))
+            found.append(client.step(rows(21, 31), [4.0, 8.0]))
+            found.append(client.step(rows(22, 32), [16.0, 32.0], [False, True]))
+            return [len(actions) for actions in found]
+
+    with runner_of(config) as runner:
+        thread, found = run_in_thread(partial(play, address_of(runner)))
+        rollout = runner.sample(num_timesteps=6)
+        returns = runner.last_statistics.returns.tolist()
+        answer(runner, thread)
+        assert runner.num_env_steps_sampled_lifetime == 6
+    assert found == [[2, 2, 2, 2, 1]]
+    steps = sorted(step.obs[0] for _, step in steps_of(rollout))
+    assert steps == [0, 1, 20, 21, 30, 31]
+    assert sorted(returns) == [3.0, 40.0]
+    assert trace == [0.0, 1.0, 2.0, ("end", 3.0), 20.0, 30.0, 4.0, 8.0, 16.0, 32.0, ("end", 40.0)]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_episodes_that_do_not_count_are_none_of_those_that_are_wanted(leaves: bool) -> None:
+    def play(address: str) -> None:
+        with PolicyClient(address, 1) as client:
+            for number in range(4):
+                client.exchange([0], rows(number), begins=[True], counts=[number % 2 == 1])
+                client.step(rows(number), [float(number)])
+                if leaves and number % 2 == 0:
+                    client.drop()
+                else:
+                    client.step(rows(number), [0.5], [True])
+
+    with runner_of(served(num_envs=2)) as runner:
+        thread, _ = run_in_thread(partial(play, address_of(runner)))
+        rollout = runner.sample(num_episodes=2)
+        returns = runner.last_statistics.returns.tolist()
+        answer(runner, thread)
+    assert returns == [1.5, 3.5]
+    assert [step.obs[0] for _, step in steps_of(rollout)] == [1, 1, 3, 3]
+
+
 def test_clients_that_act_themselves_and_others_keep_their_actions_in_one_batch() -> None:
     def play(address: str, number: float, action: int | None) -> list[int]:
         taken = []

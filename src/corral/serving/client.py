@@ -222,6 +222,7 @@ class PolicyClient:
         truncated: Any = None,
         actions: Any = None,
         infos: Sequence[Mapping[str, Any]] | None = None,
+        counts: Any = None,
     ) -> Any:
         """Send one message `steps`, and return the actions of the entries that want one.
 
@@ -235,6 +236,8 @@ class PolicyClient:
             actions: Actions `[K, ...]` that the client takes itself, which only algorithms that learn from any actions
                 accept; no action is returned then.
             infos: An info for each entry, which callbacks can read.
+            counts: Whether the episode that begins counts, bool `[K]`; one that does not is played with the policy,
+                and neither learned from nor in the metrics. `None` is true everywhere.
 
         Returns:
             Actions `[M, ...]` of the entries that did not end and have no action of their own, in their order.
@@ -249,6 +252,8 @@ class PolicyClient:
             message["actions"] = pack_array(actions)
         if infos is not None:
             message["infos"] = [dict(info) for info in infos]
+        if counts is not None:
+            message["counts"] = np.asarray(counts, np.bool_).tolist()
         answer = self._request(message)
         try:
             self.weights_version = int(answer["weights_version"])

@@ -26,7 +26,7 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "id": int,
         "envs": list,
         "obs": (dict, list),
-        **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos"), list),
+        **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos", "counts"), list),
         "actions": (dict, list),
     },
     "drop": {"id": int, "envs": list},
@@ -55,6 +55,7 @@ class Entries:
         truncated: Whether it was cut off with it, bool `[K]`.
         actions: Actions that the client took itself, in the units of the env, a tree of `[K, ...]`, or `None`.
         infos: Infos of the entries, K of them, or `None`.
+        counts: Whether the episode that begins counts, bool `[K]`, or `None` for true everywhere.
     """
 
     envs: NDArray[np.int64]
@@ -65,6 +66,7 @@ class Entries:
     truncated: NDArray[np.bool_]
     actions: Tree | None = None
     infos: list[dict[str, Any]] | None = None
+    counts: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Return the number of entries K."""
@@ -131,11 +133,15 @@ def read_entries(message: Mapping[str, Any], num_envs: int, obs_space: Tree, act
         rewards=_rewards(message.get("rewards"), count),
         actions=_arrays(message["actions"], action_space, count, "steps.actions") if "actions" in message else None,
         infos=_infos(message.get("infos"), count),
+        counts=_flags(message["counts"], count, "counts") if "counts" in message else None,
         **flags,
     )
     if (both := entries.begins & (entries.terminated | entries.truncated)).any():
         place = int(np.flatnonzero(both)[0])
         raise ClientMessageError(f"steps.begins[{place}]", "an episode cannot begin and end with one observation")
+    if entries.counts is not None and (late := ~entries.counts & ~entries.begins).any():
+        place = int(np.flatnonzero(late)[0])
+        raise ClientMessageError(f"steps.counts[{place}]", "can be false only where an episode begins")
     return entries
 
 
