@@ -18,7 +18,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError, ConfigError
 from corral.serving.client import HEADER, PROTOCOL, pack_array, pack_message
 from corral.serving.messages import Entries, read_entries, read_envs, read_message
+from corral.serving.other_protocols import Ways, recognize
 
 log = logging.getLogger("corral")
 
@@ -73,11 +74,17 @@ class ServerSettings:
 
 @dataclass(eq=False)
 class Connection:
-    """A socket, with what was read from it and what is still to be sent."""
+    """A socket, with what was read from it and what is still to be sent.
+
+    `reader` takes the messages that were read, and `pack` writes the ones that are sent; those of clients that speak
+    another protocol are in `other_protocols.py`.
+    """
 
     socket: Any
     peer: str
     opened_s: float
+    reader: Callable[[Connection], None]
+    pack: Callable[[Mapping[str, Any]], bytes] = pack_message
     read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
     session: Session | None = None
@@ -97,6 +104,7 @@ class Session:
         waits: Whether that message is not answered yet.
         answer: The answer to that message as bytes.
         heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
+        is_rllink: Whether the client speaks RLlink: it may be silent, and does not come back.
     """
 
     id_: str
@@ -108,6 +116,7 @@ class Session:
     waits: bool = False
     answer: bytes = b""
     left_s: float | None = None
+    is_rllink: bool = False
 
 
 @dataclass
@@ -234,7 +243,7 @@ class PolicyServer:
         if self._tls is not None:
             found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
-        connection = Connection(found, name, self._now_s, shakes_hands=self._tls is not None)
+        connection = Connection(found, name, self._now_s, self._read_messages, shakes_hands=self._tls is not None)
         self._connections.add(connection)
         self._selector.register(found, selectors.EVENT_READ, connection)
 
@@ -246,7 +255,7 @@ class PolicyServer:
                 self._flush(connection)
             if events & selectors.EVENT_READ:
                 is_open = self._read(connection)
-                self._read_messages(connection)
+                connection.reader(connection)
                 if not is_open:
                     self._end(connection, "closed the connection")
         except (OSError, ssl.SSLError) as error:
@@ -266,8 +275,8 @@ class PolicyServer:
         return True
 
     def _read(self, connection: Connection) -> bool:
-        """Read what is there, and return whether the client may send more."""
-        while True:
+        """Read what is there, and return whether the client may send more; no more is read than can be looked at."""
+        while len(connection.read) <= self._limit(connection) + 2 * _READ_BYTES:
             try:
                 part = connection.socket.recv(_READ_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -275,10 +284,9 @@ class PolicyServer:
             if not part:
                 return False
             connection.read += part
-            if len(connection.read) > self._limit(connection) + 2 * _READ_BYTES:
-                return True  # what is there is looked at first
             if len(part) < _READ_BYTES and self._tls is None:
                 return True
+        return True
 
     def _limit(self, connection: Connection) -> int:
         return MAX_HELLO_BYTES if connection.session is None else self._settings.max_message_bytes
@@ -290,6 +298,8 @@ class PolicyServer:
             (size,) = HEADER.unpack_from(data)
             limit = self._limit(connection)
             if size > limit:
+                if connection.session is None and self._speaks_another_protocol(connection):
+                    return
                 self._refuse(connection, "too_large", f"a message of {size:,} bytes: at most {limit:,} are accepted.")
                 return
             session = connection.session
@@ -305,6 +315,11 @@ class PolicyServer:
                 self._take(connection, read_message(body))
             except ClientMessageError as error:
                 self._refuse(connection, "protocol", str(error))
+
+    def _speaks_another_protocol(self, connection: Connection) -> bool:
+        """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
+        limit, spaces = self._settings.max_message_bytes, (self._obs_space, self._action_space)
+        return recognize(connection, Ways(self._take, self._refuse, self._send, limit, *spaces))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Do what a message asks for.
@@ -403,7 +418,7 @@ class PolicyServer:
             "weights_version": self.weights_version,
             **self._described,
         }
-        self._send(connection, pack_message(welcome))
+        self._send(connection, connection.pack(welcome))
 
     def _refuse_without_seats(self, connection: Connection, num_envs: int) -> None:
         kept = sum(len(session.seats) for session in self.sessions.values() if session.connection is None)
@@ -422,12 +437,13 @@ class PolicyServer:
         self.num_dropped += len(dropped)
 
     def _end_unused(self) -> None:
-        """End the sessions whose connections broke before their first message.
+        """End the sessions whose connections broke before their first message, or whose clients do not come back.
 
-        Their `welcome` may be lost, so that their clients come back as new ones, which need these seats.
+        The `welcome` of the former may be lost, so that their clients come back as new ones, which need these seats.
         """
         for session in [*self.sessions.values()]:
-            if session.connection is None and session.last_id < 0:
+            is_over = session.last_id < 0 or (session.is_rllink and not session.waits)
+            if session.connection is None and is_over:
                 self._end_session(session)
 
     def _end_session(self, session: Session) -> None:
@@ -459,7 +475,7 @@ class PolicyServer:
         connection.is_ending = True
         connection.read.clear()
         with contextlib.suppress(OSError):
-            self._send(connection, pack_message({"type": "error", "code": code, "message": message}))
+            self._send(connection, connection.pack({"type": "error", "code": code, "message": message}))
 
     def _close(self, connection: Connection) -> None:
         if connection in self._connections:
@@ -481,10 +497,12 @@ class PolicyServer:
                 self._close(connection)
         for session in [*self.sessions.values()]:
             if session.left_s is not None:
-                if now - session.left_s > settings.reconnect_timeout_s:
+                if session.is_rllink and not session.waits:
+                    self._end_session(session)
+                elif now - session.left_s > settings.reconnect_timeout_s:
                     log.warning("policy server: client %s did not come back; its episodes are dropped.", session.name)
                     self._end_session(session)
-            elif not session.waits and now - session.heard_s > settings.client_timeout_s:
+            elif not (session.waits or session.is_rllink) and now - session.heard_s > settings.client_timeout_s:
                 assert session.connection is not None
                 session.connection.opened_s = now  # it may take a moment to read why
                 silent = f"it was silent for client_timeout_s={settings.client_timeout_s:g} seconds."
@@ -507,10 +525,12 @@ class PolicyServer:
     def _answer(self, session: Session, message: Mapping[str, Any]) -> None:
         if session.id_ not in self.sessions:
             return
-        session.answer, session.waits, session.heard_s = pack_message(message), False, self._now_s
-        if (connection := session.connection) is not None:
+        connection = session.connection
+        pack = pack_message if connection is None else connection.pack
+        session.answer, session.waits, session.heard_s = pack(message), False, self._now_s
+        if connection is not None:
             self._send(connection, session.answer)
-            self._read_messages(connection)  # the client may have sent more
+            connection.reader(connection)  # the client may have sent more
 
     def _send(self, connection: Connection, data: bytes) -> None:
         connection.unsent += data
@@ -552,7 +572,7 @@ class PolicyServer:
         """Say bye to all clients, and stop listening."""
         for connection in [*self._connections]:
             with contextlib.suppress(OSError, ssl.SSLError):
-                self._send(connection, pack_message({"type": "bye", "message": "the training is over"}))
+                self._send(connection, connection.pack({"type": "bye", "message": "the training is over"}))
         ends_s = time.monotonic() + CLOSE_S
         while any(connection.unsent for connection in self._connections) and time.monotonic() < ends_s:
             for key, _ in self._selector.select(0.05):
