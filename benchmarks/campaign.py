@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--cells", default="", help="text that the names of the cells hold; several separated by commas"
     )
+    parser.add_argument("--engines", default=",".join(ENGINES), help="run trials of these only, separated by commas")
     parser.add_argument("--trial", type=int, help="repeat one trial of the schedule, and keep its files")
     parser.add_argument("--jobs", type=int, default=2, help="trials at a time")
     parser.add_argument("--output", type=Path, default=RESULTS_FILE)
@@ -65,7 +66,10 @@ def main() -> int:
     if options.trial is not None:
         planned = [planned[options.trial]]
         options.output, options.keep = home / "one.jsonl", True
-    lines = Campaign(options.seed, options.jobs, options.output, Setup(home, keeps=options.keep)).run(planned)
+    engines = options.engines.split(",")
+    if unknown := set(engines) - set(ENGINES):
+        parser.error(f"unknown engines {sorted(unknown)}: there are {list(ENGINES)}")
+    lines = Campaign(options.seed, options.jobs, options.output, Setup(home, keeps=options.keep)).run(planned, engines)
     page = options.page or (PAGE if not options.cells and options.trial is None else None)
     if page is not None:
         write_page(page, lines)
@@ -96,11 +100,11 @@ class Campaign:
         for point in (point for points in POINTS.values() for point in points):
             importlib.import_module(point.partition(":")[0])
 
-    def run(self, planned: Sequence[tuple[int, Cell]]) -> list[Line]:
-        """Run the trials of which there is no result, and return all results."""
+    def run(self, planned: Sequence[tuple[int, Cell]], engines: Sequence[str] = ENGINES) -> list[Line]:
+        """Run the trials of these engines of which there is no result, and return all results."""
         done = {(line["trial"], line["cell"]) for line in self.lines}
         missing = [(number, cell) for number, cell in planned if (number, cell.name) not in done]
-        for engine in ENGINES:
+        for engine in engines:
             of_engine = [(number, cell) for number, cell in missing if cell.engine == engine]
             if of_engine:
                 self.run_engine(engine, of_engine)

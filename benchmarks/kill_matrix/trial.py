@@ -103,7 +103,8 @@ class Trial:
         fault = draw_env_fault(cell, rng) if rng is not None and cell.in_env else None
         config = settings(cell, seed, self.record, fault)
         if rng is None:
-            config["environment"]["env_config"]["until"]["counted"] = ""
+            # Not longer where a runner is slow to start: moments of faults are drawn from what any run reaches.
+            config["environment"]["env_config"]["until"] |= {"counted": "", "healthy": 0, "evaluation_healthy": 0}
         (home / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self.attempts: list[Attempt] = []
         self.spared: set[int] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from corral import ExternalEnv, PPOConfig
 from corral.config.config import AlgorithmConfig
+from corral.episodes.rollout import Rollout
 from corral.runners.runner import EnvRunner
-from corral.serving.client import PolicyClient, ServerStopped
+from corral.serving.client import HEADER, PolicyClient, ServerStopped, pack_message
 
 OBS = {"type": "Box", "shape": [4], "low": "-inf", "high": "inf", "dtype": "float32"}
 ACTIONS = {"type": "Discrete", "n": 3, "start": 0, "dtype": "int64"}
@@ -62,6 +65,59 @@ class Step:
     next_obs: tuple[float, ...]
 
 
+def steps_of(rollout: Rollout) -> list[tuple[int, Step]]:
+    """Return lane and transition of each valid step, read from the columns alone."""
+    found = []
+    for t, lane in np.argwhere(rollout.valid).tolist():
+        found.append(
+            (
+                lane,
+                Step(
+                    tuple(rollout.obs[t, lane].tolist()),
+                    int(rollout.actions[t, lane]),
+                    float(rollout.rewards[t, lane]),
+                    bool(rollout.terminated[t, lane]),
+                    bool(rollout.truncated[t, lane]),
+                    tuple(rollout.obs[t + 1, lane].tolist()),
+                ),
+            )
+        )
+    return found
+
+
+class Stranger:
+    """A client that knows only the page of the protocol."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), 30)
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.socket.sendall(pack_message(message))
+
+    def ask(self, data: bytes) -> bytes:
+        """Send bytes, and return the frame of the answer."""
+        self.socket.sendall(data)
+        return self._read_frame()
+
+    def read(self) -> dict[str, Any]:
+        """Return the next message."""
+        message: dict[str, Any] = msgpack.unpackb(self._read_frame()[HEADER.size :])
+        return message
+
+    def _read_frame(self) -> bytes:
+        head = self._read(HEADER.size)
+        return head + self._read(*HEADER.unpack(head))
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            assert part, "the server closed the connection"
+            data += part
+        return data
+
+
 @dataclass
 class Simulator:
     """Plays episodes of random lengths in some envs; each of its observations is another one.
@@ -75,6 +131,11 @@ class Simulator:
     num_envs: int = 1
     pause_s: float = 0.0
     max_steps: int = 10**9
+    acts_locally: bool = False
+    steps_per_message: int = 5
+    every_env: bool = False
+    breaks_every: int = 10**9  # messages after which the connection breaks
+    num_breaks: int = 0
     episodes: dict[tuple[int, int], list[Step]] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
     error: BaseException | None = None
@@ -95,7 +156,9 @@ class Simulator:
 
     def _run(self) -> None:
         try:
-            with PolicyClient(self.address, self.num_envs, name=f"simulator {self.number}") as client:
+            local: Any = {"acts_locally": True, "steps_per_message": self.steps_per_message, "seed": self.number}
+            settings = local if self.acts_locally else {}
+            with PolicyClient(self.address, self.num_envs, name=f"simulator {self.number}", **settings) as client:
                 self.play(client)
         except ServerStopped:
             pass
@@ -108,9 +171,13 @@ class Simulator:
     def play(self, client: PolicyClient) -> None:
         self._episode, self._t = [0] * self.num_envs, [0] * self.num_envs
         actions = {env: int(action) for env, action in enumerate(client.begin(self._all(range(self.num_envs))))}
-        for _ in range(self.max_steps):
+        for number in range(1, 1 + self.max_steps):
             time.sleep(self.pause_s)
-            chosen = [env for env in range(self.num_envs) if self._rng.random() < 0.7] or [0]
+            if number % self.breaks_every == 0:
+                client._socket.shutdown(socket.SHUT_RDWR)
+                self.num_breaks += 1
+            share = 1.0 if self.every_env else 0.7
+            chosen = [env for env in range(self.num_envs) if self._rng.random() < share] or [0]
             entries: dict[str, list[Any]] = {name: [] for name in ("envs", "obs", "rewards", "begins")}
             flags: dict[str, list[bool]] = {"terminated": [], "truncated": []}
             asking = []

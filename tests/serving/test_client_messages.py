@@ -17,12 +17,13 @@ from corral.serving.client import pack_array, unpack_array
 from corral.serving.messages import read_entries, read_message
 
 BOX, PICKS = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=1)
+OUTPUTS = spaces.Box(-np.inf, np.inf, (3,))
 DICT = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "speed": BOX})
 
 
 def read(message: dict[str, Any], num_envs: int = 4, obs: Any = BOX, actions: Any = PICKS) -> Any:
     found = read_message(msgpack.packb(message))
-    return read_entries(found, num_envs, space_tree(obs), space_tree(actions))
+    return read_entries(found, num_envs, space_tree(obs), space_tree(actions), OUTPUTS)
 
 
 def steps(**fields: Any) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def damaged_reads(seed: int, count: int) -> int:
         try:
             message = read_message(bytes(body))
             if message["type"] == "steps":
-                found = read_entries(message, 4, space_tree(DICT), space_tree(PICKS))
+                found = read_entries(message, 4, space_tree(DICT), space_tree(PICKS), OUTPUTS)
                 assert all(np.isfinite(leaf).all() for leaf in found.obs.values())
                 assert np.isfinite(found.rewards).all() and len(found.rewards) == len(found.envs)
         except ClientMessageError:

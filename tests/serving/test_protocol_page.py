@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces
+from simulators import Stranger
 
 from corral.serving import client, messages, server
 from corral.serving.client import HEADER, pack_message, unpack_array
@@ -20,6 +20,7 @@ from corral.serving.server import PolicyServer, ServerSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy-server-protocol.md").read_text(encoding="utf-8")
 SPACES = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+OUTPUTS = spaces.Box(-np.inf, np.inf, (2,))
 
 
 def read_examples() -> dict[str, bytes]:
@@ -59,28 +60,6 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyServer]:
     made.close()
 
 
-class Stranger:
-    """A client that knows only the page."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), 30)
-
-    def ask(self, data: bytes) -> bytes:
-        """Send bytes, and return the frame of the answer."""
-        self.socket.sendall(data)
-        head = self._read(HEADER.size)
-        return head + self._read(*HEADER.unpack(head))
-
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self.socket.recv(size - len(data))
-            assert part, "the server closed the connection"
-            data += part
-        return data
-
-
 def test_page_has_the_examples() -> None:
     assert list(EXAMPLES) == ["hello", "welcome", "steps", "actions", "end", "error"]
 
@@ -108,7 +87,7 @@ def test_wrong_token_gets_the_error_of_the_page(listening: PolicyServer) -> None
 
 def test_values_of_the_examples_are_those_of_the_text() -> None:
     begin, end = (
-        messages.read_entries(messages.read_message(body(name)), 1, messages_space(SPACES[0]), SPACES[1])
+        messages.read_entries(messages.read_message(body(name)), 1, messages_space(SPACES[0]), SPACES[1], OUTPUTS)
         for name in ("steps", "end")
     )
     assert (begin.obs.tolist(), begin.begins.tolist()) == ([[0.5, -1]], [True])

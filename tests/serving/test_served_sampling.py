@@ -8,34 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulators import Simulator, Step, address_of, end, runner_of, served
+from simulators import Simulator, Step, address_of, end, runner_of, served, steps_of
 
 from corral import DQNConfig
-from corral.episodes.rollout import Rollout
 from corral.modules.inference import RowStates
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.serving.client import ClientError, PolicyClient
-
-
-def steps_of(rollout: Rollout) -> list[tuple[int, Step]]:
-    """Return lane and transition of each valid step, read from the columns alone."""
-    found = []
-    for t, lane in np.argwhere(rollout.valid).tolist():
-        found.append(
-            (
-                lane,
-                Step(
-                    tuple(rollout.obs[t, lane].tolist()),
-                    int(rollout.actions[t, lane]),
-                    float(rollout.rewards[t, lane]),
-                    bool(rollout.terminated[t, lane]),
-                    bool(rollout.truncated[t, lane]),
-                    tuple(rollout.obs[t + 1, lane].tolist()),
-                ),
-            )
-        )
-    return found
 
 
 def test_the_columns_hold_what_simulators_of_different_paces_did() -> None:

@@ -38,6 +38,7 @@ class ActionDistribution(ABC):
     Attributes:
         num_inputs: Width D of `dist_inputs`.
         num_noise: Width of the noise for one sample.
+        num_uniform: Width of the uniform numbers for one sample in an exported graph.
         action_shape: Shape of one module action.
         action_dtype: Dtype of module actions in the columns.
         log_std_columns: Columns of `dist_inputs` that hold log standard deviations; none by default.
@@ -45,6 +46,7 @@ class ActionDistribution(ABC):
 
     num_inputs: int
     num_noise: int
+    num_uniform: int = 0
     action_shape: tuple[int, ...]
     action_dtype: np.dtype[Any]
     log_std_columns: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -87,6 +89,20 @@ class ActionDistribution(ABC):
     def env_mode(self, dist_inputs: Tensor) -> Tree:
         """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
 
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        """Return inputs `[B, D]` whose mode is a sample, in torch operations, so that an exported graph can hold them.
+
+        Args:
+            dist_inputs: Outputs of the policy, `[B, D]`.
+            uniform: Numbers drawn uniformly from (0, 1), `[B, num_uniform]`.
+            spread: Factor of the noise, `[]`: 1 is a sample of the distribution, and 0 its mode.
+        """
+        raise TypeError(f"{type(self).__name__} has no method drawn_inputs(dist_inputs, uniform, spread).")
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        """Return inputs `[B, D]` whose mode is drawn uniformly from the legal actions; see `drawn_inputs`."""
+        raise TypeError(f"{type(self).__name__} has no method random_inputs(dist_inputs, uniform).")
+
     @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probability (or log-density) `[B]` of module actions."""
@@ -105,7 +121,7 @@ class Categorical(ActionDistribution):
 
     def __init__(self, space: spaces.Discrete) -> None:
         """Make the distribution of a Discrete space; module actions start at 0, whatever the `start` of the space."""
-        self.num_inputs = self.num_noise = int(space.n)
+        self.num_inputs = self.num_noise = self.num_uniform = int(space.n)
         self.action_shape = ()
         self.action_dtype = np.dtype(np.int64)
         self._start, self._env_dtype = int(space.start), space.dtype
@@ -138,6 +154,12 @@ class Categorical(ActionDistribution):
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return (dist_inputs.argmax(-1) + self._start).to(_torch_dtype(self._env_dtype))
 
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        return dist_inputs + spread * _torch_gumbel(uniform)
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        return _torch_gumbel(uniform) + ILLEGAL * (dist_inputs <= ILLEGAL / 2)
+
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
 
@@ -154,7 +176,7 @@ class MultiCategorical(ActionDistribution):
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         """Make the distribution of a MultiDiscrete space of any shape."""
         self.sizes = [int(n) for n in space.nvec.reshape(-1)]
-        self.num_inputs = self.num_noise = sum(self.sizes)
+        self.num_inputs = self.num_noise = self.num_uniform = sum(self.sizes)
         self.action_shape = tuple(space.nvec.shape)
         self.action_dtype = np.dtype(np.int64)
         self._start, self._env_dtype = space.start.astype(np.int64), space.dtype
@@ -189,6 +211,8 @@ class MultiCategorical(ActionDistribution):
         shifted = picks.reshape(-1, *self.action_shape) + torch.from_numpy(self._start)
         return shifted.to(_torch_dtype(self._env_dtype))
 
+    drawn_inputs, random_inputs = Categorical.drawn_inputs, Categorical.random_inputs  # of logits, too
+
     def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(dist_inputs, self.sizes, dim=-1)
 
@@ -212,7 +236,7 @@ class Bernoulli(ActionDistribution):
     def __init__(self, space: spaces.MultiBinary) -> None:
         """Make the distribution of a MultiBinary space of any shape."""
         self.action_shape = tuple(space.shape)
-        self.num_inputs = self.num_noise = math.prod(self.action_shape)
+        self.num_inputs = self.num_noise = self.num_uniform = math.prod(self.action_shape)
         self.action_dtype = np.dtype(np.int8)
         self._env_dtype = space.dtype
 
@@ -239,6 +263,12 @@ class Bernoulli(ActionDistribution):
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return (dist_inputs > 0).to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
+
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        return dist_inputs + spread * self.random_inputs(dist_inputs, uniform)
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        return uniform.log() - (1 - uniform).log()
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         signs = actions.reshape(dist_inputs.shape) * 2 - 1
@@ -276,7 +306,7 @@ class DiagGaussian(ActionDistribution):
         """
         self.action_shape = tuple(space.shape)
         self.num_noise = math.prod(self.action_shape)
-        self.num_inputs = 2 * self.num_noise
+        self.num_inputs = self.num_uniform = 2 * self.num_noise
         self.log_std_columns = np.arange(self.num_noise, self.num_inputs)
         self.action_dtype = np.dtype(np.float32)
         self._env_dtype = space.dtype
@@ -335,6 +365,19 @@ class DiagGaussian(ActionDistribution):
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(self._split(dist_inputs)[0])
 
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        mean, log_std = self._split(dist_inputs)
+        return torch.cat([mean + spread * log_std.exp() * _torch_normal(uniform), log_std], -1)
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        return torch.cat([self._random_mean(uniform), self._split(dist_inputs)[1]], -1)
+
+    def _random_mean(self, uniform: Tensor) -> Tensor:
+        """Return what `random` draws, `[B, d]`, from uniform numbers `[B, 2d]`."""
+        low, high = (torch.from_numpy(end.reshape(-1).astype(np.float32)) for end in self._ends)
+        even = low + (high - low) * uniform[:, : self.num_noise]
+        return torch.where(torch.from_numpy(self._is_finite.reshape(-1)), even, _torch_normal(uniform))
+
     def _scaled(self, actions: Tensor) -> Tensor:
         """Return module actions `[B, d]` as env actions `[B, ...]`."""
         scale, offset, low, high = (
@@ -378,6 +421,15 @@ class Deterministic(DiagGaussian):
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(dist_inputs)
+
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        """Return the actions with Gaussian noise of standard deviation `spread`, within the bounds."""
+        bounded = torch.from_numpy(self._bounded.reshape(-1))
+        actions = torch.where(bounded, dist_inputs.clamp(-1, 1), dist_inputs) + spread * _torch_normal(uniform)
+        return torch.where(bounded, actions.clamp(-1, 1), actions)
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        return self._random_mean(uniform)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -_infinite_where((actions.reshape(dist_inputs.shape) != dist_inputs).any(-1))
@@ -429,6 +481,9 @@ class SquashedGaussian(DiagGaussian):
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(self._split(dist_inputs)[0].tanh())
+
+    def _random_mean(self, uniform: Tensor) -> Tensor:
+        return super()._random_mean(uniform).clamp(-_NEARLY_1, _NEARLY_1).arctanh()
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         flat = actions.reshape(actions.shape[0], -1)
@@ -497,6 +552,20 @@ def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)  # a 0 would become infinite
     noise: FloatArray = -np.log(exponential)
     return noise
+
+
+def _torch_gumbel(uniform: Tensor) -> Tensor:
+    """Return standard Gumbel noise for numbers drawn uniformly from (0, 1)."""
+    return -(-uniform.log()).log()
+
+
+def _torch_normal(uniform: Tensor) -> Tensor:
+    """Return standard normal noise `[B, d]` for uniform numbers `[B, 2d]`.
+
+    Source: Box and Muller 1958, doi:10.1214/aoms/1177706645.
+    """
+    radius, angle = uniform.chunk(2, dim=-1)
+    return (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
 
 
 def action_distribution(space: spaces.Space[Any], action_bounds: str = "clip") -> ActionDistribution:

@@ -54,6 +54,7 @@ class Joint(ActionDistribution):
         self._noise = _slices([part.num_noise for part in self.parts])
         self._actions = _slices([math.prod(part.action_shape) for part in self.parts])
         self.num_inputs, self.num_noise = self._inputs[-1].stop, self._noise[-1].stop
+        self.num_uniform = sum(part.num_uniform for part in self.parts)
         self.action_shape = (self._actions[-1].stop,)
         self.action_dtype = np.result_type(np.int64, *(part.action_dtype for part in self.parts))
         if self.action_dtype.kind == "f":
@@ -130,6 +131,22 @@ class Joint(ActionDistribution):
             found.append(part.env_mode(inputs))
             chosen.append(inputs.argmax(-1))  # only read where the part is Discrete
         return self._nested(iter(found))
+
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        """Return inputs whose mode is a sample; of a part, all rows get the same noise, because one of them counts."""
+        return self._change(dist_inputs, uniform, lambda part, inputs, own: part.drawn_inputs(inputs, own, spread))
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        """Return inputs whose mode is drawn uniformly."""
+        return self._change(dist_inputs, uniform, lambda part, inputs, own: part.random_inputs(inputs, own))
+
+    def _change(self, dist_inputs: Tensor, uniform: Tensor, change: Callable[..., Tensor]) -> Tensor:
+        """Return the inputs after a function of a part, its inputs and its uniform numbers changed each row."""
+        numbers = torch.split(uniform, [part.num_uniform for part in self.parts], dim=-1)
+        found = []
+        for part, columns, own in zip(self.parts, self._inputs, numbers, strict=True):
+            found += [change(part, row, own) for row in torch.split(dist_inputs[:, columns], part.num_inputs, dim=-1)]
+        return torch.cat(found, -1)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         chosen: list[Tensor] = []

@@ -55,7 +55,7 @@ def export_policy(policy: Policy, file: Path) -> Path:
         data = save(module_weights(policy.module))
     else:
         policy.module.silence_noise()
-        with _quiet():
+        with quiet():
             program = _program(policy)
             data = (_onnx_bytes if suffix == ".onnx" else _pt2_bytes)(program, policy)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def _pt2_bytes(program: ExportedProgram, policy: Policy) -> bytes:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Leave out what torch's exporter says about itself and about packages that are not needed."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level

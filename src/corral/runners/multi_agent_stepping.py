@@ -128,7 +128,7 @@ class MultiAgentStepping(Stepping):
         self._log_agent_returns([])
         return are_lost
 
-    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
+    def get_metrics(self, timestep: int) -> dict[Any, float]:
         """Return the numbers of the explorations, by key: `("exploration", module_id, name)`."""
         return {
             ("exploration", module_id, name): value

@@ -178,8 +178,9 @@ class EnvRunner(Viewable):
         actors = self.actors.values()
         # Evaluation changes no statistics.
         self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
-        self._has_exploration_metrics = any(overrides_method(actor.exploration, "get_metrics") for actor in actors)
-        names = self.stepping.get_exploration_metrics(self._timestep)
+        explore = any(overrides_method(actor.exploration, "get_metrics") for actor in actors)
+        self._has_metrics = explore or self.stepping.HAS_METRICS
+        names = self.stepping.get_metrics(self._timestep)
         self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)  # now, so that user code cannot take the names
 
     def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
@@ -522,8 +523,8 @@ class EnvRunner(Viewable):
         if self._unlogged is not None:
             (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
             log_counts(self._metrics, [num_env_steps], [num_episodes])
-            if self._has_exploration_metrics:
-                numbers = self.stepping.get_exploration_metrics(self._timestep)
+            if self._has_metrics:
+                numbers = self.stepping.get_metrics(self._timestep)
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
     def log_later(self, num_env_steps: int) -> None:

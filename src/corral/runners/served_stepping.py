@@ -7,6 +7,7 @@ slow costs the others nothing. Observations that come when a sample is over wait
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,25 +15,29 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from corral.core.action_masks import NO_LEGAL_ACTION
+from corral.core.action_masks import NO_LEGAL_ACTION, first_illegal, legal_actions
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
 from corral.episodes.infos import Infos
 from corral.episodes.rollout import EpisodeCarry, Rollout
 from corral.episodes.served_rollout import ServedRollout, ServedSteps
+from corral.errors import CorralError
 from corral.runners.lanes import Lanes
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import Episodes, SampleMode, make_mode
 from corral.runners.served_events import ServedEvents
 from corral.runners.stepping import Stepping
+from corral.serving.client import pack_message
 from corral.serving.messages import Entries
 
 if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
     from corral.runners.runner import EnvRunner
+    from corral.serving.policy_file import PolicyFile
     from corral.serving.server import PolicyServer, Session
 
 WAIT_S = 0.2
@@ -44,11 +49,13 @@ class Wave:
     """What clients report in one row: at most one step of a seat, and one episode that begins there.
 
     Attributes:
-        entries: Entries whose `envs` are seats.
+        entries: Entries whose `envs` are seats; the actions of clients that acted themselves are in `acted`.
+        acted: Entries of these clients, one for each.
         session_ends: Sessions whose latest message has no later waves, with the seats that want an action, in order.
     """
 
     entries: Entries
+    acted: list[Entries]
     session_ends: list[tuple[Session, NDArray[np.int64]]]
 
 
@@ -107,6 +114,7 @@ class ServedStepping(Stepping):
     """
 
     RESETS_AFTER_CUT = False
+    HAS_METRICS = True
 
     lanes: ServedLanes
 
@@ -120,7 +128,11 @@ class ServedStepping(Stepping):
         self._waves: deque[Wave] = deque()
         self._owed: list[tuple[Session, NDArray[np.int64]]] = []
         self._own = np.zeros(num_seats, np.bool_)  # seats whose client took its action itself
-        self._has_begun = False
+        self._by_policy = np.zeros(num_seats, np.bool_)  # those of them that drew it with the policy they were sent
+        self._versions = np.zeros(num_seats, np.int64)  # of the weights with which they did
+        self._policy_file: PolicyFile | None = None
+        self._policy_message: tuple[Any, bytes] | None = None  # the latest one, and what it is made of
+        self._lags = _Lags()
 
     @property
     def _server(self) -> PolicyServer:
@@ -148,12 +160,21 @@ class ServedStepping(Stepping):
             history=actor.history,
         )
         self._obs: Tree = map_tree(lambda space: blank_array(space, num_seats, 1), self.host.space)
-        self._own_actions = np.zeros((num_seats, *actor.distribution.action_shape), actor.distribution.action_dtype)
-        self._env_actions: Tree = map_tree(np.array, actor.distribution.to_env(self._own_actions))
+        distribution = actor.distribution
+        self._own_actions = np.zeros((num_seats, *distribution.action_shape), distribution.action_dtype)
+        self._own_outputs = np.zeros((num_seats, distribution.num_inputs), np.float32)
+        self._server.output_space = Box(-np.inf, np.inf, (distribution.num_inputs,))
+        self._policy_file = self._policy_message = None
+        self._env_actions: Tree = map_tree(np.array, distribution.to_env(self._own_actions))
 
-    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the exploration."""
-        return dict(self._actor.exploration.get_metrics(timestep))
+    def get_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the exploration, and of the clients."""
+        return {
+            **self._actor.exploration.get_metrics(timestep),
+            "num_clients": float(len(self._server.sessions)),
+            "num_episodes_dropped_by_clients": float(self._server.num_dropped),
+            **self._lags.take(),
+        }
 
     def make_events(self) -> ServedEvents:
         """Return what fires the events of the episodes."""
@@ -200,7 +221,8 @@ class ServedStepping(Stepping):
             began = clock()
             if np.count_nonzero(self.lanes.acts):
                 self._act(timestep, explore, random_actions)
-            self._answer()
+            if self._server.lacking or self._owed:
+                self._answer(timestep, explore, random_actions)
             inferred = clock()
             wave, dropped = self._next_wave()
             arrived = clock()
@@ -228,8 +250,10 @@ class ServedStepping(Stepping):
 
     def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the seats that wait for one."""
-        actor, lanes = self._actor, self.lanes
-        if actor.is_heuristic and not random_actions:
+        actor, lanes, own = self._actor, self.lanes, self._own
+        if np.count_nonzero(self._by_policy) == np.count_nonzero(lanes.acts):
+            actions, outputs, logp = self._own_actions, self._own_outputs, None
+        elif actor.is_heuristic and not random_actions:
             actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
         else:
             actor.row_distribution.acts = lanes.acts
@@ -242,19 +266,43 @@ class ServedStepping(Stepping):
                 acts=lanes.acts,
             )
         actions = np.asarray(actions)
-        if np.count_nonzero(self._own):
-            actions = np.where(_like(self._own, actions), self._own_actions, actions)
-            logp = None if logp is None else np.where(self._own, np.nan, logp)
-            self._own[:] = False
+        if np.count_nonzero(own):
+            actions = np.where(_like(own, actions), self._own_actions, actions)
+            outputs = np.where(self._by_policy[:, None], self._own_outputs, outputs)
+            logp = None if logp is None else np.where(own, np.nan, logp)
+            self._lags.note(self.runner.weights_version - self._versions[self._by_policy])
+            own[:] = self._by_policy[:] = False
         acting = lanes.act(actions, outputs, logp)
         env_actions = actor.distribution.to_env(actions)
         map_tree(lambda here, now: here.__setitem__(acting, now[acting]), self._env_actions, env_actions)
 
-    def _answer(self) -> None:
-        """Send the actions to the clients that wait for them."""
-        owed, self._owed = self._owed, []
+    def _answer(self, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Send the actions to the clients that wait for them, and the policy to those that act by it."""
+        server, owed = self._server, self._owed
+        lacking, self._owed, server.lacking = server.lacking, [], []
+        for session in (*lacking, *(session for session, _ in owed if session.wants_policy)):
+            self._send_policy(session, timestep, explore, random_actions)
         for session, seats in owed:
-            self._server.answer(session, map_tree(lambda leaf, seats=seats: leaf[seats], self._env_actions))
+            server.answer(session, map_tree(lambda leaf, seats=seats: leaf[seats], self._env_actions))
+
+    def _send_policy(self, session: Session, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Send a client the policy of now, if it has another one."""
+        server = self._server
+        try:
+            if self._policy_file is None:
+                from corral.serving.policy_file import PolicyFile
+
+                self._policy_file = PolicyFile(self._actor)
+        except CorralError as error:
+            server.refuse_policy(session, str(error))
+            return
+        noise = self._policy_file.describe(timestep=timestep, explore=explore, random_actions=random_actions)
+        if server.needs_policy(session, policy := (server.weights_version, *noise)):
+            if self._policy_message is None or self._policy_message[0] != policy:
+                fields = {"num_uniform": self._policy_file.num_uniform, "model": self._policy_file.write(*noise)}
+                message = {"type": "policy", "weights_version": server.weights_version, **fields}
+                self._policy_message = policy, pack_message(message)
+            server.send_policy(session, *self._policy_message)
 
     # What clients report.
 
@@ -265,6 +313,7 @@ class ServedStepping(Stepping):
             gone = np.array(received.dropped)
             for wave in self._waves:
                 wave.entries = _without(wave.entries, gone)
+                wave.acted = [_without(part, gone) for part in wave.acted]
         self._waves.extend(self._waves_of(received.entries))
         while self._waves:
             wave = self._waves.popleft()
@@ -285,18 +334,14 @@ class ServedStepping(Stepping):
                     waves.append([])
                     ends.append([])
                 waves[index].append(part)
-            is_over = entries.terminated | entries.truncated
-            wants = ~is_over if entries.actions is None else np.zeros(len(entries), np.bool_)
+            wants = np.zeros(len(entries), np.bool_) if entries.is_acted else ~entries.ends
             ends[len(parts) - 1].append((session, entries.envs[wants]))
         for parts, sessions in zip(waves, ends, strict=True):
-            asked, told = ([part for part in parts if (part.actions is None) == asks] for asks in (True, False))
-            if asked and told:  # the clients that took their actions themselves come one wave later
-                yield Wave(_join(asked), [])
-            yield Wave(_join(told or asked), sessions)
+            yield Wave(_join(parts), [part for part in parts if part.is_acted], sessions)
 
     def _is_sound(self, session: Session, entries: Entries) -> bool:
         """Return whether a message can be used; a client that sends another one is cut off."""
-        actor = self._actor
+        actor, acts = self._actor, ~entries.ends
         problem = ""
         if entries.actions is not None and self.runner.config.ON_POLICY:
             problem = (
@@ -304,12 +349,23 @@ class ServedStepping(Stepping):
                 "off-policy algorithm such as DQN or SAC."
             )
         elif actor.has_action_mask:
-            acts = ~(entries.terminated | entries.truncated)
             if (stuck := actor.first_without_choice(entries.obs, acts)) is not None:
                 problem = f"steps.obs[{stuck}]: {NO_LEGAL_ACTION}."
+            elif entries.is_acted and (illegal := self._first_illegal(entries)) is not None:
+                problem = f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
         if problem:
             self._server.cut_off(session, problem)
         return not problem
+
+    def _first_illegal(self, entries: Entries) -> int | None:
+        """Return the first entry whose client took an action that the mask of its observation does not allow."""
+        legal = legal_actions(entries.obs) | entries.ends[:, None]  # an entry that ended has no action
+        return first_illegal(legal, self._actor.action_space, self._actions_of(entries))
+
+    def _actions_of(self, entries: Entries) -> NDArray[Any]:
+        """Return the module actions that a client took itself, `[K, ...]`."""
+        distribution = self._actor.distribution
+        return distribution.from_env(entries.actions) if entries.draws is None else distribution.mode(entries.draws)
 
     def _apply(self, rollout: ServedSteps, row: int, wave: Wave) -> int:
         """Write what a wave reports, and return the number of steps."""
@@ -329,13 +385,15 @@ class ServedStepping(Stepping):
                 self._stale[seats] = ~begun.counts
             rollout.begun += [(row, seat) for seat in seats[~self._stale[seats]].tolist()]
             self._receive(begun)
+        for part in wave.acted:
+            self._note_actions(part)
         if entries.infos is not None and self.runner.keeps_infos:
             pairs = zip(entries.envs.tolist(), entries.infos, strict=True)
             rollout.info_rows[row + 1] = Infos({seat: info for seat, info in pairs if info})
         return len(steps)
 
     def _apply_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
-        seats, ends = steps.envs, steps.terminated | steps.truncated
+        seats, ends = steps.envs, steps.ends
         self._receive(steps)
         rollout.rewards[row, seats] = steps.rewards
         rollout.terminated[row, seats], rollout.truncated[row, seats] = steps.terminated, steps.truncated
@@ -354,9 +412,16 @@ class ServedStepping(Stepping):
         observed[seats, 0], rewards[seats, 0] = True, entries.rewards
         terminated[seats, 0], truncated[seats, 0] = entries.terminated, entries.truncated
         self.lanes.receive(self._obs, observed, rewards, terminated, truncated, terminated | truncated)
-        if entries.actions is not None:
-            self._own[seats] = ~(entries.terminated | entries.truncated)
-            self._own_actions[seats] = self._actor.distribution.from_env(entries.actions)
+
+    def _note_actions(self, entries: Entries) -> None:
+        """Note the actions that a client took itself."""
+        acts = ~entries.ends
+        seats = entries.envs[acts]
+        self._own[seats] = True
+        self._own_actions[seats] = self._actions_of(entries)[acts]
+        if entries.outputs is not None:
+            self._by_policy[seats], self._own_outputs[seats] = True, entries.outputs[acts]
+            self._versions[seats] = entries.weights_version
 
     def _drop(self, rollout: ServedSteps, row: int, seats: list[int]) -> None:
         """Forget the episodes of clients that left."""
@@ -366,7 +431,7 @@ class ServedStepping(Stepping):
             self.lanes.drop(seat)
             if not self._stale[seat]:
                 rollout.broken.append((row, seat))
-            self._in_episode[seat] = self._stale[seat] = self._own[seat] = False
+            self._in_episode[seat] = self._stale[seat] = self._own[seat] = self._by_policy[seat] = False
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete the rollout of the lanes, which keep the latest observations and the steps that are open."""
@@ -394,6 +459,28 @@ class ServedStepping(Stepping):
         """Do nothing."""
 
 
+class _Lags:
+    """By how many updates the weights of clients that act themselves are older than the newest ones."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._max = 0, 0, 0
+
+    def note(self, lags: NDArray[np.int64]) -> None:
+        """Count the lags of some actions, int64 `[K]`."""
+        if len(lags):
+            self._count, self._sum = self._count + len(lags), self._sum + int(lags.sum())
+            self._max = max(self._max, int(lags.max()))
+
+    def take(self) -> dict[str, float]:
+        """Return mean and maximum since the last call, NaN if no client acted itself."""
+        numbers = (self._sum / self._count, float(self._max)) if self._count else (math.nan, math.nan)
+        self._count, self._sum, self._max = 0, 0, 0
+        return dict(zip(("policy_lag_mean", "policy_lag_max"), numbers, strict=True))
+
+
+_COLUMNS = [field.name for field in fields(Entries) if field.name not in ("infos", "weights_version")]
+
+
 def _like(flags: NDArray[np.bool_], array: NDArray[Any]) -> NDArray[np.bool_]:
     """Return flags `[N]` with as many axes as an array `[N, ...]`."""
     return flags.reshape(-1, *[1] * (array.ndim - 1))
@@ -406,10 +493,10 @@ def _take(entries: Entries, index: NDArray[Any]) -> Entries:
         infos = [infos[i] for i in np.arange(len(entries))[index].tolist()]
     columns = {
         name: map_tree(lambda leaf: leaf[index], value)
-        for name in (field.name for field in fields(Entries))
-        if name != "infos" and (value := getattr(entries, name)) is not None
+        for name in _COLUMNS
+        if (value := getattr(entries, name)) is not None
     }
-    return Entries(**columns, infos=infos)
+    return Entries(**columns, weights_version=entries.weights_version, infos=infos)
 
 
 def _without(entries: Entries, seats: NDArray[np.int64]) -> Entries:
@@ -417,13 +504,12 @@ def _without(entries: Entries, seats: NDArray[np.int64]) -> Entries:
 
 
 def _join(parts: list[Entries]) -> Entries:
-    """Return the entries of several clients, which all have actions of their own, or none of them has."""
+    """Return the entries of several clients, without actions that they took themselves."""
     if len(parts) == 1:
         return parts[0]
     columns = {
         name: map_tree(lambda *leaf: np.concatenate(leaf), *(getattr(part, name) for part in parts))
-        for name in ("envs", "obs", "rewards", "begins", "terminated", "truncated", "actions")
-        if getattr(parts[0], name) is not None
+        for name in ("envs", "obs", "rewards", "begins", "terminated", "truncated")
     }
     infos, counts = None, None
     if any(part.infos is not None for part in parts):

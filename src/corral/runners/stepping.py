@@ -48,6 +48,9 @@ class Stepping(ABC):
     RESETS_AFTER_CUT: ClassVar[bool] = True
     """Whether all envs are reset after a sample that its time limit cut short: one of them may hang."""
 
+    HAS_METRICS: ClassVar[bool] = False
+    """Whether there is always something in `get_metrics`, and not only if an exploration has numbers."""
+
     make_mode: ClassVar[Callable[..., SampleMode]] = staticmethod(make_mode)
     """Function that returns how far a sample goes."""
 
@@ -71,8 +74,8 @@ class Stepping(ABC):
         """
 
     @abstractmethod
-    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the explorations, by their keys in the result."""
+    def get_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return numbers for the result by their keys, such as those of the explorations."""
 
     @abstractmethod
     def make_events(self) -> EpisodeEvents:
@@ -224,7 +227,7 @@ class SingleAgentStepping(Stepping):
         self._actor = self.make_actor(self.runner.config, spec, action_space, self.host.num_envs)
         self.actors = {DEFAULT_MODULE_ID: self._actor}
 
-    def get_exploration_metrics(self, timestep: int) -> dict[Any, float]:
+    def get_metrics(self, timestep: int) -> dict[Any, float]:
         """Return the numbers of the exploration."""
         return dict(self._actor.exploration.get_metrics(timestep))
 

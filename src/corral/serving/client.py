@@ -8,6 +8,9 @@ A simulator that drives itself asks for its actions:
             obs, rewards, terminated, truncated = ...        # the simulator steps with the actions
             actions = client.step(obs, rewards, terminated, truncated)
 
+With `acts_locally=True`, the server sends the policy, as an ONNX file, and the client chooses the actions itself, for
+which it needs onnxruntime: the same calls return at once, and the steps are sent in larger messages.
+
 The protocol is described on the page "The protocol of the policy server"; `exchange` is one request of it.
 """
 
@@ -36,6 +39,15 @@ HEADER = struct.Struct(">I")
 """What comes before each message: its length in bytes, an unsigned integer of 4 bytes, the highest byte first."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Size of a message that a client accepts; the server says in `welcome` what it accepts."""
+
+MAX_DELAY_S = 1.0
+"""Seconds after which a client that acts itself sends its steps, also if they are few."""
+_ONNX_DTYPES: dict[str, Any] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(bool)": np.bool_,
+    **{f"tensor({name})": np.dtype(name) for sign in ("", "u") for name in (f"{sign}int{n}" for n in (8, 16, 32, 64))},
+}
 
 
 class ClientError(RuntimeError):
@@ -102,6 +114,10 @@ class PolicyClient:
         name: Name of this client in messages of the server.
         retry_s: Seconds for which the client tries to reach a server that does not answer.
         timeout_s: Seconds that the server may take for an answer, in which it may also train.
+        acts_locally: Whether the client chooses the actions itself, by the policy that the server sends.
+        steps_per_message: Steps of each env that a client which acts itself sends at once; it sends fewer of them
+            where they take longer than `MAX_DELAY_S`.
+        seed: Seed of the actions of a client that acts itself; `None` is a random one.
 
     Attributes:
         observation_space: Description of one observation, as the server sent it.
@@ -126,6 +142,9 @@ class PolicyClient:
         name: str = "",
         retry_s: float = 60.0,
         timeout_s: float = 600.0,
+        acts_locally: bool = False,
+        steps_per_message: int = 32,
+        seed: int | None = None,
     ) -> None:
         """Connect."""
         self.address, self.num_envs = address, num_envs
@@ -137,6 +156,7 @@ class PolicyClient:
         self._next_id = 1
         self._max_bytes = MAX_MESSAGE_BYTES
         self.weights_version = 0
+        self._local = _LocalActor(self, steps_per_message, seed) if acts_locally else None
         self._connect()
 
     # Episodes.
@@ -209,6 +229,8 @@ class PolicyClient:
 
     def drop(self, envs: Sequence[int] | None = None) -> None:
         """Give up the unfinished episodes of some envs, of which the server keeps the complete steps."""
+        if self._local is not None:
+            self._local.flush()
         self._request({"type": "drop", "envs": list(self._all(envs))})
 
     def exchange(
@@ -242,7 +264,34 @@ class PolicyClient:
         Returns:
             Actions `[M, ...]` of the entries that did not end and have no action of their own, in their order.
         """
-        message: dict[str, Any] = {"type": "steps", "envs": list(envs), "obs": pack_array(obs)}
+        entries = {"rewards": rewards, "begins": begins, "terminated": terminated, "truncated": truncated}
+        if self._local is not None:
+            if actions is None:
+                return self._local.exchange(envs, obs, **entries, infos=infos, counts=counts)
+            self._local.flush()
+        answer = self._send(envs, obs, **entries, actions=actions, infos=infos, counts=counts)
+        try:
+            self.weights_version = int(answer["weights_version"])
+            return unpack_array(answer["actions"])
+        except Exception as error:
+            raise self._damaged(error) from error
+
+    def _send(
+        self,
+        envs: Sequence[int],
+        obs: Any,
+        *,
+        rewards: Any,
+        begins: Any,
+        terminated: Any,
+        truncated: Any,
+        actions: Any = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+        counts: Any = None,
+        acted: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Send one message `steps`, and return the answer; `acted` are its fields of a client that acts itself."""
+        message: dict[str, Any] = {"type": "steps", "envs": list(envs), "obs": pack_array(obs), **(acted or {})}
         if rewards is not None:
             message["rewards"] = np.asarray(rewards, np.float64).tolist()
         for name, flags in (("begins", begins), ("terminated", terminated), ("truncated", truncated)):
@@ -250,19 +299,18 @@ class PolicyClient:
                 message[name] = np.asarray(flags, np.bool_).tolist()
         if actions is not None:
             message["actions"] = pack_array(actions)
-        if infos is not None:
+        if infos is not None and any(infos):
             message["infos"] = [dict(info) for info in infos]
-        if counts is not None:
+        if counts is not None and not np.all(counts):
             message["counts"] = np.asarray(counts, np.bool_).tolist()
-        answer = self._request(message)
-        try:
-            self.weights_version = int(answer["weights_version"])
-            return unpack_array(answer["actions"])
-        except Exception as error:
-            raise self._damaged(error) from error
+        return self._request(message)
 
     def close(self) -> None:
         """End the session; the server drops episodes that are not over."""
+        if self._local is not None and self._socket is not None:
+            self._retry_s = 0.0
+            with contextlib.suppress(ClientError):
+                self._local.flush()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.sendall(pack_message({"type": "bye"}))
@@ -277,6 +325,8 @@ class PolicyClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the client."""
+        if error is not None and self._local is not None:
+            self._local.forget()  # sending steps may take a while
         self.close()
 
     # Messages.
@@ -323,6 +373,12 @@ class PolicyClient:
         if kind == "bye":
             self._disconnect()
             raise ServerStopped("stopped", message.get("message", "the training is over"))
+        if kind == "policy" and self._local is not None:
+            try:
+                self._local.set_policy(message["model"], message["num_uniform"], message["weights_version"])
+            except Exception as error:  # onnxruntime raises many
+                raise self._damaged(error) from error
+            return self._receive()
         return message
 
     def _damaged(self, error: Exception) -> ClientError:
@@ -348,6 +404,7 @@ class PolicyClient:
                 hello = {"type": "hello", "protocol": PROTOCOL, "num_envs": self.num_envs, "name": self._name}
                 hello |= {"token": self._token} if self._token is not None else {}
                 hello |= {"session": said} if said is not None else {}
+                hello |= {"wants_policy": True} if self._local is not None else {}
                 self._socket.sendall(pack_message(hello))
                 welcome = self._receive()
                 break
@@ -368,6 +425,8 @@ class PolicyClient:
         self.observation_space, self.action_space = welcome["observation_space"], welcome["action_space"]
         self.weights_version = welcome["weights_version"]
         if said is not None and not welcome["resumed"]:
+            if self._local is not None:
+                self._local.forget()
             raise EpisodesLost("lost", f"the server at {self.address} does not know the episodes of this client.")
 
     def _open(self) -> None:
@@ -388,10 +447,89 @@ class PolicyClient:
                 found = self._tls.wrap_socket(found, server_hostname=host)
         self._socket = found
 
+    def receive_policy(self) -> None:
+        """Wait for the first policy, with which a client can act itself."""
+        self._request({"type": "ping"})
+        while self._local is not None and not self._local.has_policy:
+            self._request({"type": "ping"})
+
     def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class _LocalActor:
+    """Chooses the actions of a client by the policy that the server sends, and keeps the steps until they are sent."""
+
+    def __init__(self, client: PolicyClient, steps_per_message: int, seed: int | None) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ImportError(
+                "a client with acts_locally=True needs onnxruntime: run `pip install onnxruntime`"
+            ) from error
+        if steps_per_message < 1:
+            raise ValueError(f"steps_per_message must be at least 1, got {steps_per_message}")
+        self._runtime = onnxruntime
+        self._client, self._steps_per_message = client, steps_per_message
+        self._rng = np.random.default_rng(seed)
+        self._session: Any = None
+        self.forget()
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether the server has sent a policy."""
+        return self._session is not None
+
+    def set_policy(self, model: bytes, num_uniform: int, weights_version: int) -> None:
+        """Act by another policy from now on."""
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads = 1  # the batches are small
+        self._session = self._runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        inputs = self._session.get_inputs()
+        self._inputs = [(one.name, _ONNX_DTYPES[one.type]) for one in inputs if one.name != "uniform"]
+        self._num_uniform, self._client.weights_version = num_uniform, weights_version
+
+    def forget(self) -> None:
+        """Forget the steps that were not sent."""
+        self._kept: list[dict[str, Any]] = []
+        self._num_kept, self._since_s = 0, time.monotonic()
+
+    def exchange(self, envs: Sequence[int], obs: Any, **entries: Any) -> Any:
+        """Keep the entries, and return the actions of those that did not end; send what was kept if it is enough."""
+        if not self.has_policy:
+            self._client.receive_policy()
+        count = len(envs)
+        flags = {name: _flags(entries[name], count) for name in ("begins", "terminated", "truncated")}
+        wants = ~(flags["terminated"] | flags["truncated"])
+        leaves = _leaves(self._client.observation_space, obs)
+        inputs = zip(self._inputs, leaves, strict=True)
+        feed: dict[str, Any] = {name: np.asarray(leaf, dtype)[wants] for (name, dtype), leaf in inputs}
+        feed["uniform"] = self._rng.random((int(wants.sum()), self._num_uniform), np.float32)
+        *actions, outputs, draws = self._session.run(None, feed)
+        rewards: Any = np.zeros(count) if entries["rewards"] is None else np.asarray(entries["rewards"], np.float64)
+        counts = np.ones(count, np.bool_) if entries["counts"] is None else np.asarray(entries["counts"], np.bool_)
+        kept = {"envs": np.asarray(envs), "obs": obs, "rewards": rewards, "counts": counts, **flags}
+        kept["infos"] = np.array(entries["infos"] or [{}] * count, object)
+        self._kept.append({**kept, "outputs": _spread(outputs, wants), "draws": _spread(draws, wants)})
+        self._num_kept += count
+        enough = self._num_kept >= self._steps_per_message * self._client.num_envs
+        if enough or time.monotonic() - self._since_s > MAX_DELAY_S:
+            self.flush()
+        return _unflatten(self._client.action_space, iter(actions))
+
+    def flush(self) -> None:
+        """Send the steps that were kept; with the answer may come another policy."""
+        if not self._kept:
+            return
+        kept = {
+            name: _map(lambda *part: np.concatenate(part), *(one[name] for one in self._kept)) for name in self._kept[0]
+        }
+        self.forget()
+        acted = {name: pack_array(kept.pop(name)) for name in ("outputs", "draws")}
+        acted["weights_version"] = self._client.weights_version
+        self._client._send(kept.pop("envs").tolist(), kept.pop("obs"), **kept, acted=acted)
 
 
 def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = None) -> int:
@@ -424,6 +562,38 @@ def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = 
             log.warning("%s All envs begin new episodes.", lost)
         except ServerStopped:
             return done
+
+
+def _flags(given: Any, count: int) -> NDArray[np.bool_]:
+    return np.zeros(count, np.bool_) if given is None else np.asarray(given, np.bool_)
+
+
+def _spread(rows: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return rows `[M, ...]` at M of K places, and zeros at the others."""
+    found = np.zeros((len(where), *rows.shape[1:]), rows.dtype)
+    found[where] = rows
+    return found
+
+
+def _parts(space: Mapping[str, Any]) -> list[tuple[Any, Any]] | None:
+    """Return keys and descriptions of the parts of a Dict or Tuple space, or `None` for another space."""
+    if space["type"] == "Dict":
+        return [(key, part) for key, part in space["spaces"]]
+    return [*enumerate(space["spaces"])] if space["type"] == "Tuple" else None
+
+
+def _leaves(space: Mapping[str, Any], tree: Any) -> list[Any]:
+    """Return the arrays of a tree in the order of a space."""
+    parts = _parts(space)
+    return [tree] if parts is None else [leaf for key, part in parts for leaf in _leaves(part, tree[key])]
+
+
+def _unflatten(space: Mapping[str, Any], leaves: Any) -> Any:
+    """Return the tree whose arrays come in the order of a space."""
+    if (parts := _parts(space)) is None:
+        return next(leaves)
+    found = {key: _unflatten(part, leaves) for key, part in parts}
+    return found if space["type"] == "Dict" else tuple(found.values())
 
 
 def _map(fn: Any, *trees: Any) -> Any:

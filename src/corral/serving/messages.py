@@ -21,13 +21,14 @@ from corral.envs.checks import mismatch
 from corral.errors import ClientMessageError
 
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "hello": {"protocol": int, "num_envs": int, "name": str, "token": str, "session": str},
+    "hello": {"protocol": int, "num_envs": int, "name": str, "token": str, "session": str, "wants_policy": bool},
     "steps": {
         "id": int,
         "envs": list,
         "obs": (dict, list),
         **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos", "counts"), list),
-        "actions": (dict, list),
+        **dict.fromkeys(("actions", "outputs", "draws"), (dict, list)),
+        "weights_version": int,
     },
     "drop": {"id": int, "envs": list},
     "ping": {"id": int},
@@ -36,6 +37,8 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 """Fields of each type of message, and their types."""
 NEEDED = {"hello": ("protocol",), "steps": ("id", "envs", "obs"), "drop": ("id", "envs"), "ping": ("id",)}
 """Fields that a message must have."""
+ACTED = ("outputs", "draws", "weights_version")
+"""Fields of `steps` that belong together."""
 MAX_ENTRIES = 65_536
 """Entries of a message `steps`."""
 MAX_ID = 2**53
@@ -54,6 +57,9 @@ class Entries:
         terminated: Whether the episode ended with it, bool `[K]`.
         truncated: Whether it was cut off with it, bool `[K]`.
         actions: Actions that the client took itself, in the units of the env, a tree of `[K, ...]`, or `None`.
+        outputs: What the policy that the client was sent says of the observations, float32 `[K, D]`, or `None`.
+        draws: What it drew, whose mode is the action, float32 `[K, D]`, or `None`.
+        weights_version: Version of the weights of this policy.
         infos: Infos of the entries, K of them, or `None`.
         counts: Whether the episode that begins counts, bool `[K]`, or `None` for true everywhere.
     """
@@ -65,12 +71,25 @@ class Entries:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     actions: Tree | None = None
+    outputs: NDArray[np.float32] | None = None
+    draws: NDArray[np.float32] | None = None
+    weights_version: int = 0
     infos: list[dict[str, Any]] | None = None
     counts: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Return the number of entries K."""
         return len(self.envs)
+
+    @property
+    def ends(self) -> NDArray[np.bool_]:
+        """Whether the episode ended, bool `[K]`."""
+        return self.terminated | self.truncated
+
+    @property
+    def is_acted(self) -> bool:
+        """Whether the client acted itself."""
+        return self.actions is not None or self.draws is not None
 
 
 def read_message(body: bytes | memoryview) -> dict[str, Any]:
@@ -101,8 +120,8 @@ def _check_fields(kind: str, message: Mapping[str, Any]) -> None:
     for name, value in message.items():
         if name not in known:
             raise ClientMessageError(f"{kind}.{_shown(name)}", f"is no field: there are {', '.join(known) or 'none'}")
-        if not isinstance(value, known[name]) or isinstance(value, bool):
-            expected = known[name]
+        expected = known[name]
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
             names = " or ".join(one.__name__ for one in (expected if isinstance(expected, tuple) else (expected,)))
             raise ClientMessageError(f"{kind}.{name}", f"must be {names}, got {_shown(value)}")
     for name in NEEDED.get(kind, ()):
@@ -112,7 +131,9 @@ def _check_fields(kind: str, message: Mapping[str, Any]) -> None:
         raise ClientMessageError(f"{kind}.id", f"must be 0 to {MAX_ID}, got {message['id']}")
 
 
-def read_entries(message: Mapping[str, Any], num_envs: int, obs_space: Tree, action_space: Tree) -> Entries:
+def read_entries(
+    message: Mapping[str, Any], num_envs: int, obs_space: Tree, action_space: Tree, output_space: spaces.Box
+) -> Entries:
     """Return what a message `steps` says.
 
     Args:
@@ -120,22 +141,35 @@ def read_entries(message: Mapping[str, Any], num_envs: int, obs_space: Tree, act
         num_envs: Number of envs of the client.
         obs_space: Space of one observation, a tree of spaces without Dict and Tuple.
         action_space: Space of one action of the env, such a tree too.
+        output_space: Space of what the policy says of one observation.
 
     Raises:
         ClientMessageError: A part does not fit the spaces or the other parts; the error names it.
     """
     envs = read_envs(message["envs"], num_envs, "steps.envs")
     count = len(envs)
-    flags = {name: _flags(message.get(name), count, name) for name in ("begins", "terminated", "truncated")}
+    flags: dict[str, Any] = {
+        name: _flags(message.get(name), count, name) for name in ("begins", "terminated", "truncated")
+    }
+    choices: dict[str, Any] = {
+        name: _arrays(message[name], space, count, f"steps.{name}")
+        for name, space in (("actions", action_space), ("outputs", output_space), ("draws", output_space))
+        if name in message
+    }
     entries = Entries(
         envs=envs,
         obs=_arrays(message["obs"], obs_space, count, "steps.obs"),
         rewards=_rewards(message.get("rewards"), count),
-        actions=_arrays(message["actions"], action_space, count, "steps.actions") if "actions" in message else None,
         infos=_infos(message.get("infos"), count),
         counts=_flags(message["counts"], count, "counts") if "counts" in message else None,
+        weights_version=message.get("weights_version", 0),
         **flags,
+        **choices,
     )
+    given = [name for name in (*ACTED, "actions") if name in message]
+    if given not in ([], [*ACTED], ["actions"]):
+        needed = f"the policy that a client was sent acts by {', '.join(ACTED)}, and a client of its own by actions"
+        raise ClientMessageError(f"steps.{given[0]}", f"{needed}; got only {' and '.join(given)}")
     if (both := entries.begins & (entries.terminated | entries.truncated)).any():
         place = int(np.flatnonzero(both)[0])
         raise ClientMessageError(f"steps.begins[{place}]", "an episode cannot begin and end with one observation")

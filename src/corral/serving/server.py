@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from corral.core.space_descriptions import describe_space
@@ -61,6 +62,7 @@ class ServerSettings:
         max_message_bytes: Size of the largest message that a client may send.
         client_timeout_s: Seconds after which a client that is silent is cut off.
         reconnect_timeout_s: Seconds for which the episodes of a client whose connection broke are kept.
+        policy_interval_s: Seconds between two versions of the policy that a client is sent, at least.
     """
 
     address: str = "127.0.0.1:5555"
@@ -70,6 +72,7 @@ class ServerSettings:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     client_timeout_s: float = 60.0
     reconnect_timeout_s: float = 30.0
+    policy_interval_s: float = 0.1
 
 
 @dataclass(eq=False)
@@ -105,6 +108,9 @@ class Session:
         answer: The answer to that message as bytes.
         heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
         is_rllink: Whether the client speaks RLlink: it may be silent, and does not come back.
+        wants_policy: Whether it acts itself, by the policy that the server sends.
+        policy: What the latest policy that it was sent is made of, or `None`.
+        policy_s: When that was, in seconds of the monotonic clock.
     """
 
     id_: str
@@ -117,6 +123,9 @@ class Session:
     answer: bytes = b""
     left_s: float | None = None
     is_rllink: bool = False
+    wants_policy: bool = False
+    policy: Any = None
+    policy_s: float = 0.0
 
 
 @dataclass
@@ -150,6 +159,9 @@ class PolicyServer:
         sessions: Clients by the names of their sessions.
         playing: Whether an episode is played in a seat, bool `[N]`.
         num_dropped: Episodes so far that ended because their client left or gave them up.
+        weights_version: Version of the weights of now.
+        output_space: Space of what the policy says of one observation.
+        lacking: Clients that act themselves, and have no policy yet.
 
     Raises:
         ConfigError: The address cannot be used, or a file of TLS cannot be read.
@@ -169,6 +181,8 @@ class PolicyServer:
         self._connections: set[Connection] = set()
         self.num_dropped = 0
         self.weights_version = 0
+        self.output_space = Box(-np.inf, np.inf, (0,))
+        self.lacking: list[Session] = []
         self._received = Received()
         self._tls = self._make_tls()
         self._listener, self.address = listen(settings.address)
@@ -210,7 +224,7 @@ class PolicyServer:
         self._away_s += time.monotonic() - self._left_s
         ends_s = self._now_s + timeout_s
         try:
-            while not self._received:
+            while not (self._received or self.lacking):
                 left_s = ends_s - self._now_s
                 if left_s < 0:
                     break
@@ -348,9 +362,7 @@ class PolicyServer:
         if number < session.last_id:
             raise ClientMessageError(f"{kind}.id", f"must be larger than the last one, {session.last_id}, got {number}")
         if kind == "steps":
-            entries = read_entries(message, len(session.seats), self._obs_space, self._action_space)
-            self._check_order(session, entries)
-            self._received.entries.append((session, entries))
+            self._received.entries.append((session, self._read_steps(session, message)))
             session.last_id, session.waits = number, True
             return
         if kind == "drop":
@@ -359,14 +371,27 @@ class PolicyServer:
         session.last_id = number
         self._answer(session, {"type": "done", "id": number, "weights_version": self.weights_version})
 
+    def _read_steps(self, session: Session, message: Mapping[str, Any]) -> Entries:
+        """Return what a message `steps` says, if it comes at the right time from the right client."""
+        spaces = self._obs_space, self._action_space, self.output_space
+        entries, newest = read_entries(message, len(session.seats), *spaces), self.weights_version
+        if entries.draws is not None:
+            if session.policy is None:
+                raise ClientMessageError("steps.draws", "only clients that were sent the policy act by it")
+            if not 0 <= entries.weights_version <= newest:
+                problem = f"must be 0 to {newest}, got {entries.weights_version}"
+                raise ClientMessageError("steps.weights_version", problem)
+        self._check_order(session, entries)
+        return entries
+
     def _check_order(self, session: Session, entries: Entries) -> None:
         """Check that episodes begin where none is played, and continue where one is; note where one is played then."""
-        seats, ends = session.seats[entries.envs], entries.terminated | entries.truncated
+        seats, ends = session.seats[entries.envs], entries.ends
         playing = self.playing[seats]
         if len(seats) > 1 and len(np.unique(seats)) < len(seats):
             latest: dict[int, bool] = {}  # whether an episode is played after the latest entry of each seat
             for index, (seat, ended) in enumerate(zip(seats.tolist(), ends.tolist(), strict=True)):
-                if latest.get(seat) and entries.actions is None and not entries.begins[index]:
+                if latest.get(seat) and not entries.is_acted and not entries.begins[index]:
                     problem = "takes a step with an action that it was not told yet"
                     raise ClientMessageError(f"steps.envs[{index}]", f"env {entries.envs[index]} {problem}")
                 playing[index] = latest.get(seat, playing[index])
@@ -409,6 +434,9 @@ class PolicyServer:
             self._close(session.connection)  # it is broken, and this end has not noticed
         session.connection, session.left_s, session.heard_s = connection, None, self._now_s
         connection.session = session
+        session.wants_policy, session.policy = hello.get("wants_policy", False), None
+        if session.wants_policy and session not in self.lacking:
+            self.lacking.append(session)
         welcome = {
             "type": "welcome",
             "protocol": PROTOCOL,
@@ -450,6 +478,8 @@ class PolicyServer:
         """Forget a client; its episodes end here."""
         if self.sessions.pop(session.id_, None) is None:
             return
+        if session in self.lacking:
+            self.lacking.remove(session)
         # What it sent before it left, and nobody has looked at yet, is lost with its episodes.
         self._received.entries = [pair for pair in self._received.entries if pair[0] is not session]
         self._drop(session.seats)
@@ -508,6 +538,11 @@ class PolicyServer:
                 silent = f"it was silent for client_timeout_s={settings.client_timeout_s:g} seconds."
                 self._refuse(session.connection, "timeout", silent)
 
+    def refuse_policy(self, session: Session, problem: str) -> None:
+        """End the session of a client that cannot be given the policy, and tell it why."""
+        if session.connection is not None:
+            self._refuse(session.connection, "policy", problem)
+
     def cut_off(self, session: Session, problem: str) -> None:
         """End the session of a client whose latest message cannot be used; see `_refuse`."""
         if session.connection is not None:
@@ -516,6 +551,24 @@ class PolicyServer:
             self._end_session(session)
 
     # Sending.
+
+    def needs_policy(self, session: Session, policy: Any) -> bool:
+        """Return whether a client acts by another policy than this one, for at least `policy_interval_s`."""
+        if not session.wants_policy or session.policy == policy:
+            return False
+        return session.policy is None or time.monotonic() - session.policy_s >= self._settings.policy_interval_s
+
+    def send_policy(self, session: Session, policy: Any, message: bytes) -> None:
+        """Send a client the policy with which it acts from now on.
+
+        Args:
+            session: The client.
+            policy: What it is made of; see `needs_policy`.
+            message: The message `policy` as bytes.
+        """
+        if session.connection is not None:
+            session.policy, session.policy_s = policy, time.monotonic()
+            self._send(session.connection, message)
 
     def answer(self, session: Session, actions: Any) -> None:
         """Send the actions of a client's latest message, a tree of `[M, ...]`."""

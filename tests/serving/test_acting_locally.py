@@ -1,0 +1,430 @@
+"""Clients that act themselves: what the policy file draws, and what the runner makes of their steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+from numpy.typing import NDArray
+from simulators import Simulator, Stranger, address_of, end, runner_of, served, steps_of
+
+from corral import DQNConfig, PPOConfig, SACConfig, TD3Config
+from corral.core.space_descriptions import describe_space
+from corral.runners.requests import SampleRequest
+from corral.runners.runner import EnvRunner
+from corral.serving.client import ClientError, PolicyClient, ServerStopped, drive, pack_array
+from corral.serving.policy_file import PolicyFile
+
+BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
+PARTS = spaces.Dict({"gear": spaces.Discrete(3), "wheel": BOX})
+OBS = spaces.Dict({"action_mask": spaces.Box(0, 1, (3,), np.int8), "observations": spaces.Box(-1, 1, (4,), np.float32)})
+NUM_DRAWS = 40_000
+
+
+def config_of(config: Any, actions: spaces.Space[Any], obs: spaces.Space[Any] | None = None, **kwargs: Any) -> Any:
+    obs = spaces.Box(-1, 1, (4,), np.float32) if obs is None else obs
+    return served(config, observation_space=describe_space(obs), action_space=describe_space(actions), **kwargs)
+
+
+def feed(obs: Any, size: int, num_uniform: int, seed: int = 0) -> dict[str, Any]:
+    rows = {"obs": obs} if isinstance(obs, np.ndarray) else {f"obs/{name}": leaf for name, leaf in obs.items()}
+    return {
+        **{name: np.repeat(row, size, 0) for name, row in rows.items()},
+        "uniform": np.random.default_rng(seed).random((size, num_uniform), np.float32),
+    }
+
+
+class Drawn:
+    """What a policy file draws for one observation, many times."""
+
+    def __init__(self, runner: EnvRunner, obs: Any, **kwargs: Any) -> None:
+        file = PolicyFile(runner.actors["default_policy"])
+        noise = file.describe(**{"timestep": 0, "explore": True, "random_actions": False, **kwargs})
+        session = onnxruntime.InferenceSession(file.write(*noise))
+        names = [one.name for one in session.get_outputs()]
+        found = dict(zip(names, session.run(None, feed(obs, NUM_DRAWS, file.num_uniform)), strict=True))
+        self.outputs, self.draws = found.pop("outputs"), found.pop("draws")
+        self.actions = found.pop("actions") if "actions" in found else found
+        self.distribution = runner.actors["default_policy"].distribution
+        expected = runner.actors["default_policy"].inference(obs)
+        np.testing.assert_allclose(self.outputs, np.repeat(expected, NUM_DRAWS, 0), atol=1e-5)
+        # What the server makes of the draws is what the client did.
+        again = self.distribution.to_env(self.distribution.mode(self.draws))
+        if isinstance(self.actions, dict):
+            again = {f"actions/{name}": leaf for name, leaf in again.items()}
+            for name, leaf in again.items():
+                np.testing.assert_allclose(self.actions[name], leaf, atol=1e-5)
+        else:
+            np.testing.assert_allclose(self.actions, again, atol=1e-5)
+
+    def shares(self, actions: Any = None) -> NDArray[np.float64]:
+        """Return how often each Discrete action was drawn."""
+        return np.bincount(self.actions if actions is None else actions, minlength=3) / NUM_DRAWS
+
+
+X = np.array([[0.3, -0.2, 0.9, 0.1]], np.float32)
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    e = np.exp(logits - logits.max())
+    return e / e.sum()
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Say whether shares are within 5 standard deviations of the expected ones."""
+    p = np.asarray(expected)
+    return bool((np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / NUM_DRAWS) + 1e-6).all())
+
+
+def test_discrete_actions_are_drawn_from_the_policy() -> None:
+    with runner_of(config_of(PPOConfig(), spaces.Discrete(3, start=0))) as runner:
+        drawn = Drawn(runner, X)
+        assert close(drawn.shares(), softmax(drawn.outputs[0]))
+        greedy = Drawn(runner, X, explore=False)
+        assert set(greedy.actions.tolist()) == {int(greedy.outputs[0].argmax())}
+        assert close(Drawn(runner, X, random_actions=True).shares(), [1 / 3] * 3)
+
+
+def test_gaussian_actions_are_drawn_from_the_policy() -> None:
+    with runner_of(config_of(PPOConfig(), BOX)) as runner:
+        drawn = Drawn(runner, X)
+        mean, std = drawn.outputs[0, :2], np.exp(drawn.outputs[0, 2:])
+        z = (drawn.draws[:, :2] - mean) / std
+        assert np.abs(z.mean(0)).max() < 5 / math.sqrt(NUM_DRAWS)
+        assert np.abs(z.std(0) - 1).max() < 5 / math.sqrt(2 * NUM_DRAWS)
+        assert abs(np.corrcoef(z.T)[0, 1]) < 5 / math.sqrt(NUM_DRAWS)
+        inside = np.mean(np.abs(z) < 1, 0)
+        assert close(inside, [math.erf(1 / math.sqrt(2))] * 2)
+        np.testing.assert_allclose(drawn.actions, np.clip(drawn.draws[:, :2] * 2, -2, 2), atol=1e-5)
+
+
+def test_squashed_gaussians_and_their_random_actions_stay_within_the_bounds() -> None:
+    with runner_of(config_of(SACConfig(), BOX)) as runner:
+        drawn = Drawn(runner, X)
+        np.testing.assert_allclose(drawn.actions, 2 * np.tanh(drawn.draws[:, :2]), atol=1e-5)
+        warm_up = Drawn(runner, X, random_actions=True)
+        assert close(np.mean(warm_up.actions < -1, 0), [0.25, 0.25])  # uniform in [-2, 2]
+        assert np.abs(warm_up.actions).max() <= 2
+
+
+def test_noise_of_td3_has_its_scale_and_stays_within_the_bounds() -> None:
+    config = config_of(TD3Config(), BOX)
+    config.exploration(exploration_config={"type": "GaussianNoise", "stddev": 0.2, "random_timesteps": 100})
+    with runner_of(config) as runner:
+        first, later = Drawn(runner, X), Drawn(runner, X, timestep=10**9)
+        assert close(np.mean(first.actions < -1, 0), [0.25, 0.25])
+        exploration: Any = runner.actors["default_policy"].exploration
+        scale = 0.2 * exploration.scales(10**9, 1)
+        assert abs((later.draws - later.outputs).std() / scale - 1) < 0.02
+        greedy = Drawn(runner, X, explore=False)
+        np.testing.assert_allclose(greedy.draws, greedy.outputs)
+
+
+@pytest.mark.parametrize("timestep", [0, 5000, 20_000])
+def test_epsilon_greedy_has_the_epsilon_of_the_timestep(timestep: int) -> None:
+    with runner_of(config_of(DQNConfig(), spaces.Discrete(3, start=2))) as runner:
+        drawn = Drawn(runner, X, timestep=timestep)
+        exploration: Any = runner.actors["default_policy"].exploration
+        epsilon = exploration.epsilons(timestep, 1)
+        expected = np.full(3, epsilon / 3)
+        expected[drawn.outputs[0].argmax()] += 1 - epsilon
+        assert close(drawn.shares(drawn.actions - 2), expected)
+
+
+def test_soft_q_has_its_temperature() -> None:
+    config = config_of(DQNConfig(), spaces.Discrete(3))
+    config.exploration(exploration_config={"type": "SoftQ", "temperature": 0.05})
+    with runner_of(config) as runner:
+        drawn = Drawn(runner, X)
+        assert close(drawn.shares(), softmax(drawn.outputs[0] / 0.05))
+
+
+def test_illegal_actions_are_never_drawn() -> None:
+    obs = {"action_mask": np.array([[1, 0, 1]], np.int8), "observations": X}
+    for config in (PPOConfig(), DQNConfig()):
+        with runner_of(config_of(config, spaces.Discrete(3), OBS)) as runner:
+            for random_actions in (False, True):
+                shares = Drawn(runner, obs, random_actions=random_actions).shares()
+                assert shares[1] == 0
+                assert shares[[0, 2]].min() > 0.01
+            assert close(shares, [0.5, 0, 0.5])
+
+
+@pytest.mark.parametrize("parts", ["independent", "autoregressive"])
+def test_nested_actions_are_drawn_part_by_part(parts: str) -> None:
+    config = config_of(PPOConfig(), PARTS).rl_module(model_config={"action_parts": parts})
+    with runner_of(config) as runner:
+        drawn = Drawn(runner, X)
+        assert close(drawn.shares(drawn.actions["actions/gear"]), softmax(drawn.outputs[0, :3]))
+        for gear in range(3):
+            chosen = drawn.actions["actions/gear"] == gear
+            start = 3 + (4 * gear if parts == "autoregressive" else 0)
+            mean, std = drawn.outputs[0, start : start + 2], np.exp(drawn.outputs[0, start + 2 : start + 4])
+            z = (drawn.distribution.mode(drawn.draws)[chosen][:, 1:] - mean) / std
+            assert np.abs(z.mean(0)).max() < 5 / math.sqrt(chosen.sum())
+            assert np.abs(z.std(0) - 1).max() < 5 / math.sqrt(2 * chosen.sum())
+
+
+@pytest.mark.parametrize("actions", [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)])
+def test_entries_of_an_action_are_independent(actions: spaces.Space[Any]) -> None:
+    with runner_of(config_of(PPOConfig(), actions)) as runner:
+        drawn, at_random = Drawn(runner, X), Drawn(runner, X, random_actions=True)
+        logits = drawn.outputs[0]
+        binary = isinstance(actions, spaces.MultiBinary)
+        first = 1 / (1 + np.exp(-logits[0])) if binary else softmax(logits[:2])[1]
+        last = 1 / (1 + np.exp(-logits[2])) if binary else softmax(logits[2:])[1]
+        column = 2 if binary else 1
+        found = drawn.actions
+        assert close(np.mean(found[:, 0] == 1), first)
+        assert close(np.mean(found[:, column] == 1), last)
+        assert close(np.mean((found[:, 0] == 1) & (found[:, column] == 1)), first * last)
+        assert close(np.mean(at_random.actions[:, column] == 1), 1 / 2 if binary else 1 / 3)
+
+
+def test_the_file_has_the_weights_of_now() -> None:
+    config = config_of(PPOConfig(), BOX).rl_module(model_config={"fcnet_hiddens": [8], "free_log_std": True})
+    with runner_of(config) as runner:
+        actor = runner.actors["default_policy"]
+        file = PolicyFile(actor)
+        before = file.write(0.0, 1.0)
+        weights = {name: value.numpy().copy() for name, value in actor.module.state_dict().items()}
+        rng = np.random.default_rng(1)
+        changed = {name: (value + rng.normal(size=value.shape)).astype(np.float32) for name, value in weights.items()}
+        runner.set_weights({"default_policy": changed}, 1)
+        after = file.write(0.0, 1.0)
+        outputs = []
+        for data in (before, after):
+            session = onnxruntime.InferenceSession(data)
+            outputs.append(session.run(["outputs"], feed(X, 1, file.num_uniform))[0])
+        np.testing.assert_allclose(outputs[1], actor.inference(X), atol=1e-5)
+        assert np.abs(outputs[1] - outputs[0]).min() > 1e-4  # each output depends on weights, log_std too
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda config: config.rl_module(model_config={"use_lstm": True}), "memory"),
+        (lambda config: config.exploration(exploration_config={"type": "Curiosity"}), ""),
+        (lambda config: config.exploration(exploration_config={"type": "ParameterNoise"}), "ParameterNoise"),
+        (lambda config: config.env_runners(transforms=["NormalizeObservations"]), "transforms"),
+    ],
+)
+def test_a_policy_that_only_the_runner_can_act_with_is_refused(change: Any, reason: str) -> None:
+    with runner_of(change(config_of(PPOConfig(), spaces.Discrete(3)))) as runner:
+        said: list[str] = []
+
+        def ask() -> None:
+            try:
+                with PolicyClient(address_of(runner), acts_locally=True) as client:
+                    client.begin(X)
+                    while True:
+                        client.step(X, [1.0])
+            except ServerStopped:
+                pass
+            except ClientError as error:
+                assert error.code == "policy"
+                said.append(str(error))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        if reason:
+            while thread.is_alive():
+                runner.collect(SampleRequest(num_timesteps=50, time_limit_s=0.2))
+            assert reason in said[0]
+            assert "let the server choose the actions" in said[0]
+        else:
+            assert runner.sample(num_timesteps=50).num_env_steps >= 50
+        runner.stop()
+        thread.join(10)
+
+
+def test_the_columns_hold_what_clients_did_and_what_their_policy_said() -> None:
+    with runner_of(served(num_envs=8)) as runner:
+        simulators = [
+            Simulator(address_of(runner), 0, 4, acts_locally=True).start(),
+            Simulator(address_of(runner), 1, 1, pause_s=0.003, acts_locally=True).start(),
+            Simulator(address_of(runner), 2, 2).start(),  # which asks the server
+        ]
+        rollouts = [runner.sample(num_timesteps=n) for n in (300, 1, 257, 400)]
+        inference = runner.actors["default_policy"].inference
+        for rollout in rollouts:
+            obs, outputs = rollout.obs[:-1][rollout.valid], rollout.dist_inputs[rollout.valid]
+            np.testing.assert_allclose(outputs, [inference(row[None])[0] for row in obs], atol=1e-5)
+            logp = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
+            actions = rollout.actions[rollout.valid]
+            np.testing.assert_allclose(rollout.logp[rollout.valid], logp[np.arange(len(logp)), actions], atol=1e-5)
+        end(runner, *simulators)
+    assert runner.num_env_steps_sampled_lifetime == sum(rollout.num_env_steps for rollout in rollouts)
+    assert all(0 <= rollout.num_env_steps - n < 8 for rollout, n in zip(rollouts, (300, 1, 257, 400), strict=True))
+    learned = [step for rollout in rollouts for _, step in steps_of(rollout)]
+    played = {step.obs: step for simulator in simulators for steps in simulator.episodes.values() for step in steps}
+    assert len({step.obs for step in learned}) == len(learned)
+    assert all(played[step.obs] == step for step in learned)
+    by_client = Counter(step.obs[0] for step in learned)
+    assert min(by_client.values()) > 5
+    missing = played.keys() - {step.obs for step in learned}
+    for obs in missing:  # they were not sent yet
+        client, env, episode, t = obs
+        assert not [o for o in played if o[:2] == (client, env) and o[2:] > (episode, t) and o not in missing]
+
+
+def test_clients_that_act_at_the_same_time_keep_their_own_actions() -> None:
+    """Each of two clients takes one action all the time, in messages that the server reads together."""
+    with runner_of(served(DQNConfig(), num_envs=2)) as runner:
+        barrier = threading.Barrier(2)
+
+        def play(action: int) -> None:
+            with contextlib.suppress(ServerStopped), PolicyClient(address_of(runner)) as client:
+                for t in itertools.count():
+                    if t < 40:
+                        barrier.wait(10)
+                    obs = np.array([[action, t, 0, 0]], np.float32)
+                    client.exchange([0], obs, begins=[not t], actions=np.array([action]))
+
+        threads = [threading.Thread(target=play, args=(action,), daemon=True) for action in (0, 2)]
+        for thread in threads:
+            thread.start()
+        rollout = runner.sample(num_timesteps=60)
+        runner.stop()
+        for thread in threads:
+            thread.join(10)
+    obs, actions = rollout.obs[:-1][rollout.valid], rollout.actions[rollout.valid]
+    assert set(actions.tolist()) == {0, 2}
+    np.testing.assert_array_equal(actions, obs[:, 0])
+
+
+def test_the_lag_is_measured_in_updates() -> None:
+    """With messages of 4 steps, the first step of a sample may be of the message before, and has older weights."""
+    with runner_of(served(num_envs=1, policy_interval_s=1e-9)) as runner:
+        simulator = Simulator(address_of(runner), 0, 1, acts_locally=True, steps_per_message=4, every_env=True).start()
+        lags = []
+        for version in range(6):
+            runner.set_weights({}, 10 * version)
+            rollout = runner.sample(num_timesteps=7)
+            runner.log_samples()
+            metrics = runner.metrics.reduce()
+            lags.append((rollout.num_env_steps, metrics["policy_lag_mean"], metrics["policy_lag_max"]))
+        end(runner, simulator)
+    assert lags[0] == (7, 0.0, 0.0)
+    for num_steps, mean, most in lags[1:]:
+        assert num_steps == 7
+        assert most in (0.0, 10.0)
+        assert mean in [10 * k / 7 for k in range(5)]
+    assert max(most for _, _, most in lags) == 10.0
+
+
+def test_a_connection_that_breaks_brings_the_policy_again() -> None:
+    with runner_of(served(num_envs=2)) as runner:
+        simulator = Simulator(address_of(runner), 0, 2, acts_locally=True, breaks_every=20).start()
+        rollouts = [runner.sample(num_timesteps=200) for _ in range(3)]
+        runner.set_weights({}, 5)
+        last = runner.sample(num_timesteps=100)
+        end(runner, simulator)
+    assert simulator.num_breaks > 3
+    learned = [step for rollout in (*rollouts, last) for _, step in steps_of(rollout)]
+    played = {step.obs: step for steps in simulator.episodes.values() for step in steps}
+    assert len({step.obs for step in learned}) == len(learned) >= 700
+    assert all(played[step.obs] == step for step in learned)
+    assert simulator.versions[-1] == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"draws": [[0.0, 0.0, 1.0]]}, "steps.draws: the policy that a client was sent acts by outputs, draws"),
+        ({"outputs": [[0.0] * 3], "draws": [[0.0] * 3], "weights_version": 1}, "steps.weights_version: must be 0 to 0"),
+        ({"outputs": [[0.0] * 3], "draws": [[0.0] * 2], "weights_version": 0}, "steps.draws"),
+        ({"outputs": [[0.0] * 3], "draws": [[float("nan")] * 3], "weights_version": 0}, "steps.draws"),
+    ],
+)
+def test_steps_that_no_policy_gave_are_refused(fields: dict[str, Any], said: str) -> None:
+    found = answer_to(fields, wants_policy=True)
+    assert (found["type"], found["code"]) == ("error", "protocol")
+    assert said in found["message"]
+
+
+def test_only_clients_that_were_sent_the_policy_act_by_it() -> None:
+    found = answer_to({"outputs": [[0.0] * 3], "draws": [[0.0] * 3], "weights_version": 0}, wants_policy=False)
+    assert "only clients that were sent the policy act by it" in found["message"]
+
+
+def test_an_illegal_action_is_refused() -> None:
+    config = config_of(PPOConfig(), spaces.Discrete(3), OBS, num_envs=1)
+    obs = {"action_mask": pack_array(np.array([[1, 0, 1]], np.int8)), "observations": pack_array(X)}
+    draws = {"outputs": [[0.0] * 3], "draws": [[0.0, 1.0, 0.0]], "weights_version": 0}
+    found = answer_to({"obs": obs, **draws}, wants_policy=True, config=config)
+    assert "illegal by the action mask" in found["message"]
+    legal = {**draws, "draws": [[0.0, -1.0, 0.5]]}
+    assert answer_to({"obs": obs, **legal}, wants_policy=True, config=config)["type"] == "actions"
+
+
+def answer_to(fields: dict[str, Any], *, wants_policy: bool, config: Any = None) -> dict[str, Any]:
+    """Return what the server answers to a first message `steps` with these fields."""
+    answers: list[dict[str, Any]] = []
+    with runner_of(config or served(num_envs=1)) as runner:
+
+        def ask() -> None:
+            stranger = Stranger(address_of(runner))
+            with stranger.socket:
+                stranger.say({"type": "hello", "protocol": 1, "wants_policy": wants_policy})
+                assert stranger.read()["type"] == "welcome"
+                if wants_policy:
+                    assert stranger.read()["type"] == "policy"
+                stranger.say({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 4], "begins": [True], **fields})
+                answers.append(stranger.read())
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            runner.collect(SampleRequest(num_timesteps=50, time_limit_s=0.1))
+        thread.join()
+    return answers[0]
+
+
+def make_cartpole() -> Any:
+    return TimeLimit(CartPoleEnv(), 500)
+
+
+def train_cartpole(config: Any, num_steps: int, until: float) -> float:
+    """Train with a client that acts itself, and return the largest mean return."""
+    algo = served(config, num_envs=8, spaces_of="CartPole-v1", observation_space=None, action_space=None).build()
+    errors: list[BaseException] = []
+
+    def play() -> None:
+        try:
+            with PolicyClient(algo.env_runner.env.server.address, 8, acts_locally=True, seed=0) as client:
+                drive(client, [make_cartpole() for _ in range(8)])
+        except ServerStopped:
+            pass
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    best = 0.0
+    while algo.num_env_steps_sampled_lifetime < num_steps and best < until and not errors:
+        best = max(best, algo.train()["env_runners"].get("episode_return_mean") or 0.0)
+    algo.stop()
+    thread.join(10)
+    assert not errors
+    return best
+
+
+def test_ppo_learns_from_a_client_that_acts_itself() -> None:
+    assert train_cartpole(PPOConfig(), 60_000, 150) >= 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [PPOConfig, DQNConfig])
+def test_cartpole_is_solved_by_a_client_that_acts_itself(config: Any) -> None:
+    assert train_cartpole(config(), 400_000, 450) >= 450
