@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import gzip
 import json
 import pickle
 import socket
@@ -11,15 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import msgpack
 import numpy as np
+import onnxruntime
 import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulators import Simulator, address_of, end, runner_of, served
 
-from corral import DQNConfig
+from corral import DQNConfig, PPOConfig
 from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError
 from corral.runners.requests import SampleRequest
@@ -269,8 +273,6 @@ def test_many_messages_without_answers_are_all_learned_from() -> None:
 
 
 def test_an_on_policy_algorithm_says_that_it_needs_the_outputs_of_its_policy() -> None:
-    from corral import PPOConfig
-
     with connected(PPOConfig()) as (runner, client), serving(runner):
         client.send(episodes(chunk(0, 1, 2)))
         assert "learns only from actions of its own policy" in client.reply()["type"]
@@ -320,6 +322,113 @@ def test_rllibs_own_policy_client_is_told_how_to_run() -> None:
         first, _, rest = client.rest().partition(b"\r\n")
     assert first.startswith(b"HTTP/1.1 501 Corral speaks no HTTP and reads no pickles.")
     assert rest.endswith(b"Run scripts of RLlib with python -m corral.compat.rllib")
+
+
+# Clients that act by the policy that the server sends.
+
+
+class Actor:
+    """A client that plays CartPole with the ONNX file of SET_STATE, as RLlib's client in Python does."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        self.client, self.env, self.rng = client, gym.make("CartPole-v1"), np.random.default_rng(seed)
+        client.send(PING, {"type": "GET_CONFIG"}, {"type": "GET_STATE"})
+        assert client.reply() == PONG
+        self.num_steps = client.reply()["env_steps_per_sample"]
+        self.versions: list[int] = []
+        self.played: dict[tuple[float, ...], tuple[int, list[float]]] = {}  # action and outputs by observation
+        self.set_state()
+        self.begin(self.env.reset(seed=seed)[0])
+
+    def set_state(self) -> None:
+        state = self.client.reply()
+        assert state["type"] == "SET_STATE", state
+        self.session = onnxruntime.InferenceSession(gzip.decompress(base64.b64decode(state["onnx_file"])))
+        self.versions.append(state["weights_seq_no"])
+
+    def begin(self, obs: Any) -> None:
+        self.obs = obs
+        self.chunk: dict[str, Any] = {name: [] for name in ("actions", "rewards", "action_dist_inputs", "action_logp")}
+        self.chunk["obs"] = [obs.tolist()]
+
+    def sample(self) -> None:
+        """Play as many steps as one message holds, send them, and wait for the next weights."""
+        chunks = []
+        for t in range(self.num_steps):
+            (logits,) = self.session.run(None, {"onnx::Gemm_0": self.obs[None]})[0]
+            action = int((logits + self.rng.gumbel(size=2)).argmax())
+            self.played[tuple(self.obs.tolist())] = action, logits.tolist()
+            obs, reward, terminated, truncated, _ = self.env.step(action)
+            logp = float(logits[action] - np.log(np.exp(logits).sum()))
+            for name, value in (
+                ("actions", action),
+                ("rewards", reward),
+                ("action_dist_inputs", logits.tolist()),
+                ("action_logp", logp),
+                ("obs", obs.tolist()),
+            ):
+                self.chunk[name].append(value)
+            self.obs, is_over = obs, terminated or truncated
+            if is_over or t == self.num_steps - 1:
+                chunks.append({**self.chunk, "terminateds": terminated, "truncateds": truncated})
+                self.begin(self.env.reset()[0] if is_over else obs)
+        self.client.send(episodes(*chunks, kind="EPISODES_AND_GET_STATE"))
+        self.set_state()
+
+
+CARTPOLE = {"observation_space": gym.make("CartPole-v1").observation_space, "action_space": spaces.Discrete(2)}
+
+
+@pytest.mark.parametrize("config", [PPOConfig(), DQNConfig()])
+def test_steps_of_a_client_that_acts_by_the_policy_are_ordinary_samples(config: Any) -> None:
+    with connected(config, num_envs=2, **CARTPOLE) as (runner, client):
+        with serving(runner) as rollouts:
+            actor = Actor(client, 3)
+            for _ in range(3):
+                actor.sample()
+        obs = np.array([*actor.played][-1], np.float32)[None]
+        expected = runner.actors["default_policy"].inference(obs)
+        np.testing.assert_allclose(actor.session.run(None, {"onnx::Gemm_0": obs})[0], expected, atol=1e-5)
+    num_steps = 0
+    for rollout in rollouts:
+        for t, lane in np.argwhere(rollout.valid).tolist():
+            action, outputs = actor.played[tuple(rollout.obs[t, lane].tolist())]
+            assert rollout.actions[t, lane] == action
+            np.testing.assert_allclose(rollout.dist_inputs[t, lane], outputs, atol=1e-6)
+            num_steps += 1
+    assert num_steps == 3 * actor.num_steps - 1  # the last one comes with the next message
+
+
+# Random play has a mean return of 22.
+def test_a_client_that_acts_by_the_policy_trains_it() -> None:
+    settings = {"lr": 1e-3, "train_batch_size_per_learner": 1000, "minibatch_size": 100, "num_epochs": 8, "gamma": 0.98}
+    config = served(PPOConfig(), num_envs=1, **CARTPOLE).training(**settings)
+    config.rl_module(model_config={"fcnet_hiddens": [64]})
+    with config.build() as algorithm:
+        client, is_over, error = Client(algorithm.env_runner), threading.Event(), []
+
+        def play() -> None:
+            try:
+                actor = Actor(client, 0)
+                while not is_over.is_set():
+                    actor.sample()
+            except BaseException as caught:
+                error.append(caught)
+
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        best = 0.0
+        for _ in range(20):
+            result = algorithm.train()
+            best = max(best, result["env_runners"]["episode_return_mean"])
+            if best >= 80.0:
+                break
+        lag = result["env_runners"]["policy_lag_max"]
+        is_over.set()
+    client.close()
+    thread.join(30)
+    assert best >= 80.0
+    assert lag <= 1  # the steps of one message may be of the weights before
 
 
 # Hostile clients.

@@ -29,7 +29,7 @@ def recognize(connection: Connection, ways: Ways) -> bool:
     first = bytes(connection.read[:4])
     if first.isdigit():
         link = RLlink(ways)
-        connection.reader, connection.pack = link.read, link.pack
+        connection.reader, connection.pack, connection.give_policy = link.read, link.pack, link.take_policy
         link.begin(connection)
     elif first in _HTTP:
         connection.pack = _http_error

@@ -7,6 +7,8 @@ of other clients; nothing of a message is executed. A client has one seat, in wh
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from collections import deque
@@ -16,21 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from corral.core.space_descriptions import DTYPE_KINDS
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ClientMessageError
-from corral.serving.client import PROTOCOL, pack_array
+from corral.serving.client import HEADER, PROTOCOL, pack_array
 
 if TYPE_CHECKING:
-    from corral.serving.server import Connection
+    from corral.serving.server import Connection, Session
 
 HEADER_BYTES = 8
 TYPES = ("PING", "GET_CONFIG", "GET_STATE", "EPISODES", "EPISODES_AND_GET_STATE")
 """Types of messages of clients."""
 ENV_STEPS_PER_SAMPLE = 200
 """Env steps that a client which asks for the config sends at once."""
+INPUT = "onnx::Gemm_0"
 _ENDS = {"terminated": ("is_terminated", "terminateds"), "truncated": ("is_truncated", "truncateds")}
 _NO_CONFIG = (
     "GET_CONFIG: the config of RLlib is a pickle, which Corral neither sends nor reads: send JSON, whose config is "
@@ -49,6 +53,7 @@ class Chunk:
         rewards: Rewards, float64 `[T]`.
         terminated: Whether the episode ended with the last observation.
         truncated: Whether it was cut off with it.
+        outputs: What the policy said of the observations, float32 `[T, D]`, or `None` where the client does not say it.
     """
 
     id_: str | None
@@ -57,6 +62,7 @@ class Chunk:
     rewards: NDArray[np.float64]
     terminated: bool
     truncated: bool
+    outputs: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Ways:
         take: Takes a message of a connection.
         refuse: Ends a connection with the code and the text of an error.
         send: Sends bytes.
+        want_policy: Lets a client have the policy from now on.
         max_message_bytes: Size of the largest message that a client may send.
         obs_space: Space of one observation, a tree of spaces without Dict and Tuple.
         action_space: Space of one action, such a tree too.
@@ -92,6 +99,7 @@ class Ways:
     take: Callable[[Connection, Mapping[str, Any]], None]
     refuse: Callable[[Connection, str, str], None]
     send: Callable[[Connection, bytes], None]
+    want_policy: Callable[[Session], None]
     max_message_bytes: int
     obs_space: Tree
     action_space: Tree
@@ -111,6 +119,8 @@ class RLlink:
         self._held: Held | None = None
         self._is_json = False
         self._wants_state = False
+        self._state: dict[str, Any] | None = None  # of the latest policy
+        self._version: int | None = None  # of the weights that the client has
         self._next_id = 1
 
     def begin(self, connection: Connection) -> None:
@@ -144,8 +154,10 @@ class RLlink:
                     self._next_id += 1
                     self._server.take(connection, {**message, "id": self._next_id})
                 elif self._wants_state:
-                    self._wants_state = False
-                    raise ClientMessageError("GET_STATE", "is not served yet")
+                    if self._state is None:
+                        return  # until the runner has written the policy
+                    self._wants_state, self._version = False, self._state["weights_seq_no"]
+                    self._server.send(connection, self._frame({"type": "SET_STATE", **self._state}))
                 elif (body := self._next_body(connection)) is None:
                     return
                 else:
@@ -154,6 +166,24 @@ class RLlink:
         except ClientMessageError as error:
             text = str(error)
             self._server.refuse(connection, "protocol", place + text.removeprefix("steps") if place else text)
+
+    def take_policy(self, connection: Connection, message: bytes) -> None:
+        """Keep the policy for the next SET_STATE, and send it if the client waits for it.
+
+        Args:
+            connection: The connection.
+            message: The message `policy` of Corral's protocol.
+        """
+        policy = msgpack.unpackb(message[HEADER.size :])
+        try:
+            part = outputs_alone(policy["model"])
+        except Exception as error:  # onnx raises many
+            problem = f"the policy cannot be sent by RLlink: {type(error).__name__}: {error}"
+            self._server.refuse(connection, "policy", problem)
+            return
+        model = base64.b64encode(gzip.compress(part, compresslevel=1)).decode()
+        self._state = {"onnx_file": model, "weights_seq_no": policy["weights_version"]}
+        self.read(connection)
 
     def _next_body(self, connection: Connection) -> bytes | None:
         """Return the body of the next message, or `None` where it was not read whole.
@@ -199,6 +229,8 @@ class RLlink:
                 place = f"{kind}.episodes[{index}]"
                 self._add(read_chunk(episode, self._server.obs_space, self._server.action_space, place), place)
         self._wants_state = kind.endswith("GET_STATE")
+        if self._wants_state and self._state is None and connection.session is not None:
+            self._server.want_policy(connection.session)
 
     def _add(self, chunk: Chunk, place: str) -> None:
         """Note the messages that report a chunk."""
@@ -220,10 +252,56 @@ class RLlink:
         message = _steps(_rows(chunk.obs, slice(count)), rewards[:count], [held.begins] + [False] * (count - 1))
         if num_steps:
             order = np.minimum(np.arange(count), num_steps - 1)  # an action is needed where the episode ended, too
-            message["actions"] = pack_array(_rows(chunk.actions, order))
+            outputs = None if chunk.outputs is None else chunk.outputs[order]
+            message |= self._choices(_rows(chunk.actions, order), outputs)
         for name in ("terminated", "truncated"):
             message[name] = [False] * (count - 1) + [getattr(chunk, name) and is_over]
         self._due.append((place, message))
+
+    def _choices(self, actions: Tree, outputs: NDArray[np.float32] | None) -> dict[str, Any]:
+        """Return the fields of `steps` that say how the client acted: by the policy that it was sent, or otherwise."""
+        draws = None if outputs is None else _draws(actions, outputs, self._server.action_space)
+        if draws is None or self._version is None:
+            return {"actions": pack_array(actions)}
+        return {"outputs": pack_array(outputs), "draws": pack_array(draws), "weights_version": self._version}
+
+
+def _draws(actions: Tree, outputs: NDArray[np.float32], space: Tree) -> NDArray[np.float32] | None:
+    """Return logits `[K, D]` whose largest ones are Discrete or MultiDiscrete actions; `None` for other spaces."""
+    if isinstance(space, spaces.Discrete):
+        sizes, starts = np.array([int(space.n)]), np.array([int(space.start)])
+    elif isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = space.nvec.reshape(-1), space.start.reshape(-1)
+    else:
+        return None
+    picks = np.reshape(actions, (len(outputs), -1)) - starts
+    is_legal = picks.shape[1] == len(sizes) and picks.dtype.kind in "iu" and ((picks >= 0) & (picks < sizes)).all()
+    if not is_legal or outputs.shape != (len(picks), sizes.sum()):
+        return None  # as actions, they are refused with their place
+    draws = np.zeros(outputs.shape, np.float32)
+    np.put_along_axis(draws, picks + np.cumsum(sizes) - sizes, 1.0, 1)
+    return draws
+
+
+def outputs_alone(model: bytes) -> bytes:
+    """Return the part of a policy file that computes the outputs of the policy from observations.
+
+    The only input has the name that it has in the files of RLlib, by which its clients call it.
+    """
+    from onnx import load_model_from_string
+    from onnx.utils import Extractor
+
+    whole = load_model_from_string(model)
+    names = [one.name for one in whole.graph.input if one.name != "uniform"]
+    part = Extractor(whole).extract_model(names, ["outputs"])
+    if len(names) == 1:
+        for node in part.graph.node:
+            for index, name in enumerate(node.input):
+                if name == names[0]:
+                    node.input[index] = INPUT
+        part.graph.input[0].name = INPUT
+    data: bytes = part.SerializeToString()
+    return data
 
 
 def _steps(obs: Tree, rewards: list[float], begins: list[bool]) -> dict[str, Any]:
@@ -321,7 +399,14 @@ def read_chunk(given: Any, obs_space: Tree, action_space: Tree, place: str) -> C
                 raise ClientMessageError(f"{place}.{key}", f"must be {wanted} for {count} rewards, got {len(leaf)}")
     if rewards.ndim != 1:
         raise ClientMessageError(f"{place}.rewards", f"must be a list of numbers, got the shape {rewards.shape}")
-    return Chunk(name, obs, actions, rewards.astype(np.float64), **ends)
+    extra = given.get("extra_model_outputs") if is_state else given
+    outputs = None
+    if isinstance(extra, dict) and extra.get("action_dist_inputs") is not None:
+        outputs = _part(extra, "action_dist_inputs", None, place).astype(np.float32)
+        if outputs.ndim != 2 or len(outputs) != count:
+            shape = f"must be a row for each of {count} actions, got the shape {outputs.shape}"
+            raise ClientMessageError(f"{place}.action_dist_inputs", shape)
+    return Chunk(name, obs, actions, rewards.astype(np.float64), **ends, outputs=outputs)
 
 
 def _part(given: Mapping[Any, Any], key: str, space: Tree, place: str) -> Tree:

@@ -79,14 +79,15 @@ class ServerSettings:
 class Connection:
     """A socket, with what was read from it and what is still to be sent.
 
-    `reader` takes the messages that were read, and `pack` writes the ones that are sent; those of clients that speak
-    another protocol are in `other_protocols.py`.
+    `reader` takes the messages that were read, `pack` writes the ones that are sent, and `give_policy` sends a message
+    with the policy; the ones for clients that speak another protocol are in `other_protocols.py`.
     """
 
     socket: Any
     peer: str
     opened_s: float
     reader: Callable[[Connection], None]
+    give_policy: Callable[[Connection, bytes], None]
     pack: Callable[[Mapping[str, Any]], bytes] = pack_message
     read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
@@ -257,7 +258,8 @@ class PolicyServer:
         if self._tls is not None:
             found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
-        connection = Connection(found, name, self._now_s, self._read_messages, shakes_hands=self._tls is not None)
+        connection = Connection(found, name, self._now_s, self._read_messages, self._send)
+        connection.shakes_hands = self._tls is not None
         self._connections.add(connection)
         self._selector.register(found, selectors.EVENT_READ, connection)
 
@@ -333,7 +335,7 @@ class PolicyServer:
     def _speaks_another_protocol(self, connection: Connection) -> bool:
         """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
         limit, spaces = self._settings.max_message_bytes, (self._obs_space, self._action_space)
-        return recognize(connection, Ways(self._take, self._refuse, self._send, limit, *spaces))
+        return recognize(connection, Ways(self._take, self._refuse, self._send, self._want_policy, limit, *spaces))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Do what a message asks for.
@@ -434,9 +436,9 @@ class PolicyServer:
             self._close(session.connection)  # it is broken, and this end has not noticed
         session.connection, session.left_s, session.heard_s = connection, None, self._now_s
         connection.session = session
-        session.wants_policy, session.policy = hello.get("wants_policy", False), None
-        if session.wants_policy and session not in self.lacking:
-            self.lacking.append(session)
+        session.wants_policy, session.policy = False, None
+        if hello.get("wants_policy", False):
+            self._want_policy(session)
         welcome = {
             "type": "welcome",
             "protocol": PROTOCOL,
@@ -447,6 +449,12 @@ class PolicyServer:
             **self._described,
         }
         self._send(connection, connection.pack(welcome))
+
+    def _want_policy(self, session: Session) -> None:
+        """Let a client have the policy, with which it acts itself."""
+        session.wants_policy = True
+        if session not in self.lacking:
+            self.lacking.append(session)
 
     def _refuse_without_seats(self, connection: Connection, num_envs: int) -> None:
         kept = sum(len(session.seats) for session in self.sessions.values() if session.connection is None)
@@ -568,7 +576,7 @@ class PolicyServer:
         """
         if session.connection is not None:
             session.policy, session.policy_s = policy, time.monotonic()
-            self._send(session.connection, message)
+            session.connection.give_policy(session.connection, message)
 
     def answer(self, session: Session, actions: Any) -> None:
         """Send the actions of a client's latest message, a tree of `[M, ...]`."""
