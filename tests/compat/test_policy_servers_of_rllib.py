@@ -157,7 +157,6 @@ def test_rllibs_scripts_for_cartpole_train_ppo_with_two_clients(run: Run, tmp_pa
         done = run(SERVER, "--port", port, with_ray=False)
         errors = [process.communicate(timeout=60)[1] for process in started]
     assert best_mean(done.stdout) >= 80.0
-    assert ["also with inference_mode='local'" in error for error in errors] == [True, False]
     assert all("ServerStopped: the training is over" in error for error in errors)
 
 

@@ -39,13 +39,15 @@ def steps(rollout: Rollout) -> list[tuple[Any, ...]]:
     return sorted(found)
 
 
-def play(runner: EnvRunner, work: Callable[[PolicyClient], Any], num_steps: int) -> tuple[Rollout, Any, list[float]]:
+def play(
+    runner: EnvRunner, work: Callable[[PolicyClient], Any], num_steps: int, mode: str = "remote"
+) -> tuple[Rollout, Any, list[float]]:
     """Sample while a thread calls a client; return rollout, result or exception of the thread, and returns."""
     found: list[Any] = []
 
     def run() -> None:
         try:
-            found.append(work(PolicyClient(f"http://{address_of(runner)}", inference_mode="remote")))
+            found.append(work(PolicyClient(f"http://{address_of(runner)}", inference_mode=mode)))
         except Exception as error:
             found.append(error)
 
@@ -59,7 +61,11 @@ def play(runner: EnvRunner, work: Callable[[PolicyClient], Any], num_steps: int)
     return rollout, found[0], returns
 
 
-def test_rewards_add_up_until_the_next_action_and_the_end_is_a_termination() -> None:
+MODES = pytest.mark.parametrize("mode", ["remote", "local"])
+
+
+@MODES
+def test_rewards_add_up_until_the_next_action_and_the_end_is_a_termination(mode: str) -> None:
     infos: list[Any] = []
     config = served(num_envs=2).callbacks(on_episode_step=lambda episode: infos.append(episode.get_infos(-1)))
 
@@ -82,7 +88,7 @@ def test_rewards_add_up_until_the_next_action_and_the_end_is_a_termination() -> 
         return actions
 
     with runner_of(config) as runner:
-        rollout, actions, returns = play(runner, work, 4)
+        rollout, actions, returns = play(runner, work, 4, mode)
     assert all(action.shape == () and action.dtype == np.int64 for action in actions)
     assert steps(rollout) == [
         (0.0, actions[0], 1.25, False, False, 1.0),
@@ -94,7 +100,8 @@ def test_rewards_add_up_until_the_next_action_and_the_end_is_a_termination() -> 
     assert infos[0] == {"count": 3, "place": [0.0, 0.0]} and not infos[1]
 
 
-def test_episodes_at_the_same_time_take_a_seat_each_and_give_it_back() -> None:
+@MODES
+def test_episodes_at_the_same_time_take_a_seat_each_and_give_it_back(mode: str) -> None:
     def work(client: PolicyClient) -> Any:
         first, second = client.start_episode("first"), client.start_episode()
         with pytest.raises(ValueError, match="'first' is being played already"):
@@ -116,7 +123,7 @@ def test_episodes_at_the_same_time_take_a_seat_each_and_give_it_back() -> None:
         return actions, first, second, third
 
     with runner_of(served(num_envs=2)) as runner:
-        rollout, (actions, first, second, third), _ = play(runner, work, 8)
+        rollout, (actions, first, second, third), _ = play(runner, work, 8, mode)
     assert steps(rollout) == [
         (0.0, actions[first], 1.0, False, False, 1.0),
         (1.0, actions[first, 1], 2.0, False, False, 2.0),
@@ -129,7 +136,8 @@ def test_episodes_at_the_same_time_take_a_seat_each_and_give_it_back() -> None:
     ]
 
 
-def test_logged_actions_are_learned_from_with_the_ones_of_the_policy() -> None:
+@MODES
+def test_logged_actions_are_learned_from_with_the_ones_of_the_policy(mode: str) -> None:
     def work(client: PolicyClient) -> list[int]:
         name, taken = client.start_episode(), []
         for t in range(6):
@@ -143,7 +151,7 @@ def test_logged_actions_are_learned_from_with_the_ones_of_the_policy() -> None:
         return taken
 
     with runner_of(served(DQNConfig(), num_envs=2)) as runner:
-        rollout, taken, _ = play(runner, work, 6)
+        rollout, taken, _ = play(runner, work, 6, mode)
     assert steps(rollout) == [(float(t), taken[t], float(t), t == 5, False, t + 1.0) for t in range(6)]
 
 
@@ -165,7 +173,8 @@ def test_an_on_policy_algorithm_refuses_logged_actions() -> None:
     assert [step[0] for step in steps(rollout)] == [5.0]
 
 
-def test_episodes_without_training_are_not_learned_from() -> None:
+@MODES
+def test_episodes_without_training_are_not_learned_from(mode: str) -> None:
     def work(client: PolicyClient) -> int:
         for number in range(4):
             name = client.start_episode(training_enabled=number % 2 == 1)
@@ -176,12 +185,13 @@ def test_episodes_without_training_are_not_learned_from() -> None:
         return number
 
     with runner_of(served(DQNConfig(), num_envs=1)) as runner:
-        rollout, _, returns = play(runner, work, 4)
+        rollout, _, returns = play(runner, work, 4, mode)
     assert [step[0] for step in steps(rollout)] == [10.0, 11.0, 30.0, 31.0]
     assert returns == [2.0, 6.0]
 
 
-def test_threads_play_episodes_of_their_own() -> None:
+@MODES
+def test_threads_play_episodes_of_their_own(mode: str) -> None:
     def work(client: PolicyClient) -> int:
         def one(number: int) -> None:
             name = client.start_episode(str(number))
@@ -198,7 +208,7 @@ def test_threads_play_episodes_of_their_own() -> None:
         return sum(thread.is_alive() for thread in threads)
 
     with runner_of(served(num_envs=3)) as runner:
-        rollout, num_alive, _ = play(runner, work, 60)
+        rollout, num_alive, _ = play(runner, work, 60, mode)
     assert num_alive == 0
     assert [step[0] for step in steps(rollout)] == [100.0 * number + t for number in range(3) for t in range(20)]
 
@@ -221,6 +231,21 @@ def test_an_episode_that_the_server_lost_can_be_followed_by_another_one() -> Non
         rollout, error, _ = play(runner, work, 1)
     assert error is None
     assert [step[0] for step in steps(rollout)] == [2.0]
+
+
+def test_the_server_acts_where_only_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    def work(client: PolicyClient) -> Any:
+        name = client.start_episode()
+        client.get_action(name, obs(0))
+        client.log_returns(name, 1.0)
+        return client.end_episode(name, obs(1))
+
+    config = served(num_envs=1).rl_module(model_config={"use_lstm": True})
+    with runner_of(config) as runner:
+        rollout, error, _ = play(runner, work, 1, "local")
+    assert error is None
+    assert [step[0] for step in steps(rollout)] == [0.0]
+    assert "the server chooses the actions, also with inference_mode='local': the policy cannot act" in caplog.text
 
 
 def test_arguments_that_cannot_be_served_are_refused() -> None:

@@ -38,8 +38,10 @@ class PolicyClient:
 
     Args:
         address: `"http://host:port"`, `"host:port"`, `"https://host:port"` for TLS, or `"unix:/path"`.
-        inference_mode: `"local"` or `"remote"`. Actions come from the server in both modes.
-        update_interval: Seconds between two updates of the weights of `"local"`; no effect while the server acts.
+        inference_mode: `"local"` chooses the actions in this process, by the policy that the server sends, which needs
+            onnxruntime here, and onnx and onnxscript at the server. Where they are missing, and for policies that only
+            the server can act with, a warning says so, and the actions come from the server, as with `"remote"`.
+        update_interval: No effect: the server sends newer weights with the answers to the steps that it gets.
         session: A session of `requests`; only `None` is accepted, because the server speaks no HTTP.
 
     Raises:
@@ -60,9 +62,8 @@ class PolicyClient:
         self._playing: dict[str, _Episode] = {}
         self._idle: list[serving.PolicyClient] = []
         self._clients: list[serving.PolicyClient] = []
+        self._acts_locally = inference_mode == "local"
         weakref.finalize(self, _close, self._clients)
-        if inference_mode == "local":  # where acting with weights in this process will begin
-            log.warning("PolicyClient: the server chooses the actions, also with inference_mode='local'.")
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
         """Begin an episode, and return its id.
@@ -79,7 +80,7 @@ class PolicyClient:
         if name in self._playing:
             raise ValueError(f"episode {name!r} is being played already.")
         if not self._idle:
-            self._clients.append(serving.PolicyClient(self._place, tls=self._tls, name=f"PolicyClient {name:.8}"))
+            self._clients.append(self._connect(f"PolicyClient {name:.8}"))
             self._idle.append(self._clients[-1])
         self._playing[name] = _Episode(self._idle.pop(), training_enabled)
         return name
@@ -147,7 +148,23 @@ class PolicyClient:
         self._idle.append(self._playing.pop(episode_id).client)
 
     def update_policy_weights(self) -> None:
-        """Do nothing: the server acts with its latest weights."""
+        """Do nothing: with each answer of the server come its latest weights."""
+
+    def _connect(self, name: str) -> serving.PolicyClient:
+        if self._acts_locally:
+            try:
+                client = serving.PolicyClient(self._place, tls=self._tls, name=name, acts_locally=True)
+                client.receive_policy()
+                return client
+            except ImportError as error:
+                problem = str(error)
+            except serving.ClientError as error:
+                if error.code != "policy":
+                    raise
+                problem = str(error)
+            log.warning("PolicyClient: the server chooses the actions, also with inference_mode='local': %s", problem)
+            self._acts_locally = False
+        return serving.PolicyClient(self._place, tls=self._tls, name=name)
 
     def _episode(self, episode_id: str) -> _Episode:
         if episode_id not in self._playing:
