@@ -207,6 +207,15 @@ assert native.num_envs_per_env_runner == 16 and native.training_intensity == 4.0
 assert native.evaluation_config["env"] == "CartPole-v1"
 assert "num_envs_per_env_runner" not in native.evaluation_config
 
+from ray.rllib.env.tcp_client_inference_env_runner import TcpClientInferenceEnvRunner
+space, actions = gym.spaces.Box(-1.0, 1.0, (4,)), gym.spaces.Discrete(2)
+for num_env_runners, address in ((0, "localhost:6000"), (2, "localhost:6001")):
+    config = PPOConfig().environment(observation_space=space, action_space=actions, env_config={"port": 6000})
+    config.env_runners(env_runner_cls=TcpClientInferenceEnvRunner, num_env_runners=num_env_runners)
+    native = to_native(config)
+    assert native.env is corral.ExternalEnv and native.env_config["address"] == address
+    assert set(native.env_config) == {"address", "observation_space", "action_space"}
+
 native = served(PPOConfig().env_runners(num_env_runners=2, num_envs_per_env_runner=3, rollout_fragment_length=500)
                 .training(train_batch_size=2900))
 assert native.env_config["address"] == "localhost:9901"

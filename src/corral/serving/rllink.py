@@ -1,8 +1,8 @@
 """RLlink 0.0.1, the protocol of RLlib for simulators that act themselves, without its pickles.
 
 A message is a length of eight digits and a map, in JSON (Ray 2.40 to 2.46) or in msgpack with the arrays of
-msgpack_numpy (later). Each of them becomes messages of Corral's own protocol, which the server takes as it takes those
-of other clients; nothing of a message is executed. A client has one seat, in which it plays one episode after another.
+msgpack_numpy (later). Each of them becomes messages of Corral's own protocol, which the server takes as if the client
+spoke it; nothing of a message is executed. A client has one seat, in which it plays one episode after another.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class PolicyClient:
         info: Mapping[str, Any] | None = None,
         multiagent_done_dict: Mapping[Any, bool] | None = None,
     ) -> None:
-        """Add a reward to those of the latest action, which the next call for the episode reports.
+        """Add a reward of the latest action; the next call for the episode reports the sum of them.
 
         Args:
             episode_id: Id of the episode.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from corral.compat.rllib.envs import resolve_env
+from corral.compat.rllib.runners import EnvRunner
 from corral.core.space_descriptions import describe_space
 from corral.errors import ConfigError
 from corral.serving.external_env import ExternalEnv, spaces_of
@@ -58,13 +59,20 @@ class PolicyServerInput:
     max_sample_queue_size: int = 20
 
 
+class EnvRunnerServerForExternalInference(EnvRunner):
+    """Setting of `env_runner_cls` with which runners listen for clients of RLlink, at `env_config["port"]`.
+
+    As in RLlib, the embedded runner listens at that port, and others at the ports after it, on this machine.
+    """
+
+
 def served_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    """Return the settings of Corral in which a config whose `input_` makes policy servers differs; else nothing.
+    """Return the settings of Corral in which a config whose runners are policy servers differs; else nothing.
 
     Raises:
         ConfigError: The ports of the runners do not follow one another, or the spaces are not known.
     """
-    if not (servers := _servers_of(config)):
+    if not (servers := _servers_of_rllink(config) or _servers_of(config)):
         return {}
     first, host = servers[0].port, servers[0].address
     if [(server.address, server.port) for server in servers] != [(host, first + i) for i in range(len(servers))]:
@@ -83,6 +91,16 @@ def served_settings(config: AlgorithmConfig) -> dict[str, Any]:
     }
 
 
+def _servers_of_rllink(config: AlgorithmConfig) -> list[PolicyServerInput]:
+    runner_class, num_runners = config.env_runner_cls, int(config.num_env_runners)
+    if not (isinstance(runner_class, type) and issubclass(runner_class, EnvRunnerServerForExternalInference)):
+        return []
+    port = int(config.env_config.get("port", 5555))
+    return [
+        PolicyServerInput(None, "localhost", port + i) for i in (range(1, num_runners + 1) if num_runners else (0,))
+    ]
+
+
 def _servers_of(config: AlgorithmConfig) -> list[PolicyServerInput]:
     """Return the servers of the runners that sample, in their order."""
     function, num_runners = config.input_, int(config.num_env_runners)
@@ -92,8 +110,13 @@ def _servers_of(config: AlgorithmConfig) -> list[PolicyServerInput]:
         inspect.signature(function).bind(None)
     except (TypeError, ValueError):
         return []
-    found = [function(IOContext(config, index)) for index in (range(1, num_runners + 1) if num_runners else (0,))]
+    found = [function(IOContext(config, index)) for index in _indices(num_runners)]
     return found if all(isinstance(server, PolicyServerInput) for server in found) else []
+
+
+def _indices(num_runners: int) -> list[int]:
+    """Return the indices of the runners that sample."""
+    return [*range(1, num_runners + 1)] if num_runners else [0]
 
 
 def _described_spaces(config: AlgorithmConfig) -> dict[str, Any]:
@@ -101,14 +124,14 @@ def _described_spaces(config: AlgorithmConfig) -> dict[str, Any]:
     if observation_space is None or action_space is None:
         if config.env is None:
             raise ConfigError(
-                "input_: a policy server needs the spaces: set .environment(observation_space=..., action_space=...), "
-                "or an env that has the same."
+                "environment: a policy server needs the spaces: set .environment(observation_space=..., "
+                "action_space=...), or an env that has the same."
             )
         observation_space, action_space = spaces_of(resolve_env(config.env), config.env_config)
     try:
         return {"observation_space": describe_space(observation_space), "action_space": describe_space(action_space)}
     except ValueError as error:
-        raise ConfigError(f"input_: a policy server cannot describe this space to clients: {error}") from error
+        raise ConfigError(f"environment: a policy server cannot describe this space to clients: {error}") from error
 
 
 def _fragment_settings(config: AlgorithmConfig, num_seats: int) -> dict[str, Any]:

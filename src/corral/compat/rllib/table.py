@@ -58,7 +58,7 @@ HOMES = {
     "pipelines": "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline",
     "policies": "PolicySpec",
     "policy_clients": "PolicyClient",
-    "policy_servers": "PolicyServerInput IOContext",
+    "policy_servers": "PolicyServerInput IOContext EnvRunnerServerForExternalInference",
     "policy_views": "Policy",
     "recorded_data": "OfflinePreLearner",
     "ray_registry": "_register_all ALGORITHMS",
@@ -284,6 +284,7 @@ MODULES = {
     "env.env_context": "EnvContext",
     "env.env_runner": "EnvRunner constants:ENV_STEP_FAILURE helpers:StepFailedRecreateEnvError",
     "env.env_runner_group": "EnvRunnerGroup",
+    "env.external.env_runner_server_for_external_inference": "EnvRunnerServerForExternalInference",
     "env.multi_agent_env": "MultiAgentEnv make_multi_agent constants:ENV_STATE",
     "env.multi_agent_env_runner": "MultiAgentEnvRunner",
     "env.multi_agent_episode": "MultiAgentEpisode",
@@ -291,6 +292,9 @@ MODULES = {
     "env.policy_server_input": "PolicyServerInput",
     "env.single_agent_env_runner": "SingleAgentEnvRunner",
     "env.single_agent_episode": "SingleAgentEpisode",
+    "env.tcp_client_inference_env_runner": (
+        "policy_servers:EnvRunnerServerForExternalInference=TcpClientInferenceEnvRunner"
+    ),
     "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel helpers:_gym_env_creator",
     "env.utils.infinite_lookback_buffer": "InfiniteLookbackBuffer",
     "env.vector.vector_multi_agent_env": "corral.envs.sync_vector:SyncVectorEnv=VectorMultiAgentEnv",
