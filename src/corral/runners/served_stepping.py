@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
     from corral.runners.runner import EnvRunner
     from corral.serving.policy_file import PolicyFile
-    from corral.serving.server import PolicyServer, Session
+    from corral.serving.server import PolicyServer
+    from corral.serving.sessions import Session
 
 WAIT_S = 0.2
 """Seconds after which waiting for clients is interrupted, to look at the clock."""

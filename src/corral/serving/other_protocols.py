@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from corral.serving.rllink import RLlink, Ways
 
 if TYPE_CHECKING:
-    from corral.serving.server import Connection
+    from corral.serving.sessions import Connection
 
 __all__ = ["Ways", "recognize"]
 

@@ -27,7 +27,7 @@ from corral.errors import ClientMessageError
 from corral.serving.client import HEADER, PROTOCOL, pack_array
 
 if TYPE_CHECKING:
-    from corral.serving.server import Connection, Session
+    from corral.serving.sessions import Connection, Session
 
 HEADER_BYTES = 8
 TYPES = ("PING", "GET_CONFIG", "GET_STATE", "EPISODES", "EPISODES_AND_GET_STATE")

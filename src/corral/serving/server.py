@@ -18,7 +18,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from corral.errors import ClientMessageError, ConfigError
 from corral.serving.client import HEADER, PROTOCOL, pack_array, pack_message
 from corral.serving.messages import Entries, read_entries, read_envs, read_message
 from corral.serving.other_protocols import Ways, recognize
+from corral.serving.sessions import Connection, Session
 
 log = logging.getLogger("corral")
 
@@ -73,60 +74,6 @@ class ServerSettings:
     client_timeout_s: float = 60.0
     reconnect_timeout_s: float = 30.0
     policy_interval_s: float = 0.1
-
-
-@dataclass(eq=False)
-class Connection:
-    """A socket, with what was read from it and what is still to be sent.
-
-    `reader` takes the messages that were read, `pack` writes the ones that are sent, and `give_policy` sends a message
-    with the policy; the ones for clients that speak another protocol are in `other_protocols.py`.
-    """
-
-    socket: Any
-    peer: str
-    opened_s: float
-    reader: Callable[[Connection], None]
-    give_policy: Callable[[Connection, bytes], None]
-    pack: Callable[[Mapping[str, Any]], bytes] = pack_message
-    read: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    session: Session | None = None
-    shakes_hands: bool = False  # the TLS handshake is not over
-    is_ending: bool = False  # to be closed when all is sent
-
-
-@dataclass(eq=False)
-class Session:
-    """A client, over one connection or several, one after the other.
-
-    Attributes:
-        id_: Secret name of the session, with which the client continues it.
-        name: Name of the client in messages.
-        seats: Seat of each env of the client, int64 `[K]`.
-        last_id: Number of its latest message.
-        waits: Whether that message is not answered yet.
-        answer: The answer to that message as bytes.
-        heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
-        is_rllink: Whether the client speaks RLlink: it may be silent, and does not come back.
-        wants_policy: Whether it acts itself, by the policy that the server sends.
-        policy: What the latest policy that it was sent is made of, or `None`.
-        policy_s: When that was, in seconds of the monotonic clock.
-    """
-
-    id_: str
-    name: str
-    seats: NDArray[np.int64]
-    heard_s: float
-    connection: Connection | None = None
-    last_id: int = -1
-    waits: bool = False
-    answer: bytes = b""
-    left_s: float | None = None
-    is_rllink: bool = False
-    wants_policy: bool = False
-    policy: Any = None
-    policy_s: float = 0.0
 
 
 @dataclass
