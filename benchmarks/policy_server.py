@@ -3,8 +3,8 @@
     python benchmarks/policy_server.py
 
 Clients run in processes of their own, over TCP on this machine, and only ask: their observations are zeros,
-so that all time is the server's and the client's. Three lines are printed: env steps per second of one client with 8
-envs per message; what the server adds to one request of one env (median, beyond choosing the action); and the messages
+so that all time is the server's and the client's. Four lines are printed: env steps per second of one client with 8
+envs per message; the same of a client that acts itself; what the server adds to one request of one env (median, beyond choosing the action); and the messages
 of the slowest of 64 clients next to their median.
 """
 
@@ -31,12 +31,13 @@ NUM_CLIENTS = 64
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ask", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--ask", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask is not None:
-        ask(options.ask[0], int(options.ask[1]))
+        ask(options.ask[0], int(options.ask[1]), acts_locally=options.ask[2] == "locally")
         return
     print(f"one client, 8 envs per message: {steps_per_second(8):,.0f} env steps per second")
+    print(f"one client that acts itself, 8 envs: {steps_per_second(8, acts_locally=True):,.0f} env steps per second")
     round_trip_s, choice_s = added_time()
     print(
         f"one client, 1 env: {1e3 * round_trip_s:.2f} ms per request (median), of which choosing the action takes "
@@ -55,18 +56,19 @@ def make_runner(num_envs: int) -> EnvRunner:
     return EnvRunner(config.env_runners(num_envs_per_env_runner=num_envs).debugging(seed=0))
 
 
-def start(runner: EnvRunner, num_envs: int) -> subprocess.Popen[bytes]:
+def start(runner: EnvRunner, num_envs: int, *, acts_locally: bool = False) -> subprocess.Popen[bytes]:
     """Start a client in a process of its own."""
     address = runner.env.server.address  # type: ignore[attr-defined]
-    command = [sys.executable, str(Path(__file__).resolve()), "--ask", address, str(num_envs)]
+    where = "locally" if acts_locally else "remotely"
+    command = [sys.executable, str(Path(__file__).resolve()), "--ask", address, str(num_envs), where]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
-def ask(address: str, num_envs: int) -> None:
+def ask(address: str, num_envs: int, *, acts_locally: bool) -> None:
     """Ask for actions until the server stops; print the number of messages, and the median time of one."""
     obs, rewards, times_s = np.zeros((num_envs, 4), np.float32), [1.0] * num_envs, []
     try:
-        with PolicyClient(address, num_envs) as client:
+        with PolicyClient(address, num_envs, acts_locally=acts_locally) as client:
             client.begin(obs)
             while True:
                 began_s = time.perf_counter()
@@ -86,10 +88,10 @@ def ended(clients: list[subprocess.Popen[bytes]]) -> list[tuple[int, float]]:
     return found
 
 
-def steps_per_second(num_envs: int) -> float:
+def steps_per_second(num_envs: int, *, acts_locally: bool = False) -> float:
     """Return the env steps per second of one client."""
     runner = make_runner(num_envs)
-    client = start(runner, num_envs)
+    client = start(runner, num_envs, acts_locally=acts_locally)
     runner.sample(num_timesteps=1000)
     began_s = time.perf_counter()
     rollout = runner.sample(num_timesteps=NUM_STEPS)

@@ -60,7 +60,10 @@ def fail(kind: str) -> None:
     elif kind == "hang":
         time.sleep(FOREVER_S)
     elif kind == "hold":
-        ctypes.PyDLL(None).sleep(int(FOREVER_S))  # holds Python's global lock
+        # Waits for itself, and holds Python's global lock. A signal does not end this, as it would end a sleep in C.
+        mutex, lock = ctypes.create_string_buffer(256), ctypes.PyDLL(None).pthread_mutex_lock
+        lock(mutex)
+        lock(mutex)
     elif kind == "exit":
         os._exit(7)
     elif kind == "raise":

@@ -128,6 +128,8 @@ class Trial:
         count, seconds = self.reference["phases"].get(phase, [1, 0.05])
         # The last call at the end of a run finds that every result is written: a full disk is no fault there.
         count -= phase == "log" and kind == "disk"
+        # One for each iteration, in any case; whether the best one is written too depends on the evaluations.
+        count = min(count, ITERATIONS) if phase == "checkpoint" else count
         occurrence = 1 if phase == "resume" else rng.randint(1, max(1, count))
         delay_s = rng.choice((0.0, rng.uniform(0.0, 1.2 * seconds)))
         plan: Plan = {"phase": phase, "occurrence": occurrence, "delay_s": delay_s, "actor": actor, "action": kind}

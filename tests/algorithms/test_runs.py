@@ -567,6 +567,34 @@ def test_what_cannot_continue_is_told(tmp_path: Path) -> None:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", resume=tmp_path / "run")
 
 
+def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+    with small_ppo(checkpoint_every_iterations=1).build() as algo:
+        save = algo.save
+
+        def full(path: Any) -> Any:
+            with largest_file(100):
+                return save(path)
+
+        monkeypatch.setattr(algo, "save", full)
+        monkeypatch.setattr("corral.checkpoint.run_checkpoints.write_checkpoint", lambda path, **_: full(path))
+        algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, progress=False)
+    monkeypatch.undo()
+    assert not names(tmp_path)
+    assert len((tmp_path / "result.jsonl").read_text().splitlines()) == 3
+    assert resume(small_ppo(checkpoint_every_iterations=1), tmp_path, 4)["training_iteration"] == 4
+    assert "has no checkpoint yet: the run begins again" in caplog.text
+    lines = [json.loads(line) for line in (tmp_path / "result.jsonl").read_text().splitlines()]
+    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4]
+    assert len(names(tmp_path)) > 1
+    # A run that had checkpoints and lost them is not begun again: that would overwrite its results.
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        resume(small_ppo(), tmp_path, 5)
+
+
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
     fit(small_ppo(), tmp_path, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -16,7 +16,7 @@ from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.directory import METADATA
-from corral.checkpoint.finding import CHECKPOINTS
+from corral.checkpoint.finding import CHECKPOINTS, NONE_YET
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.core.familiar_names import meaning_of_key
 from corral.core.ids import ALL_MODULES
@@ -238,12 +238,16 @@ def check_resumable(run_dir: Path) -> dict[str, str]:
 
 
 def has_just_begun(run_dir: Path) -> bool:
-    """Return whether a run ended before its first checkpoint, in its first two iterations: it begins again.
+    """Return whether a run ended before its first checkpoint: it begins again.
 
-    A run that has more results and no checkpoint lost its checkpoints, or was to have none.
+    That is in its first two iterations, or later if the first checkpoints could not be written. Any other run that has
+    more results and no checkpoint lost its checkpoints, or was to have none.
     """
-    if any((path / METADATA).exists() for path in (run_dir / CHECKPOINTS).glob("*")):
+    directory = run_dir / CHECKPOINTS
+    if any((path / METADATA).exists() for path in directory.glob("*")):
         return False
+    if (directory / NONE_YET).exists():
+        return True
     is_kept = (read_config(run_dir).get("checkpointing") or {}).get("num_checkpoints_kept")
     progress = run_dir / PROGRESS_FILE
     num_rows = progress.read_bytes().count(b"\n") - 1 if progress.is_file() else 0

@@ -12,6 +12,8 @@ from corral.core.run_files import SEEDS_FILE
 from corral.errors import CheckpointError
 
 CHECKPOINTS, BEST = "checkpoints", "best"
+NONE_YET = "none-yet"
+"""File in the directory of checkpoints that says that the first ones could not be written."""
 
 
 def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") -> Location:

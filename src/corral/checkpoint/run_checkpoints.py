@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import METADATA, read_checkpoint, write_checkpoint
-from corral.checkpoint.finding import BEST, CHECKPOINTS
+from corral.checkpoint.finding import BEST, CHECKPOINTS, NONE_YET
 from corral.errors import CheckpointError, ConfigError
 from corral.metrics.named_number import NamedNumber
 from corral.metrics.result import flat_result
@@ -207,6 +207,7 @@ class RunCheckpoints:
         try:
             self._algorithm.save(path)
             self._written = position
+            (self._directory / NONE_YET).unlink(missing_ok=True)
             self._remove_old()
         except Exception as error:
             self._warn_of(path.name, error)
@@ -238,6 +239,10 @@ class RunCheckpoints:
             f"The checkpoint {self._directory / name} cannot be written: {error}. The run continues, and earlier "
             "checkpoints stay; the next one is tried when it is due.",
         )
+        with contextlib.suppress(OSError):
+            if not any((path / METADATA).exists() for path in self._directory.glob("*")):
+                self._directory.mkdir(exist_ok=True)
+                (self._directory / NONE_YET).touch()
 
     def __enter__(self) -> Self:
         """Return the checkpoints."""

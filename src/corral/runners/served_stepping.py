@@ -36,6 +36,7 @@ from corral.serving.messages import Entries
 
 if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
+    from corral.runners.actor import Choices
     from corral.runners.runner import EnvRunner
     from corral.serving.policy_file import PolicyFile
     from corral.serving.server import PolicyServer
@@ -251,31 +252,38 @@ class ServedStepping(Stepping):
 
     def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the seats that wait for one."""
-        actor, lanes, own = self._actor, self.lanes, self._own
-        if np.count_nonzero(self._by_policy) == np.count_nonzero(lanes.acts):
+        actor, lanes, own, by_policy = self._actor, self.lanes, self._own, self._by_policy
+        num_own = np.count_nonzero(own)
+        if num_own and np.count_nonzero(by_policy) == np.count_nonzero(lanes.acts):
             actions, outputs, logp = self._own_actions, self._own_outputs, None
-        elif actor.is_heuristic and not random_actions:
-            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
         else:
-            actor.row_distribution.acts = lanes.acts
-            actions, outputs, logp = actor.choose(
-                lanes.obs,
-                lanes.begins,
-                timestep=timestep,
-                explore=explore,
-                random_actions=random_actions,
-                acts=lanes.acts,
-            )
-        actions = np.asarray(actions)
-        if np.count_nonzero(own):
-            actions = np.where(_like(own, actions), self._own_actions, actions)
-            outputs = np.where(self._by_policy[:, None], self._own_outputs, outputs)
-            logp = None if logp is None else np.where(own, np.nan, logp)
-            self._lags.note(self.runner.weights_version - self._versions[self._by_policy])
-            own[:] = self._by_policy[:] = False
+            actions, outputs, logp = self._choose(timestep, explore, random_actions)
+            if num_own:
+                actions = np.where(_like(own, actions), self._own_actions, actions)
+                outputs = np.where(by_policy[:, None], self._own_outputs, outputs)
+                logp = None if logp is None else np.where(own, np.nan, logp)
+        if num_own:
+            self._lags.note(self.runner.weights_version - self._versions[by_policy])
+            own[:] = by_policy[:] = False
         acting = lanes.act(actions, outputs, logp)
         env_actions = actor.distribution.to_env(actions)
         map_tree(lambda here, now: here.__setitem__(acting, now[acting]), self._env_actions, env_actions)
+
+    def _choose(self, timestep: int, explore: bool, random_actions: bool) -> Choices:
+        """Return what the runner chooses for the seats that wait for an action."""
+        actor, lanes = self._actor, self.lanes
+        if actor.is_heuristic and not random_actions:
+            return actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
+        actor.row_distribution.acts = lanes.acts
+        actions, outputs, logp = actor.choose(
+            lanes.obs,
+            lanes.begins,
+            timestep=timestep,
+            explore=explore,
+            random_actions=random_actions,
+            acts=lanes.acts,
+        )
+        return np.asarray(actions), outputs, logp
 
     def _answer(self, timestep: int, explore: bool, random_actions: bool) -> None:
         """Send the actions to the clients that wait for them, and the policy to those that act by it."""
