@@ -102,6 +102,8 @@ def test_arrays_come_back_as_they_were(array: Any) -> None:
         (steps(actions=[1.5, 1.0]), "steps.actions"),
         (steps(infos=[{}, 3]), "steps.infos[1]"),
         (steps(infos=[{}]), "steps.infos"),
+        (steps(counts=[True, 0]), "steps.counts[1]"),
+        (steps(begins=[True, False], counts=[False, False]), "steps.counts[1]"),
     ],
 )
 def test_refusals_name_the_place(message: Any, place: str) -> None:
@@ -153,7 +155,7 @@ _VALUES = st.recursive(
     max_leaves=12,
 )
 _NAMES = st.sampled_from(
-    ["type", "id", "envs", "obs", "rewards", "begins", "terminated", "truncated", "actions", "infos"]
+    ["type", "id", "envs", "obs", "rewards", "begins", "terminated", "truncated", "actions", "infos", "counts"]
 )
 
 

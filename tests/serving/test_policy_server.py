@@ -90,7 +90,7 @@ HELLO = {"type": "hello", "protocol": 1, "num_envs": 1}
         (b"\xff\xff\xff\xff", "too_large"),
         (HEADER.pack(100_000), "too_large"),
         (HEADER.pack(3) + b"\xc1\xc1\xc1", "protocol"),
-        (b"GET / HTTP/1.1\r\n\r\n", "too_large"),
+        (b"QUIT\r\n\r\n", "too_large"),
     ],
 )
 def test_who_does_not_speak_the_protocol_is_told_so_and_cut_off(first: bytes, code: str) -> None:

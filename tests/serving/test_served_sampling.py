@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -385,6 +386,81 @@ def test_a_message_that_ends_one_episode_and_is_refused_links_it_to_no_other() -
     assert steps == [(1.0, 2.0, 1.0)] * 2 + [(10.0, 11.0, 2.0)] * 2
     assert (returns, lengths) == ([2.0, 2.0], [1, 1])
     assert len({episode.id_ for episode in rollout.episodes()}) == 4
+
+
+def test_an_episode_that_does_not_count_is_played_and_nobody_learns_from_it() -> None:
+    trace: list[Any] = []
+    config = served(DQNConfig(), num_envs=2)
+    config.callbacks(
+        on_episode_start=lambda episode: trace.append(float(episode.get_observations()[0, 0])),
+        on_episode_step=lambda episode: trace.append(float(episode.get_rewards(-1))),
+        on_episode_end=lambda episode: trace.append(("end", episode.get_return())),
+    )
+
+    def play(address: str) -> list[int]:
+        with PolicyClient(address, 2) as client:  # env 1 plays an episode that does not count
+            found = [client.exchange([0, 1], rows(0, 10), begins=[True, True], counts=[True, False])]
+            found.append(client.step(rows(1, 11), [1.0, 100.0]))
+            found.append(client.step(rows(2, 12), [2.0, 200.0], [True, True], next_obs=rows(20, 30)))
+            found.append(client.step(rows(21, 31), [4.0, 8.0]))
+            found.append(client.step(rows(22, 32), [16.0, 32.0], [False, True]))
+            return [len(actions) for actions in found]
+
+    with runner_of(config) as runner:
+        thread, found = run_in_thread(partial(play, address_of(runner)))
+        rollout = runner.sample(num_timesteps=6)
+        returns = runner.last_statistics.returns.tolist()
+        answer(runner, thread)
+        assert runner.num_env_steps_sampled_lifetime == 6
+    assert found == [[2, 2, 2, 2, 1]]
+    steps = sorted(step.obs[0] for _, step in steps_of(rollout))
+    assert steps == [0, 1, 20, 21, 30, 31]
+    assert sorted(returns) == [3.0, 40.0]
+    assert trace == [0.0, 1.0, 2.0, ("end", 3.0), 20.0, 30.0, 4.0, 8.0, 16.0, 32.0, ("end", 40.0)]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_episodes_that_do_not_count_are_none_of_those_that_are_wanted(leaves: bool) -> None:
+    def play(address: str) -> None:
+        with PolicyClient(address, 1) as client:
+            for number in range(4):
+                client.exchange([0], rows(number), begins=[True], counts=[number % 2 == 1])
+                client.step(rows(number), [float(number)])
+                if leaves and number % 2 == 0:
+                    client.drop()
+                else:
+                    client.step(rows(number), [0.5], [True])
+
+    with runner_of(served(num_envs=2)) as runner:
+        thread, _ = run_in_thread(partial(play, address_of(runner)))
+        rollout = runner.sample(num_episodes=2)
+        returns = runner.last_statistics.returns.tolist()
+        answer(runner, thread)
+    assert returns == [1.5, 3.5]
+    assert [step.obs[0] for _, step in steps_of(rollout)] == [1, 1, 3, 3]
+
+
+def test_clients_that_act_themselves_and_others_keep_their_actions_in_one_batch() -> None:
+    def play(address: str, number: float, action: int | None) -> list[int]:
+        taken = []
+        with PolicyClient(address) as client:
+            for t in range(40):
+                obs = np.array([[number, t, 0, 0]], np.float32)
+                own = None if action is None else np.array([action])
+                found = client.exchange([0], obs, begins=[t == 0], rewards=[float(t)], actions=own)
+                taken.append(int(found[0]) if action is None else action)
+        return taken
+
+    with runner_of(served(DQNConfig(), num_envs=4)) as runner:
+        address = address_of(runner)
+        players = [run_in_thread(partial(play, address, float(i), action)) for i, action in enumerate([0, None, 2, 1])]
+        rollout = runner.sample(num_timesteps=4 * 39)
+        for thread, _ in players:
+            answer(runner, thread)
+    learned = {step.obs[:2]: step.action for _, step in steps_of(rollout)}
+    assert len(learned) == 4 * 39
+    for number, (_, found) in enumerate(players):
+        assert [learned[number, t] for t in range(39)] == found[0][:39]
 
 
 def test_dqn_replays_the_steps_of_each_simulator_as_they_were() -> None:

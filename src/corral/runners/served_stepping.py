@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from corral.runners.actor import Choices
     from corral.runners.runner import EnvRunner
     from corral.serving.policy_file import PolicyFile
-    from corral.serving.server import PolicyServer, Session
+    from corral.serving.server import PolicyServer
+    from corral.serving.sessions import Session
 
 WAIT_S = 0.2
 """Seconds after which waiting for clients is interrupted, to look at the clock."""
@@ -124,7 +125,8 @@ class ServedStepping(Stepping):
         super().__init__(runner)
         num_seats = self.host.num_envs
         self._in_episode = np.zeros(num_seats, np.bool_)
-        self._stale = np.zeros(num_seats, np.bool_)  # seats whose episode began before the last reset: it counts not
+        # Seats whose episode does not count: it began before the last reset, or its client said so.
+        self._stale = np.zeros(num_seats, np.bool_)
         self._waves: deque[Wave] = deque()
         self._owed: list[tuple[Session, NDArray[np.int64]]] = []
         self._own = np.zeros(num_seats, np.bool_)  # seats whose client took its action itself
@@ -388,7 +390,9 @@ class ServedStepping(Stepping):
             for seat in seats.tolist():
                 self.lanes.use(seat, 0, 0.0)
             self._in_episode[seats] = True
-            rollout.begun += [(row, seat) for seat in seats.tolist()]
+            if begun.counts is not None:
+                self._stale[seats] = ~begun.counts
+            rollout.begun += [(row, seat) for seat in seats[~self._stale[seats]].tolist()]
             self._receive(begun)
         for part in wave.acted:
             self._note_actions(part)
@@ -516,10 +520,12 @@ def _join(parts: list[Entries]) -> Entries:
         name: map_tree(lambda *leaf: np.concatenate(leaf), *(getattr(part, name) for part in parts))
         for name in ("envs", "obs", "rewards", "begins", "terminated", "truncated")
     }
-    infos = None
+    infos, counts = None, None
     if any(part.infos is not None for part in parts):
         infos = [info for part in parts for info in (part.infos or [{}] * len(part))]
-    return Entries(**columns, infos=infos)
+    if any(part.counts is not None for part in parts):
+        counts = np.concatenate([np.ones(len(p), np.bool_) if p.counts is None else p.counts for p in parts])
+    return Entries(**columns, infos=infos, counts=counts)
 
 
 def _split(entries: Entries) -> Iterator[Entries]:

@@ -245,6 +245,7 @@ class PolicyClient:
         truncated: Any = None,
         actions: Any = None,
         infos: Sequence[Mapping[str, Any]] | None = None,
+        counts: Any = None,
     ) -> Any:
         """Send one message `steps`, and return the actions of the entries that want one.
 
@@ -258,16 +259,18 @@ class PolicyClient:
             actions: Actions `[K, ...]` that the client takes itself, which only algorithms that learn from any actions
                 accept; no action is returned then.
             infos: An info for each entry, which callbacks can read.
+            counts: Whether the episode that begins counts, bool `[K]`; one that does not is played with the policy,
+                and neither learned from nor in the metrics. `None` is true everywhere.
 
         Returns:
             Actions `[M, ...]` of the entries that did not end and have no action of their own, in their order.
         """
         entries = {"rewards": rewards, "begins": begins, "terminated": terminated, "truncated": truncated}
         if self._local is not None:
-            if actions is not None or infos is not None:
-                raise ValueError("a client with acts_locally=True reports no actions of its own and no infos")
-            return self._local.exchange(envs, obs, **entries)
-        answer = self._send(envs, obs, **entries, actions=actions, infos=infos)
+            if actions is None:
+                return self._local.exchange(envs, obs, **entries, infos=infos, counts=counts)
+            self._local.flush()
+        answer = self._send(envs, obs, **entries, actions=actions, infos=infos, counts=counts)
         try:
             self.weights_version = int(answer["weights_version"])
             return unpack_array(answer["actions"])
@@ -285,6 +288,7 @@ class PolicyClient:
         truncated: Any,
         actions: Any = None,
         infos: Sequence[Mapping[str, Any]] | None = None,
+        counts: Any = None,
         acted: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Send one message `steps`, and return the answer; `acted` are its fields of a client that acts itself."""
@@ -296,8 +300,10 @@ class PolicyClient:
                 message[name] = np.asarray(flags, np.bool_).tolist()
         if actions is not None:
             message["actions"] = pack_array(actions)
-        if infos is not None:
+        if infos is not None and any(infos):
             message["infos"] = [dict(info) for info in infos]
+        if counts is not None and not np.all(counts):
+            message["counts"] = np.asarray(counts, np.bool_).tolist()
         return self._request(message)
 
     def close(self) -> None:
@@ -510,7 +516,9 @@ class _LocalActor:
         feed["uniform"] = self._rng.random((int(wants.sum()), self._num_uniform), np.float32)
         *actions, outputs, draws = self._session.run(None, feed)
         rewards: Any = np.zeros(count) if entries["rewards"] is None else np.asarray(entries["rewards"], np.float64)
-        kept = {"envs": np.asarray(envs), "obs": obs, "rewards": rewards, **flags}
+        counts = np.ones(count, np.bool_) if entries["counts"] is None else np.asarray(entries["counts"], np.bool_)
+        kept = {"envs": np.asarray(envs), "obs": obs, "rewards": rewards, "counts": counts, **flags}
+        kept["infos"] = np.array(entries["infos"] or [{}] * count, object)
         self._kept.append({**kept, "outputs": _spread(outputs, wants), "draws": _spread(draws, wants)})
         self._num_kept += count
         enough = self._num_kept >= self._steps_per_message * self._client.num_envs

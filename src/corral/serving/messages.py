@@ -26,7 +26,7 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "id": int,
         "envs": list,
         "obs": (dict, list),
-        **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos"), list),
+        **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos", "counts"), list),
         **dict.fromkeys(("actions", "outputs", "draws"), (dict, list)),
         "weights_version": int,
     },
@@ -61,6 +61,7 @@ class Entries:
         draws: What it drew, whose mode is the action, float32 `[K, D]`, or `None`.
         weights_version: Version of the weights of this policy.
         infos: Infos of the entries, K of them, or `None`.
+        counts: Whether the episode that begins counts, bool `[K]`, or `None` for true everywhere.
     """
 
     envs: NDArray[np.int64]
@@ -74,6 +75,7 @@ class Entries:
     draws: NDArray[np.float32] | None = None
     weights_version: int = 0
     infos: list[dict[str, Any]] | None = None
+    counts: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Return the number of entries K."""
@@ -159,6 +161,7 @@ def read_entries(
         obs=_arrays(message["obs"], obs_space, count, "steps.obs"),
         rewards=_rewards(message.get("rewards"), count),
         infos=_infos(message.get("infos"), count),
+        counts=_flags(message["counts"], count, "counts") if "counts" in message else None,
         weights_version=message.get("weights_version", 0),
         **flags,
         **choices,
@@ -170,6 +173,9 @@ def read_entries(
     if (both := entries.begins & (entries.terminated | entries.truncated)).any():
         place = int(np.flatnonzero(both)[0])
         raise ClientMessageError(f"steps.begins[{place}]", "an episode cannot begin and end with one observation")
+    if entries.counts is not None and (late := ~entries.counts & ~entries.begins).any():
+        place = int(np.flatnonzero(late)[0])
+        raise ClientMessageError(f"steps.counts[{place}]", "can be false only where an episode begins")
     return entries
 
 

@@ -32,6 +32,8 @@ from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError, ConfigError
 from corral.serving.client import HEADER, PROTOCOL, pack_array, pack_message
 from corral.serving.messages import Entries, read_entries, read_envs, read_message
+from corral.serving.other_protocols import Ways, recognize
+from corral.serving.sessions import Connection, Session
 
 log = logging.getLogger("corral")
 
@@ -72,51 +74,6 @@ class ServerSettings:
     client_timeout_s: float = 60.0
     reconnect_timeout_s: float = 30.0
     policy_interval_s: float = 0.1
-
-
-@dataclass(eq=False)
-class Connection:
-    """A socket, with what was read from it and what is still to be sent."""
-
-    socket: Any
-    peer: str
-    opened_s: float
-    read: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    session: Session | None = None
-    shakes_hands: bool = False  # the TLS handshake is not over
-    is_ending: bool = False  # to be closed when all is sent
-
-
-@dataclass(eq=False)
-class Session:
-    """A client, over one connection or several, one after the other.
-
-    Attributes:
-        id_: Secret name of the session, with which the client continues it.
-        name: Name of the client in messages.
-        seats: Seat of each env of the client, int64 `[K]`.
-        last_id: Number of its latest message.
-        waits: Whether that message is not answered yet.
-        answer: The answer to that message as bytes.
-        heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
-        wants_policy: Whether it acts itself, by the policy that the server sends.
-        policy: What the latest policy that it was sent is made of, or `None`.
-        policy_s: When that was, in seconds of the monotonic clock.
-    """
-
-    id_: str
-    name: str
-    seats: NDArray[np.int64]
-    heard_s: float
-    connection: Connection | None = None
-    last_id: int = -1
-    waits: bool = False
-    answer: bytes = b""
-    left_s: float | None = None
-    wants_policy: bool = False
-    policy: Any = None
-    policy_s: float = 0.0
 
 
 @dataclass
@@ -248,7 +205,8 @@ class PolicyServer:
         if self._tls is not None:
             found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
-        connection = Connection(found, name, self._now_s, shakes_hands=self._tls is not None)
+        connection = Connection(found, name, self._now_s, self._read_messages, self._send)
+        connection.shakes_hands = self._tls is not None
         self._connections.add(connection)
         self._selector.register(found, selectors.EVENT_READ, connection)
 
@@ -260,7 +218,7 @@ class PolicyServer:
                 self._flush(connection)
             if events & selectors.EVENT_READ:
                 is_open = self._read(connection)
-                self._read_messages(connection)
+                connection.reader(connection)
                 if not is_open:
                     self._end(connection, "closed the connection")
         except (OSError, ssl.SSLError) as error:
@@ -280,8 +238,8 @@ class PolicyServer:
         return True
 
     def _read(self, connection: Connection) -> bool:
-        """Read what is there, and return whether the client may send more."""
-        while True:
+        """Read what is there, and return whether the client may send more; no more is read than can be looked at."""
+        while len(connection.read) <= self._limit(connection) + 2 * _READ_BYTES:
             try:
                 part = connection.socket.recv(_READ_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -289,10 +247,9 @@ class PolicyServer:
             if not part:
                 return False
             connection.read += part
-            if len(connection.read) > self._limit(connection) + 2 * _READ_BYTES:
-                return True  # what is there is looked at first
             if len(part) < _READ_BYTES and self._tls is None:
                 return True
+        return True
 
     def _limit(self, connection: Connection) -> int:
         return MAX_HELLO_BYTES if connection.session is None else self._settings.max_message_bytes
@@ -304,6 +261,8 @@ class PolicyServer:
             (size,) = HEADER.unpack_from(data)
             limit = self._limit(connection)
             if size > limit:
+                if connection.session is None and self._speaks_another_protocol(connection):
+                    return
                 self._refuse(connection, "too_large", f"a message of {size:,} bytes: at most {limit:,} are accepted.")
                 return
             session = connection.session
@@ -319,6 +278,11 @@ class PolicyServer:
                 self._take(connection, read_message(body))
             except ClientMessageError as error:
                 self._refuse(connection, "protocol", str(error))
+
+    def _speaks_another_protocol(self, connection: Connection) -> bool:
+        """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
+        limit, spaces = self._settings.max_message_bytes, (self._obs_space, self._action_space)
+        return recognize(connection, Ways(self._take, self._refuse, self._send, self._want_policy, limit, *spaces))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Do what a message asks for.
@@ -419,9 +383,9 @@ class PolicyServer:
             self._close(session.connection)  # it is broken, and this end has not noticed
         session.connection, session.left_s, session.heard_s = connection, None, self._now_s
         connection.session = session
-        session.wants_policy, session.policy = hello.get("wants_policy", False), None
-        if session.wants_policy and session not in self.lacking:
-            self.lacking.append(session)
+        session.wants_policy, session.policy = False, None
+        if hello.get("wants_policy", False):
+            self._want_policy(session)
         welcome = {
             "type": "welcome",
             "protocol": PROTOCOL,
@@ -431,7 +395,13 @@ class PolicyServer:
             "weights_version": self.weights_version,
             **self._described,
         }
-        self._send(connection, pack_message(welcome))
+        self._send(connection, connection.pack(welcome))
+
+    def _want_policy(self, session: Session) -> None:
+        """Let a client have the policy, with which it acts itself."""
+        session.wants_policy = True
+        if session not in self.lacking:
+            self.lacking.append(session)
 
     def _refuse_without_seats(self, connection: Connection, num_envs: int) -> None:
         kept = sum(len(session.seats) for session in self.sessions.values() if session.connection is None)
@@ -450,12 +420,13 @@ class PolicyServer:
         self.num_dropped += len(dropped)
 
     def _end_unused(self) -> None:
-        """End the sessions whose connections broke before their first message.
+        """End the sessions whose connections broke before their first message, or whose clients do not come back.
 
-        Their `welcome` may be lost, so that their clients come back as new ones, which need these seats.
+        The `welcome` of the former may be lost, so that their clients come back as new ones, which need these seats.
         """
         for session in [*self.sessions.values()]:
-            if session.connection is None and session.last_id < 0:
+            is_over = session.last_id < 0 or (session.is_rllink and not session.waits)
+            if session.connection is None and is_over:
                 self._end_session(session)
 
     def _end_session(self, session: Session) -> None:
@@ -489,7 +460,7 @@ class PolicyServer:
         connection.is_ending = True
         connection.read.clear()
         with contextlib.suppress(OSError):
-            self._send(connection, pack_message({"type": "error", "code": code, "message": message}))
+            self._send(connection, connection.pack({"type": "error", "code": code, "message": message}))
 
     def _close(self, connection: Connection) -> None:
         if connection in self._connections:
@@ -511,10 +482,12 @@ class PolicyServer:
                 self._close(connection)
         for session in [*self.sessions.values()]:
             if session.left_s is not None:
-                if now - session.left_s > settings.reconnect_timeout_s:
+                if session.is_rllink and not session.waits:
+                    self._end_session(session)
+                elif now - session.left_s > settings.reconnect_timeout_s:
                     log.warning("policy server: client %s did not come back; its episodes are dropped.", session.name)
                     self._end_session(session)
-            elif not session.waits and now - session.heard_s > settings.client_timeout_s:
+            elif not (session.waits or session.is_rllink) and now - session.heard_s > settings.client_timeout_s:
                 assert session.connection is not None
                 session.connection.opened_s = now  # it may take a moment to read why
                 silent = f"it was silent for client_timeout_s={settings.client_timeout_s:g} seconds."
@@ -550,7 +523,7 @@ class PolicyServer:
         """
         if session.connection is not None:
             session.policy, session.policy_s = policy, time.monotonic()
-            self._send(session.connection, message)
+            session.connection.give_policy(session.connection, message)
 
     def answer(self, session: Session, actions: Any) -> None:
         """Send the actions of a client's latest message, a tree of `[M, ...]`."""
@@ -560,10 +533,12 @@ class PolicyServer:
     def _answer(self, session: Session, message: Mapping[str, Any]) -> None:
         if session.id_ not in self.sessions:
             return
-        session.answer, session.waits, session.heard_s = pack_message(message), False, self._now_s
-        if (connection := session.connection) is not None:
+        connection = session.connection
+        pack = pack_message if connection is None else connection.pack
+        session.answer, session.waits, session.heard_s = pack(message), False, self._now_s
+        if connection is not None:
             self._send(connection, session.answer)
-            self._read_messages(connection)  # the client may have sent more
+            connection.reader(connection)  # the client may have sent more
 
     def _send(self, connection: Connection, data: bytes) -> None:
         connection.unsent += data
@@ -605,7 +580,7 @@ class PolicyServer:
         """Say bye to all clients, and stop listening."""
         for connection in [*self._connections]:
             with contextlib.suppress(OSError, ssl.SSLError):
-                self._send(connection, pack_message({"type": "bye", "message": "the training is over"}))
+                self._send(connection, connection.pack({"type": "bye", "message": "the training is over"}))
         ends_s = time.monotonic() + CLOSE_S
         while any(connection.unsent for connection in self._connections) and time.monotonic() < ends_s:
             for key, _ in self._selector.select(0.05):

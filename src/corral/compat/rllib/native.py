@@ -35,6 +35,7 @@ from corral.compat.rllib.model_config import to_model_config
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
 from corral.compat.rllib.own_algorithm import OwnConfig, RestoreEvents
 from corral.compat.rllib.own_learner import OwnLearner
+from corral.compat.rllib.policy_servers import served_settings
 from corral.compat.rllib.recorded_data import input_of, output_of, play_and_record, records_evaluation
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import DEFAULTS as OF_RLLIB
@@ -156,11 +157,12 @@ def to_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if name in OFFLINE:  # nothing is sampled
         settings = {key: value for key, value in settings.items() if key not in _NEEDS_SAMPLING}
     else:
-        settings |= output_of(config)
-        if config.input_ not in ("sampler", None):
+        settings |= output_of(config) | (served := served_settings(config))
+        if not served and config.input_ not in ("sampler", None):
             raise ConfigError(
                 f"input_={config.input_!r:.80}: {name or 'this algorithm'} learns from an env: use BCConfig, "
-                "MARWILConfig, CQLConfig or IQLConfig for recorded data, or leave it out."
+                "MARWILConfig, CQLConfig or IQLConfig for recorded data, give a function that returns a "
+                "PolicyServerInput to simulators that drive themselves, or leave it out."
             )
     if name:
         settings |= _TRAINING_SETTINGS[name](config)
@@ -510,7 +512,9 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
     Those are among them that RLlib takes from training, and Corral does not.
     """
     of_training: dict[str, Any] = {"explore": training["explore"]}
-    if (num_envs := training["num_envs_per_env_runner"]) > 1:
+    if getattr(training["env"], "IS_EXTERNAL", False) and config.env is not None:  # evaluation plays here
+        of_training |= env_settings(config)
+    if (num_envs := config.num_envs_per_env_runner) > 1:
         of_training["num_envs_per_env_runner"] = num_envs
     evaluated = config.get_evaluation_config_object() if config.evaluation_config else None
     if evaluated is None:

@@ -274,7 +274,9 @@ SETTINGS: dict[str, dict[str, Setting]] = {
     },
     "offline_data": {
         "input_": adapted(
-            "sampler", "paths, globs, URLs, or what Corral's `input_` takes; only BC, MARWIL, CQL and IQL learn from it"
+            "sampler",
+            "paths, globs, URLs, or what Corral's `input_` takes, for BC, MARWIL, CQL and IQL; for the others a "
+            "function that returns a `PolicyServerInput`",
         ),
         "offline_data_class": refused(None, "Corral reads the data itself: give a `prelearner_class`"),
         "input_read_method": adapted(

@@ -57,6 +57,8 @@ HOMES = {
     ),
     "pipelines": "ConnectorPipelineV2 EnvToModulePipeline LearnerConnectorPipeline ModuleToEnvPipeline",
     "policies": "PolicySpec",
+    "policy_clients": "PolicyClient",
+    "policy_servers": "PolicyServerInput IOContext EnvRunnerServerForExternalInference",
     "policy_views": "Policy",
     "recorded_data": "OfflinePreLearner",
     "ray_registry": "_register_all ALGORITHMS",
@@ -282,11 +284,17 @@ MODULES = {
     "env.env_context": "EnvContext",
     "env.env_runner": "EnvRunner constants:ENV_STEP_FAILURE helpers:StepFailedRecreateEnvError",
     "env.env_runner_group": "EnvRunnerGroup",
+    "env.external.env_runner_server_for_external_inference": "EnvRunnerServerForExternalInference",
     "env.multi_agent_env": "MultiAgentEnv make_multi_agent constants:ENV_STATE",
     "env.multi_agent_env_runner": "MultiAgentEnvRunner",
     "env.multi_agent_episode": "MultiAgentEpisode",
+    "env.policy_client": "PolicyClient",
+    "env.policy_server_input": "PolicyServerInput",
     "env.single_agent_env_runner": "SingleAgentEnvRunner",
     "env.single_agent_episode": "SingleAgentEpisode",
+    "env.tcp_client_inference_env_runner": (
+        "policy_servers:EnvRunnerServerForExternalInference=TcpClientInferenceEnvRunner"
+    ),
     "env.utils": "helpers:try_import_pyspiel helpers:try_import_open_spiel helpers:_gym_env_creator",
     "env.utils.infinite_lookback_buffer": "InfiniteLookbackBuffer",
     "env.vector.vector_multi_agent_env": "corral.envs.sync_vector:SyncVectorEnv=VectorMultiAgentEnv",
@@ -302,6 +310,7 @@ MODULES = {
     "execution": "synchronous_parallel_sample",
     "execution.rollout_ops": "synchronous_parallel_sample",
     "offline": "OfflinePreLearner",
+    "offline.io_context": "IOContext",
     "offline.offline_data": "OfflinePreLearner",
     "offline.offline_prelearner": "OfflinePreLearner recorded_data:SCHEMA",
     "policy": "Policy PolicySpec",
@@ -457,9 +466,9 @@ NOT_SERVED = (
         "use another type in .exploration(exploration_config={...}), or derive from Exploration",
     ),
     (
-        r"env[.](policy_client|policy_server|external|vector_env|base_env|vector)|VectorEnv|BaseEnv|ExternalEnv",
-        "envs of the old API and envs in other programs, which are not served",
-        "use gymnasium.Env, gymnasium.vector.VectorEnv or MultiAgentEnv",
+        r"env[.](external|vector_env|base_env|vector)|VectorEnv|BaseEnv|ExternalEnv",
+        "envs of the old API, which are not served",
+        "use gymnasium.Env, gymnasium.vector.VectorEnv or MultiAgentEnv, or a PolicyClient in a simulator",
     ),
 )
 

@@ -1,0 +1,66 @@
+"""Who is connected to a policy server: the connections, and the sessions of clients over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.serving.client import pack_message
+
+
+@dataclass(eq=False)
+class Connection:
+    """A socket, with what was read from it and what is still to be sent.
+
+    `reader` takes the messages that were read, `pack` writes the ones that are sent, and `give_policy` sends a message
+    with the policy; the ones for clients that speak another protocol are in `other_protocols.py`.
+    """
+
+    socket: Any
+    peer: str
+    opened_s: float
+    reader: Callable[[Connection], None]
+    give_policy: Callable[[Connection, bytes], None]
+    pack: Callable[[Mapping[str, Any]], bytes] = pack_message
+    read: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    session: Session | None = None
+    shakes_hands: bool = False  # the TLS handshake is not over
+    is_ending: bool = False  # to be closed when all is sent
+
+
+@dataclass(eq=False)
+class Session:
+    """A client, over one connection or several, one after the other.
+
+    Attributes:
+        id_: Secret name of the session, with which the client continues it.
+        name: Name of the client in messages.
+        seats: Seat of each env of the client, int64 `[K]`.
+        last_id: Number of its latest message.
+        waits: Whether that message is not answered yet.
+        answer: The answer to that message as bytes.
+        heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
+        is_rllink: Whether the client speaks RLlink: it may be silent, and does not come back.
+        wants_policy: Whether it acts itself, by the policy that the server sends.
+        policy: What the latest policy that it was sent is made of, or `None`.
+        policy_s: When that was, in seconds of the monotonic clock.
+    """
+
+    id_: str
+    name: str
+    seats: NDArray[np.int64]
+    heard_s: float
+    connection: Connection | None = None
+    last_id: int = -1
+    waits: bool = False
+    answer: bytes = b""
+    left_s: float | None = None
+    is_rllink: bool = False
+    wants_policy: bool = False
+    policy: Any = None
+    policy_s: float = 0.0
