@@ -4,8 +4,8 @@
 
 Clients run in processes of their own, over TCP on this machine, and only ask: their observations are zeros,
 so that all time is the server's and the client's. Four lines are printed: env steps per second of one client with 8
-envs per message; the same of a client that acts itself; what the server adds to one request of one env (median, beyond choosing the action); and the messages
-of the slowest of 64 clients next to their median.
+envs per message; the same of a client that acts itself; what the server adds to one request of one env (median, beyond
+choosing the action); and the messages of the slowest of 64 clients next to their median.
 """
 
 from __future__ import annotations

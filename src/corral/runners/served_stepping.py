@@ -130,7 +130,7 @@ class ServedStepping(Stepping):
         self._waves: deque[Wave] = deque()
         self._owed: list[tuple[Session, NDArray[np.int64]]] = []
         self._own = np.zeros(num_seats, np.bool_)  # seats whose client took its action itself
-        self._by_policy = np.zeros(num_seats, np.bool_)  # those of them that drew it with the policy they were sent
+        self._by_policy = np.zeros(num_seats, np.bool_)  # seats whose client drew it with the policy they were sent
         self._versions = np.zeros(num_seats, np.int64)  # of the weights with which they did
         self._policy_file: PolicyFile | None = None
         self._policy_message: tuple[Any, bytes] | None = None  # the latest one, and what it is made of

@@ -75,7 +75,7 @@ class Stepping(ABC):
 
     @abstractmethod
     def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return numbers for the result by their keys, such as those of the explorations."""
+        """Return numbers for the result by their keys, such as the numbers of explorations."""
 
     @abstractmethod
     def make_events(self) -> EpisodeEvents:

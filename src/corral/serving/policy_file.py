@@ -117,7 +117,7 @@ class PolicyFile:
         inputs = [entry for entry in model.graph.input if entry.name not in values]
         del model.graph.input[:]
         model.graph.input.extend(inputs)
-        # Numbers that the graph does not read, such as those of a value function, are left out.
+        # Numbers that the graph does not read, such as the weights of a value function, are left out.
         read = set(_names_read(model.graph))
         return model, [name for name in values if name in read]
 
