@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,21 @@ def runner_of(config: AlgorithmConfig) -> Iterator[EnvRunner]:
         yield runner
     finally:
         runner.stop()
+
+
+def free_ports(count: int) -> int:
+    """Return the first of so many neighbouring ports that are free."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                for index in range(1, count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + index))
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 def end(runner: EnvRunner, *simulators: Simulator) -> None:

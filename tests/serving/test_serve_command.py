@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from simulators import free_ports
 
 from corral import ExternalEnv, PPOConfig
 from corral.cli.main import main
@@ -168,7 +169,7 @@ def test_a_signal_ends_a_server_that_waits_for_its_first_simulator(serve: Any, t
 
 
 def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path) -> None:
-    port = _free_ports()
+    port = free_ports(2)
     server = serve(
         *SERVE, "--port", str(port), "--stop", "training_iteration=3", "--run-dir", "run",
         "--set", "env_runners.num_env_runners=2", "--set", "engine.engine_name=process",
@@ -180,21 +181,6 @@ def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path
     sampled = results(tmp_path / "run")[-1]["num_env_steps_sampled_lifetime"]
     assert sampled >= 3 * 64
     assert all(player.join() > 0 for player in players)
-
-
-def _free_ports() -> int:
-    """Return a port that is free, as is the next one."""
-    import socket as sockets
-
-    while True:
-        with sockets.socket() as first, sockets.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from simulators import free_ports
 
 from corral import APPOConfig, DDPGConfig, DQNConfig, ExternalEnv, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from corral.serving.client import PolicyClient, drive
-
-
-def free_port(count: int) -> int:
-    """Return the first of so many neighbouring ports that are free."""
-    for port in range(20_000, 60_000, 97):
-        with ExitStack() as stack:
-            try:
-                for index in range(count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + index))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free ports")
 
 
 @contextmanager
@@ -56,7 +43,7 @@ def simulators(env: str, port: int, num_runners: int, num_envs: int, **settings:
 
 def serve(config: Any, env: str, num_iterations: int, *, num_runners: int = 0, **settings: Any) -> list[Any]:
     """Train with simulators, and return the results."""
-    port, num_envs = free_port(max(1, num_runners)), 2
+    port, num_envs = free_ports(max(1, num_runners)), 2
     config.environment(ExternalEnv, env_config={"spaces_of": env, "address": f"127.0.0.1:{port}"})
     config.env_runners(num_env_runners=num_runners, num_envs_per_env_runner=num_envs).debugging(seed=0)
     config.rl_module(model_config={"fcnet_hiddens": [16]})
@@ -123,7 +110,7 @@ def test_evaluation_plays_in_an_env_of_its_own() -> None:
 def test_an_off_policy_run_continues_with_other_simulators(tmp_path: Any) -> None:
     config = DQNConfig().training(**OFF_POLICY).reporting(min_sample_timesteps_per_iteration=100)
     config.checkpointing(checkpoint_every_iterations=1)
-    port = free_port(1)
+    port = free_ports(1)
     config.environment(ExternalEnv, env_config={"spaces_of": "CartPole-v1", "address": f"127.0.0.1:{port}"})
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=2).debugging(seed=0)
     for iterations in (2, 4):
