@@ -297,7 +297,7 @@ def test_clients_that_act_at_the_same_time_keep_their_own_actions() -> None:
         def play(action: int) -> None:
             with contextlib.suppress(ServerStopped), PolicyClient(address_of(runner)) as client:
                 for t in itertools.count():
-                    if t < 40:
+                    if t < 20:  # less than half of the sample, at whose end the server stops
                         barrier.wait(10)
                     obs = np.array([[action, t, 0, 0]], np.float32)
                     client.exchange([0], obs, begins=[not t], actions=np.array([action]))
