@@ -326,12 +326,16 @@ def test_the_lag_is_measured_in_updates() -> None:
             metrics = runner.metrics.reduce()
             lags.append((rollout.num_env_steps, metrics["policy_lag_mean"], metrics["policy_lag_max"]))
         end(runner, simulator)
+    # The numbers are of all actions so far, 7 for each sample; each has the weights of now or of one version before.
     assert lags[0] == (7, 0.0, 0.0)
-    for num_steps, mean, most in lags[1:]:
+    sums = [mean * 7 * (index + 1) for index, (_, mean, _) in enumerate(lags)]
+    for index, (num_steps, _, most) in enumerate(lags[1:], 1):
         assert num_steps == 7
-        assert most in (0.0, 10.0)
-        assert mean in [10 * k / 7 for k in range(5)]
-    assert max(most for _, _, most in lags) == 10.0
+        added = sums[index] - sums[index - 1]
+        assert added == pytest.approx(10 * round(added / 10), abs=1e-6)
+        assert 0 <= added <= 40
+        assert most == (10.0 if sums[index] > 1e-6 else 0.0)
+    assert sums[-1] > 0
 
 
 def test_a_connection_that_breaks_brings_the_policy_again() -> None:

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 WAIT_S = 0.2
 """Seconds after which waiting for clients is interrupted, to look at the clock."""
 
+NUM_LAGS = 1000
+"""Number of latest actions of clients that act themselves whose lags are in the result."""
+
 
 @dataclass
 class Wave:
@@ -134,7 +137,7 @@ class ServedStepping(Stepping):
         self._versions = np.zeros(num_seats, np.int64)  # of the weights with which they did
         self._policy_file: PolicyFile | None = None
         self._policy_message: tuple[Any, bytes] | None = None  # the latest one, and what it is made of
-        self._lags = _Lags()
+        self._lags: deque[int] = deque(maxlen=NUM_LAGS)  # updates by which the weights of clients that act were older
 
     @property
     def _server(self) -> PolicyServer:
@@ -175,7 +178,8 @@ class ServedStepping(Stepping):
             **self._actor.exploration.get_metrics(timestep),
             "num_clients": float(len(self._server.sessions)),
             "num_episodes_dropped_by_clients": float(self._server.num_dropped),
-            **self._lags.take(),
+            "policy_lag_mean": sum(self._lags) / len(self._lags) if self._lags else math.nan,
+            "policy_lag_max": float(max(self._lags, default=math.nan)),
         }
 
     def make_events(self) -> ServedEvents:
@@ -263,7 +267,7 @@ class ServedStepping(Stepping):
                 outputs = np.where(by_policy[:, None], self._own_outputs, outputs)
                 logp = None if logp is None else np.where(own, np.nan, logp)
         if num_own:
-            self._lags.note(self.runner.weights_version - self._versions[by_policy])
+            self._lags += (self.runner.weights_version - self._versions[by_policy]).tolist()
             own[:] = by_policy[:] = False
         acting = lanes.act(actions, outputs, logp)
         env_actions = actor.distribution.to_env(actions)
@@ -466,25 +470,6 @@ class ServedStepping(Stepping):
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Do nothing."""
-
-
-class _Lags:
-    """By how many updates the weights of clients that act themselves are older than the newest ones."""
-
-    def __init__(self) -> None:
-        self._count, self._sum, self._max = 0, 0, 0
-
-    def note(self, lags: NDArray[np.int64]) -> None:
-        """Count the lags of some actions, int64 `[K]`."""
-        if len(lags):
-            self._count, self._sum = self._count + len(lags), self._sum + int(lags.sum())
-            self._max = max(self._max, int(lags.max()))
-
-    def take(self) -> dict[str, float]:
-        """Return mean and maximum since the last call, NaN if no client acted itself."""
-        numbers = (self._sum / self._count, float(self._max)) if self._count else (math.nan, math.nan)
-        self._count, self._sum, self._max = 0, 0, 0
-        return dict(zip(("policy_lag_mean", "policy_lag_max"), numbers, strict=True))
 
 
 _COLUMNS = [field.name for field in fields(Entries) if field.name not in ("infos", "weights_version")]
