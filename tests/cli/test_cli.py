@@ -411,13 +411,20 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
         out, err = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
-    # If the interrupt meets `exec` of a text, as in an import that makes a dataclass, CPython ends the process at its
-    # exit by SIGINT, which a shell calls 130 too.
-    assert process.returncode in (130, -signal.SIGINT) and err == ""
+    assert (process.returncode, err) == (130, "")
     run_dir = only_run(tmp_path)
     assert out.startswith(f"Interrupted after no iteration. The run is stored in runs/{run_dir.name}\n")
     # An interrupt before the training begins leaves no checkpoint.
     assert read_run(run_dir, may_lack=frozenset({"checkpoints"})) == ([], [])
+
+
+def test_an_interrupt_of_an_import_that_executes_text_has_the_same_status(tmp_path: Path) -> None:
+    """Python ends itself by SIGINT at its exit if a plain `KeyboardInterrupt` has passed through `exec` of a text."""
+    raised = "import signal; signal.raise_signal(signal.SIGINT)"
+    (tmp_path / "interrupted_env.py").write_text(f"exec({raised!r})\n", encoding="utf-8")
+    process = start(["train", "--algo", "PPO", "--env", "interrupted_env:Env", "--stop", "num_env_steps=1"], tmp_path)
+    assert process.communicate(timeout=DEADLINE_S)[1] == ""
+    assert process.returncode == 130
 
 
 @pytest.mark.slow

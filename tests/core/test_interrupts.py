@@ -78,6 +78,15 @@ def test_the_first_ending_signal_is_raised_and_later_ones_are_ignored(number: si
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
+def test_each_interrupt_of_the_keyboard_is_raised() -> None:
+    with pytest.raises(EndingSignal) as caught, ending_signals_raised():
+        with pytest.raises(EndingSignal):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert name_of_interrupt(caught.value) == "Interrupted" == name_of_interrupt(KeyboardInterrupt())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

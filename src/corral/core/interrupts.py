@@ -27,28 +27,35 @@ class EndingSignal(KeyboardInterrupt):
 
 def name_of_interrupt(error: BaseException) -> str | None:
     """Return what an exception says about a run that it ends, or `None` if it is no interrupt."""
-    if isinstance(error, EndingSignal):
-        return f"Ended by {signal.Signals(error.number).name}"
-    return "Interrupted" if isinstance(error, KeyboardInterrupt) else None
+    if not isinstance(error, KeyboardInterrupt):
+        return None
+    number = getattr(error, "number", signal.SIGINT)
+    return "Interrupted" if number == signal.SIGINT else f"Ended by {signal.Signals(number).name}"
 
 
 @contextmanager
 def ending_signals_raised() -> Iterator[None]:
-    """Raise `EndingSignal` at the first SIGTERM or SIGHUP inside the `with` block, and ignore further ones.
+    """Raise `EndingSignal` at each SIGINT and at the first SIGTERM or SIGHUP inside the `with` block.
 
-    A signal that is ignored, as SIGHUP is under `nohup`, stays ignored. Only for the main thread of a program, such as
+    Further ones of SIGTERM and SIGHUP are ignored. A signal that is ignored before, as SIGHUP is under `nohup`, stays
+    ignored, and one that has a handler of the program keeps it. Only for the main thread of a program, such as
     the command line: a library leaves signals alone.
+
+    SIGINT has this handler too, because Python ends itself by the signal, whatever status the program returns, if a
+    plain `KeyboardInterrupt` has passed through an `exec` of text, which every import of a dataclass contains.
     """
     before: dict[int, Any] = {}
 
     def end(number: int, frame: Any) -> None:
-        for other in before:
-            signal.signal(other, signal.SIG_IGN)  # a closed terminal sends several
+        if number != signal.SIGINT:
+            for other in before.keys() - {signal.SIGINT}:
+                signal.signal(other, signal.SIG_IGN)  # a closed terminal sends several
         raise EndingSignal(number)
 
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in ENDING if number != signal.SIGINT}
-        before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+        before = {number: signal.getsignal(number) for number in ENDING}
+        defaults = (signal.SIG_DFL, signal.default_int_handler)
+        before = {number: handler for number, handler in before.items() if handler in defaults}
     for number in before:
         signal.signal(number, end)
     try:
