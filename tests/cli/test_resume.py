@@ -140,6 +140,17 @@ def test_a_signal_ends_a_run_with_a_checkpoint(
     assert rows(run_dir) == [iteration for iteration in range(1, last + 3) if iteration in done or iteration > last]
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_signal_ends_a_run_on_ray_with_the_same_status(tmp_path: Path) -> None:
+    """Ray has a handler of its own, which would end the process at once, with another status."""
+    on_ray = {"engine.engine_name": "ray", "env_runners.num_env_runners": 1}
+    with Training(tmp_path / "run", **on_ray) as training:
+        training.wait_for_iterations(2)
+        status, out, _ = training.end(signal.SIGTERM)
+    assert status == 128 + signal.SIGTERM and "Ended by SIGTERM after " in out
+
+
 def test_a_killed_run_continues_from_its_last_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "run"
     with Training(run_dir, "--tensorboard", "--checkpoint-every", "0.2") as training:

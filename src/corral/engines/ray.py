@@ -18,6 +18,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from corral.core.interrupts import handlers_kept
 from corral.engines.base import TRAITS, Resources
 from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
@@ -202,7 +203,8 @@ def _join_runtime() -> str:
     with _lock:
         was_there = ray.is_initialized()
         if not was_there:
-            ray.init(include_dashboard=False, logging_level=logging.ERROR)
+            with handlers_kept():  # Ray's handler of SIGTERM ends this process at once
+                ray.init(include_dashboard=False, logging_level=logging.ERROR)
         runtime = _runtime()
         if not was_there:
             _started.add(runtime)
