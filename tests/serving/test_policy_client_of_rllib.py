@@ -261,7 +261,7 @@ def test_arguments_that_cannot_be_served_are_refused() -> None:
         name = client.start_episode()
         client.get_action(name, obs(0))
         for settings in ({"multiagent_done_dict": {}}, {"reward": {"a": 1.0}}):
-            with pytest.raises(ConfigError, match="has one agent"):
+            with pytest.raises(ConfigError, match="of several agents"):
                 client.log_returns(name, **{"reward": 1.0, **settings})
         return client.end_episode(name, obs(1))
 

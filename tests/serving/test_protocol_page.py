@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from simulators import Stranger
 
-from corral.serving import client, messages, server
+from corral.serving import agent_messages, client, messages, server
 from corral.serving.client import HEADER, pack_message, unpack_array
 from corral.serving.server import PolicyServer, ServerSettings
 
@@ -121,6 +121,10 @@ def test_fields_of_the_page_are_those_of_the_code() -> None:
             needed.setdefault(kind, set()).update(names)
     assert found == {kind: set(fields) for kind, fields in messages.FIELDS.items()}
     assert needed == {kind: set(names) for kind, names in messages.NEEDED.items()}
+
+
+def test_fields_of_agents_on_the_page_are_those_of_the_code() -> None:
+    assert {row[0].strip("`") for row in table("Several agents")} == agent_messages.AGENT_FIELDS.keys()
 
 
 def test_limits_and_codes_of_the_page_are_those_of_the_code() -> None:

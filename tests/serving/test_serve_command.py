@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -18,12 +19,11 @@ import pytest
 import yaml
 from simulators import free_ports
 
-from corral import ExternalEnv, PPOConfig
+from corral import PPOConfig
 from corral.cli.main import main
 from corral.cli.parser import make_parser
 from corral.cli.serve import EXTERNAL, serve_config
-from corral.errors import ConfigError
-from corral.serving.client import PolicyClient, drive
+from corral.serving.client import MultiAgentPolicyClient, PolicyClient, drive
 from corral.testing import CountingEnv
 
 DEADLINE_S = 120.0
@@ -117,7 +117,7 @@ def test_simulators_train_the_policy_of_a_run(serve: Any, tmp_path: Path) -> Non
     assert server.wait() == 0, server.printed
     printed = "".join(server.printed)
     assert f'PolicyClient("unix:{socket}")' in printed
-    assert "corral evaluate run --env ENV" in printed
+    assert "corral evaluate run\n" in printed
     last = results(tmp_path / "run")[-1]
     sampled = last["num_env_steps_sampled_lifetime"]
     assert 3 * 64 <= sampled <= player.join() <= sampled + 2
@@ -218,10 +218,62 @@ def test_evaluation_stays_in_the_env_that_the_experiment_names() -> None:
     assert config.env_config == {**before, "address": "127.0.0.1:1"} and config.num_envs_per_env_runner == 4
 
 
-def test_an_experiment_of_several_agents_is_refused() -> None:
-    config = PPOConfig().environment(ExternalEnv).multi_agent(policies={"main"})
-    with pytest.raises(ConfigError, match="a policy server has one agent"):
-        serve_config(config.environment("CartPole-v1"), {}, None)
+PAIR = '''
+import numpy as np
+from gymnasium import spaces
+
+from corral import MultiAgentEnv
+
+
+class Pair(MultiAgentEnv):
+    """The agents 0 and 1 act together for three steps; the observations of agent 1 have another shape."""
+
+    possible_agents = (0, 1)
+    observation_spaces = {agent: spaces.Box(0, 9, (1 + agent,), np.float32) for agent in (0, 1)}
+    action_spaces = {0: spaces.Discrete(2), 1: spaces.Box(-1, 1, (2,), np.float32)}
+
+    def _obs(self):
+        return {agent: np.full(1 + agent, self.t, np.float32) for agent in (0, 1)}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, actions):
+        assert all(self.action_spaces[agent].contains(actions[agent]) for agent in (0, 1))
+        self.t += 1
+        return self._obs(), {0: 1.0, 1: 2.0}, {"__all__": self.t == 3}, {"__all__": False}, {}
+'''
+SERVED_PAIR = """
+algo: PPO
+environment: {env: "pair:Pair"}
+multi_agent: {policies: {"0": {}, "1": {}}}
+training: {train_batch_size_per_learner: 64, minibatch_size: 64, num_epochs: 1}
+rl_module: {model_config: {fcnet_hiddens: [4]}}
+"""
+
+
+def test_an_experiment_of_several_agents_is_served(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pair.py").write_text(PAIR, encoding="utf-8")
+    (tmp_path / "experiment.yaml").write_text(SERVED_PAIR, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("pair").Pair
+    socket = tmp_path / "socket"
+    command = ["serve", "--config", "experiment.yaml", "--num-envs", "2", "--unix", str(socket)]
+    server = serve(*command, "--stop", "training_iteration=2", "--run-dir", "run")
+    with MultiAgentPolicyClient(f"unix:{socket}", 2) as client:
+        num_steps = drive(client, [made(), made()])
+    assert server.wait() == 0, server.printed
+    last = results(tmp_path / "run")[-1]
+    assert 128 <= last["num_env_steps_sampled_lifetime"] <= num_steps
+    assert last["env_runners"]["episode_return_mean"] == 9.0
+    assert last["env_runners"]["agent_episode_return_mean"] == {"0": 3.0, "1": 6.0}
+    monkeypatch.chdir(tmp_path)
+    for env in ([], ["--env", "pair:Pair"]):  # which takes no settings of a server
+        assert main(["evaluate", "run", *env, "--episodes", "2"]) == 0
+        assert "9.00" in capsys.readouterr().out
 
 
 SHARED = {

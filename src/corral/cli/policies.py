@@ -71,10 +71,14 @@ def load_setup(options: argparse.Namespace) -> Setup:
     checkpoint = read_checkpoint(find_checkpoint(options.path, prefer="best"), with_state=False)
     changed = dict(parse_pair(text, "--env-config") for text in options.env_config)
     given = {"env"} if options.env else set()
-    _check_named(checkpoint, given | {f"env_config.{name}" for name in changed})
     settings = {name: value for name, value in _mapping(checkpoint.config, "environment") if name not in given}
+    if is_external := _is_external(checkpoint):
+        settings = _env_of_evaluation(checkpoint, settings, options.env)
+    _check_named(checkpoint, given | {f"env_config.{name}" for name in changed}, is_external)
     check_imports({"environment": settings}, checkpoint.path)
     environment = parse_settings(EnvironmentSettings, settings, str(checkpoint.path))
+    if environment.env is None and not options.env and is_external:
+        raise ConfigError(f"{checkpoint.path} learned from episodes of simulators: give an env, with --env.")
     if environment.env is None and not options.env:
         raise ConfigError(f"{checkpoint.path} learned from recorded data without an env: give one, with --env.")
     return Setup(
@@ -86,6 +90,27 @@ def load_setup(options: argparse.Namespace) -> Setup:
         environment.all_wrappers,
         {name: value for name, value in _mapping(checkpoint.config, "fault_tolerance") if name in FAULTS},
     )
+
+
+def _is_external(checkpoint: Checkpoint) -> bool:
+    """Return whether simulators played the episodes, so that the settings of the env are those of a server."""
+    return str(dict(_mapping(checkpoint.config, "environment")).get("env")).endswith(":ExternalEnv")
+
+
+def _env_of_evaluation(checkpoint: Checkpoint, settings: Mapping[str, Any], env: str | None) -> dict[str, Any]:
+    """Return settings of the env in which a run was evaluated whose episodes simulators played.
+
+    Args:
+        checkpoint: A checkpoint of the run.
+        settings: Settings of its env.
+        env: Env of the options; the settings of another one do not apply to it.
+    """
+    evaluated = dict(dict(_mapping(checkpoint.config, "evaluation")).get("evaluation_config") or {})
+    if env is not None and evaluated.get("env") != env:
+        evaluated = {}
+    found: dict[str, Any] = {"env": None, "env_config": {}, "wrappers": []}
+    found |= {name: value for name, value in evaluated.items() if name in (*found, "action_masks")}
+    return {**settings, **found}
 
 
 def _policy(checkpoint: Checkpoint, seed: int | None) -> Policy | AgentPolicies:
@@ -109,8 +134,8 @@ def _mapping(values: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
     return found.items()
 
 
-def _check_named(checkpoint: Checkpoint, given: set[str]) -> None:
-    """Refuse settings of the env that no file can name, unless options give them."""
+def _check_named(checkpoint: Checkpoint, given: set[str], is_external: bool) -> None:
+    """Refuse settings of the env that no file can name, unless options give them, or they are those of a server."""
     remedies = {
         "env": "give it, with --env my_envs:MyEnv",
         "env_config": "give it, with --env-config NAME=VALUE",
@@ -123,7 +148,12 @@ def _check_named(checkpoint: Checkpoint, given: set[str]) -> None:
                 f"{checkpoint.path}: no file can hold {place} of this run ({value}): train with a function of a file, "
                 "policy_mapping_fn='my_file:my_function', or use evaluate_policy(algorithm, env)."
             )
-        if group == "environment" and name not in given and (remedy := remedies.get(name.partition(".")[0])):
+        if (
+            group == "environment"
+            and not is_external
+            and name not in given
+            and (remedy := remedies.get(name.partition(".")[0]))
+        ):
             raise ConfigError(f"{checkpoint.path}: no file can hold {place} of this run ({value}): {remedy}.")
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from corral.cli.train import run as run_training
 from corral.core.space_descriptions import describe_space
+from corral.envs.seats import SeatsSpace
 from corral.errors import ConfigError
+from corral.serving.agent_messages import describe_agents
 from corral.serving.external_env import SPACES, spaces_of
 
 if TYPE_CHECKING:
@@ -68,10 +70,6 @@ def serve_config(config: AlgorithmConfig, given: dict[str, Any], num_envs: int |
         ConfigError: The env cannot be made, so that its spaces are not known.
     """
     if not _is_external(config.env):
-        if config.is_multi_agent:
-            raise ConfigError(
-                "multi_agent: policies names modules, and a policy server has one agent: leave policies out."
-            )
         own = {name: getattr(config, name) for name in ("env", "env_config", "wrappers", "action_masks")}
         described = _describe(config)
         for name in ("env", "env_config", "wrappers"):
@@ -101,7 +99,11 @@ def _describe(config: AlgorithmConfig) -> dict[str, Any]:
         )
     found = spaces_of(config.env, config.env_config, config.all_wrappers)
     try:
-        return {name: describe_space(space) for name, space in zip(SPACES, found, strict=False)}
+        if not isinstance(found[0], SeatsSpace):
+            return {name: describe_space(space) for name, space in zip(SPACES, found, strict=True)}
+        described = describe_agents(found[0].seats)
+        # Pairs, because keys in a file are texts, and agents may be numbers.
+        return {f"{name}s": [[agent, one[name]] for agent, one in described.items()] for name in SPACES}
     except ValueError as error:
         raise ConfigError(f"a policy server cannot describe this space to clients: {error}") from error
 

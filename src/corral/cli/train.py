@@ -155,8 +155,9 @@ def _print_origin(error: CorralError) -> None:
 def _say_what_next(algorithm: Algorithm, command: str, *, finished: bool) -> None:
     run_dir = shlex.quote(str(algorithm.run_dir))
     env = algorithm.config.env
-    is_here = env is not None and not getattr(resolve_env(env), "IS_EXTERNAL", False)
-    played = run_dir if is_here else f"{run_dir} --env ENV"
+    if env is not None and getattr(resolve_env(env), "IS_EXTERNAL", False):
+        env = algorithm.config.evaluation_config.get("env")  # in which the commands play
+    played = f"{run_dir} --env ENV" if env is None else run_dir
     watch = [f"Watch the policy:   corral play {played}", f"Measure the policy: corral evaluate {played}"]
     with contextlib.suppress(OSError, ValueError):  # standard output may be closed
         print(

@@ -74,7 +74,8 @@ class LaneRollout(Rollout):
 
     def time_at(self, row: int, lane: int) -> float:
         """Return the clock reading at the end of the env step that ended a step."""
-        return float(self.parent.row_times_s[self.obs_rows[row + 1, lane] - 1])
+        time_s: float = self.parent.time_at(int(self.obs_rows[row + 1, lane]) - 1, int(self.lane_envs[lane]))
+        return time_s
 
     def info_at(self, row: int, lane: int) -> dict[str, Any]:
         """Return the info that came with an observation."""

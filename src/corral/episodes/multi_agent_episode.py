@@ -486,7 +486,7 @@ class MultiAgentEpisode(Noted):
     def _end(self) -> int:
         """Row after the last env step of a view."""
         assert self._rollout is not None
-        return self._rollout.num_rows if self._stop is None else self._stop
+        return self._rollout.num_rows_of(self.env_index) if self._stop is None else self._stop
 
     @property
     def agent_t_started(self) -> dict[AgentID, int]:
@@ -605,7 +605,7 @@ class MultiAgentEpisode(Noted):
         """Return the seconds from the reset to the latest env step; 0 if the episode was built from data."""
         last_s = self._last_time_s
         if self._rollout is not None and len(self):
-            last_s = float(self._rollout.row_times_s[self._end - 1])
+            last_s = self._rollout.time_at(self._end - 1, self.env_index)
         return last_s - self._start_time_s
 
     def module_for(self, agent_id: AgentID) -> str:

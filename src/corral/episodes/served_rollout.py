@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.episodes.lanes import LaneRollout
+from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
+
+if TYPE_CHECKING:
+    from corral.serving.messages import Entries
 
 
 class ServedRollout(LaneRollout):
@@ -28,6 +32,72 @@ class ServedRollout(LaneRollout):
     def chunks(self) -> list[tuple[int, Any]]:
         """Return the episodes as `episodes` does, each in a pair with its first row."""
         return Rollout.chunks(self)
+
+
+class ServedMultiAgentRollout(MultiAgentRollout):
+    """The env steps of several agents whose envs are in clients of a policy server, with the rollouts of their modules.
+
+    Row t of a sub-env is its t-th step in this rollout. After the last step of an episode comes a row that is not
+    valid, as where an env resets itself; the rows after the last one of a sub-env are not valid either.
+
+    Attributes:
+        clock: Rows of each sub-env that are written, int64 `[N]`.
+        exchanges: Row of `ServedSteps` in which each step was reported, int64 `[T, N]`; -1 where there is none.
+        episodes_over: Number of episodes of each sub-env that are over, int64 `[N]`.
+    """
+
+    __slots__ = ("clock", "episodes_over", "exchanges")
+
+    def __init__(self, num_rows: int, num_envs: int) -> None:
+        """Make columns of zeros for `num_rows` rows."""
+        shape = (num_rows, num_envs)
+        columns: dict[str, Any] = {name: np.zeros(shape) for name in ("rewards", "row_times_s")}
+        columns |= {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")}
+        super().__init__(columns)
+        self.clock, self.episodes_over = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self.exchanges = np.full(shape, -1)
+
+    def num_rows_of(self, lane: int) -> int:
+        """Return the number of rows of a sub-env written so far."""
+        return int(self.clock[lane])
+
+    def num_over(self, env_index: int) -> int:
+        """Return the number of episodes of a sub-env that are over, while the rollout is written."""
+        return int(self.episodes_over[env_index])
+
+    def time_at(self, row: int, lane: int) -> float:
+        """Return the clock reading at the end of a step of a sub-env."""
+        return float(self.row_times_s[row, lane])
+
+    def write(self, exchange: int, time_s: float, steps: Entries) -> None:
+        """Write the steps of some sub-envs, which were reported in a row of `ServedSteps`."""
+        if int(self.clock.max()) + 3 > self.capacity:
+            self._grow(2 * self.capacity + 3)
+        at = self.clock[steps.envs], steps.envs
+        self.rewards[at], self.terminated[at], self.truncated[at] = steps.rewards, steps.terminated, steps.truncated
+        self.row_times_s[at], self.exchanges[at] = time_s, exchange
+        self.clock[steps.envs] += 1
+
+    def _grow(self, capacity: int) -> None:
+        written, self.num_rows = self.num_rows, self.capacity  # all rows are kept, which are zeros at first
+        before = self.capacity
+        super().resize(capacity)
+        self.num_rows = written
+        for column in self.columns.values():
+            column[before:] = 0
+        self.exchanges = np.append(self.exchanges, np.full((capacity - before, self.num_envs), -1), 0)
+
+    def complete(self, valid: NDArray[np.bool_]) -> None:
+        """End the rollout.
+
+        Args:
+            valid: Which steps count, by their rows of `ServedSteps`, bool `[E, N]`.
+        """
+        self.num_rows = max(1, int(self.clock.max()))
+        self.resize(self.num_rows)
+        self.exchanges = self.exchanges[: self.num_rows]
+        counted = valid[np.maximum(self.exchanges, 0), np.arange(self.num_envs)]
+        self.columns["valid"] = counted & (self.exchanges >= 0)
 
 
 class ServedSteps(Rollout):

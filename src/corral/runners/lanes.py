@@ -49,9 +49,12 @@ class Lanes:
         is_used: Whether the module acts for the agent in the current episode, bool `[L]`.
         begins: Whether the agent has not acted yet in its episode, bool `[L]`.
         rollout: The rollout that is being written.
+        rows_of_envs: Rows of the env steps of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of
+            their own; `None` where all have as many.
     """
 
     rollout: LaneRollout
+    rows_of_envs: NDArray[np.int64] | None = None
     rollout_class: type[LaneRollout] = LaneRollout
     COUNTS_BY_END: ClassVar[bool] = False
     """Whether a step counts if the env step counts that ended it, and not the one in which its action was taken."""
@@ -93,6 +96,10 @@ class Lanes:
         self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
         self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0)
+
+    def begin_counting(self) -> None:
+        """Forget the totals of the episodes so far, which do not count any more."""
+        self._carry = EpisodeCarry.fresh(len(self), 0.0)
 
     def of_seats(self, seats: NDArray[Any]) -> NDArray[Any]:
         """Return the entries of the lanes, `[L, ...]`, of an array over the block, `[N, B, ...]`."""
@@ -243,7 +250,8 @@ class Lanes:
         done = self._with_rows(rollout, num_rows)
         rows = done.obs_rows[1:] - 1 if self.COUNTS_BY_END else done.obs_rows[:-1]
         done.valid &= (rows < 0) | parent.valid[np.clip(rows, 0, parent.num_rows - 1), self.envs]
-        self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - parent.num_rows
+        stops = parent.num_rows if self.rows_of_envs is None else self.rows_of_envs[self.envs[open_lanes]]
+        self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - stops
         done.num_env_steps = int(np.count_nonzero(done.valid))
         _, self._carry = episode_statistics(done, self._carry)
         return done
@@ -395,7 +403,8 @@ class Lanes:
         self._write(steps, lanes, rollout.obs, self.obs)
         if self._history.has_columns:  # `act` writes the initial states where episodes begin
             self._write_all(steps, lanes, self._history.get_next(self.obs, self.begins))
-        _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows
+        rows = self.rows_of_envs
+        _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows if rows is None else rows[self.envs[lanes]]
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = self.acts | (seen & ~ends)
         self.is_used &= ~ends

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import AgentID
 from corral.core.plain import is_plain
-from corral.core.spaces import module_observation_space
-from corral.core.tree import copy_nested, map_tree
+from corral.core.spaces import module_observation_space, split_actions
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
@@ -188,8 +188,12 @@ class MultiAgentStepping(Stepping):
 
     def allocate(self, num_rows: int) -> Rollout:
         """Return a rollout with room for so many rows."""
-        self._ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]] = []
+        self.begin_sample()
         return MultiAgentRollout.of_steps(num_rows, self.host.num_envs)
+
+    def begin_sample(self) -> None:
+        """Forget which episodes ended in the last rollout."""
+        self._ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]] = []
 
     def _forget_seats(self) -> None:
         """Forget which agents take part in the current episodes."""
@@ -198,7 +202,9 @@ class MultiAgentStepping(Stepping):
         self._returns = np.zeros(shape)  # of the episodes so far
         self._episodes: list[MultiAgentEpisode | None] = [None] * self.host.num_envs  # what the mapping is given
 
-    def _begin_lanes(self, rollout: Rollout) -> None:
+    def begin_lanes(self, rollout: Rollout) -> None:
+        """Let the lanes write into a rollout from now on."""
+        self._episodes = [None] * self.host.num_envs  # they would keep the last rollout
         assert isinstance(rollout, MultiAgentRollout)
         module_ids = np.array([*self.lanes, None], object)[self._module_of]
         rollout.seat_carry = SeatCarry(self._seats.agents, self._returns.copy(), module_ids)
@@ -210,17 +216,16 @@ class MultiAgentStepping(Stepping):
         self._forget_seats()
         for lanes in self.lanes.values():
             lanes.forget()
-        self._begin_lanes(rollout)
+        self.begin_lanes(rollout)
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Give the observations of a reset to the lanes."""
         nobody = np.zeros(self.host.num_envs, np.bool_)
-        self._receive(rollout, obs, nobody, nobody)
+        self.receive(rollout, obs, nobody, nobody)
 
     def resume(self, rollout: Rollout) -> None:
         """Begin with the steps that are open in the lanes."""
-        self._episodes = [None] * self.host.num_envs  # they would keep the last rollout
-        self._begin_lanes(rollout)
+        self.begin_lanes(rollout)
         rollout.info_rows.update(self._open_infos)
 
     def make_events(self) -> MultiAgentEvents:
@@ -238,7 +243,7 @@ class MultiAgentStepping(Stepping):
             began = clock()
             for module_id, lanes in self.lanes.items():
                 if np.count_nonzero(lanes.acts):
-                    self._act(t, module_id, lanes, timestep, explore, random_actions)
+                    self.act(t, module_id, lanes, timestep, explore, random_actions)
             timestep += num_samplers * (self.host.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
             try:
@@ -249,9 +254,9 @@ class MultiAgentStepping(Stepping):
             stepped = clock()
             rollout.terminated[t], rollout.truncated[t] = terminated, truncated
             for env_index in rollout.broken_in(t):
-                self._drop(env_index)
+                self.drop(env_index)
             self.keep_infos(rollout, t + 1, infos)
-            resetting = self._receive(rollout, obs, terminated, truncated)
+            resetting = self.receive(rollout, obs, terminated, truncated)
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began
             seconds["env_step"] += stepped - inferred
@@ -264,7 +269,7 @@ class MultiAgentStepping(Stepping):
             row, env_index = np.argwhere(~np.isfinite(rollout.rewards[start:stop]))[0].tolist()
             raise self.host.bad_value(start + row, env_index, f"reward is {rollout.rewards[start + row, env_index]}")
 
-    def _act(self, row: int, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
+    def act(self, row: int, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act in a row, and put them into the actions for the vector env."""
         actor, block = self.actors[module_id], self._blocks[module_id]
         if actor.has_action_mask and (lane := actor.first_without_choice(lanes.obs, lanes.acts)) is not None:
@@ -288,7 +293,7 @@ class MultiAgentStepping(Stepping):
         index = lanes.envs[acting], lanes.places[acting]
         map_tree(lambda column, chosen: column.__setitem__(index, chosen[acting]), seats, env_actions)
 
-    def _receive(
+    def receive(
         self, rollout: Rollout, obs: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Give what the vector env returned to the lanes, after mapping the agents that were observed first.
@@ -321,7 +326,8 @@ class MultiAgentStepping(Stepping):
                 ends[:, part],
             )
         for i in over.nonzero()[0].tolist():
-            self._ended.append((rollout.num_rows - 1, i, self._returns[i].copy(), self._module_of[i].copy()))
+            row = rollout.num_rows_of(i) - 1
+            self._ended.append((row, i, self._returns[i].copy(), self._module_of[i].copy()))
             self._end_episode(i)
         return over
 
@@ -329,7 +335,7 @@ class MultiAgentStepping(Stepping):
         self._module_of[env_index], self._returns[env_index] = -1, 0.0
         self._episodes[env_index] = None
 
-    def _drop(self, env_index: int) -> None:
+    def drop(self, env_index: int) -> None:
         """Forget the episode of a sub-env that failed."""
         for lanes in self.lanes.values():
             lanes.drop(env_index)
@@ -362,9 +368,9 @@ class MultiAgentStepping(Stepping):
         if (episode := self._episodes[env_index]) is None:
             carry = rollout.carry
             assert carry is not None
-            done = np.count_nonzero(rollout.done[: rollout.num_rows, env_index])
-            broken = sum(i == env_index for _, i in rollout.broken)
-            id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + int(done) + broken)
+            assert isinstance(rollout, MultiAgentRollout)
+            number = int(carry.counts[env_index]) + rollout.num_over(env_index)
+            id_ = episode_id(carry.id_prefix, env_index, number)
             events = self.runner.events
             episode = events.episode(env_index) if isinstance(events, MultiAgentEvents) else None
             if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
@@ -387,6 +393,18 @@ class MultiAgentStepping(Stepping):
         lanes, actor = self.lanes[module_id], self.actors[module_id]
         lanes.add(place, agent)
         actor.make_exploration(self._configs[module_id], len(lanes))
+
+    def block_of(self, module_id: str) -> SeatBlock:
+        """Return the block of seats for whose agents a module may act."""
+        return self._blocks[module_id]
+
+    def actions_of(self, seat: int, envs: NDArray[np.int64]) -> Tree:
+        """Return the latest actions of an agent in some sub-envs, in the units of the env, a tree of `[K, ...]`."""
+        block = self._block_of_seat[seat]
+        rows = map_tree(lambda leaf: leaf[envs, seat - block.start], self._actions[block.name])
+        if not block.action_parts:
+            return rows
+        return tuple(map(np.stack, zip(*split_actions(block.action_parts, rows), strict=True)))
 
     # The end of a sample.
 

@@ -197,10 +197,8 @@ class EnvRunner(Viewable):
             ConfigError: A module does not fit the spaces of its agents, or the mapping leads to no module.
         """
         vars(self.config).update(settings)
-        from corral.runners.multi_agent_stepping import MultiAgentStepping
-
-        assert isinstance(self.stepping, MultiAgentStepping)
-        if self.stepping.set_modules(module_specs):
+        stepping: Any = self.stepping  # of several agents
+        if stepping.set_modules(module_specs):
             self._forget_sample()
         self._note_actors()
         if self.events is not None:
@@ -748,11 +746,19 @@ def log_episodes(metrics: MetricsLogger, window: int, statistics: EpisodeStatist
 def make_stepping(runner: EnvRunner) -> Stepping:
     """Return the stepping of a runner, for one agent or for several."""
     if getattr(runner.env, "IS_EXTERNAL", False):
-        from corral.runners.served_stepping import ServedStepping
-
-        return ServedStepping(runner)
+        return _make_served_stepping(runner)
     if not runner.config.is_multi_agent:
         return SingleAgentStepping(runner)
     from corral.runners.multi_agent_stepping import MultiAgentStepping
 
     return MultiAgentStepping(runner)
+
+
+def _make_served_stepping(runner: EnvRunner) -> Stepping:
+    if runner.config.is_multi_agent:
+        from corral.runners.served_multi_agent import ServedMultiAgentStepping
+
+        return ServedMultiAgentStepping(runner)
+    from corral.runners.served_stepping import ServedStepping
+
+    return ServedStepping(runner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from corral.episodes.served_rollout import ServedSteps
 from corral.runners.episode_events import EpisodeEvents
 
 if TYPE_CHECKING:
-    from corral.runners.served_stepping import ServedLanes
+    from corral.runners.served_stepping import ServedStepping
 
 
 class ServedEvents(EpisodeEvents):
@@ -22,7 +23,10 @@ class ServedEvents(EpisodeEvents):
     and start. If the client left, nothing fires.
     """
 
-    _continued = True  # whether the episodes read the rollout that is written now
+    def __init__(self, stepping: ServedStepping) -> None:
+        """Bind the arguments that never change."""
+        super().__init__(stepping.runner)
+        self._served = stepping
 
     def create_all(self, rollout: Rollout) -> None:
         """Forget all episodes: those that begin from now on count."""
@@ -34,39 +38,31 @@ class ServedEvents(EpisodeEvents):
 
     def continue_all(self, rollout: Rollout, paused_s: float) -> None:
         """Continue the unfinished episodes as chunks in another rollout, `paused_s` seconds after the last one."""
-        self._resumes = paused_s, self._rollout.row_times_s[-1] if len(self._rollout.row_times_s) else 0.0
-        self._returns = self._enter(rollout).returns.tolist()
-        self._continued = False
-
-    def _continue_in(self, lanes: ServedLanes) -> None:
-        """Let the episodes read the rollout of the lanes that is written now."""
-        self._continued = True
-        paused_s, last_time_s = self._resumes
+        before, written = self._rollout.row_times_s, self._served.written
+        last_time_s = float(before[-1]) if len(before) else 0.0
+        returns = self._enter(rollout).returns.tolist()
         for seat, episode in enumerate(self._episodes):
             if episode is None:
                 continue
-            self._episodes[seat] = chunk = episode.continued_in(
-                lanes.rollout, self._returns[seat], float(last_time_s), paused_s
-            )
+            self._episodes[seat] = chunk = episode.continued_in(written, returns[seat], last_time_s, paused_s)
             self._put(seat, "episode", chunk)
-            lanes.rollout.notes[0, seat] = chunk.notes
+            written.notes[0, seat] = chunk.notes
             if self._keeps_chunks and len(episode):
                 self._chunks[seat].append(self._kept(episode))
 
-    def fire(self, rollout: ServedSteps, row: int, lanes: ServedLanes, playing: NDArray[np.bool_] | None) -> None:
-        """Fire the events of one row.
+    def fire_steps(self, rollout: ServedSteps, row: int, playing: NDArray[np.bool_] | None) -> None:
+        """Fire the events of the steps of one row.
 
         Args:
             rollout: What happened in the seats.
-            row: Row, which was just written.
-            lanes: The lanes, whose rollout the episodes read.
+            row: Row, in which the steps were just written.
             playing: Seats whose episodes are still wanted, bool `[N]`; `None` is all.
         """
-        if not self._continued:
-            self._continue_in(lanes)
-        for seat in rollout.broken_in(row):
+        broken, written = rollout.broken_in(row), self._served.written
+        self._note_agents(broken)
+        for seat in broken:
             if (episode := self._episodes[seat]) is not None:
-                episode.end(False, False, lanes.clock_of(seat) - 1)
+                episode.end(False, False, written.num_rows_of(seat) - 1)
                 self._episodes[seat] = None
             self._counts[seat] += 1
         counted = rollout["stepped"][row] & rollout["counted"][row]
@@ -78,14 +74,24 @@ class ServedEvents(EpisodeEvents):
                 if self._every_row:
                     self._fire("on_episode_step", seat)
                 continue
-            # After the last step comes a row of the lane that holds the final observation.
-            stop = lanes.clock_of(seat) - 1
+            # After the last step comes a row of the seat that holds the final observation.
+            stop = written.num_rows_of(seat) - 1
             episode.end(bool(rollout.terminated[row, seat]), bool(rollout.truncated[row, seat]), stop)
             self._fire_end(seat)
             self._episodes[seat] = None
-        for _, seat in (pair for pair in rollout.begun if pair[0] == row):
-            self._create(seat, lanes.rollout)
-            self._start(seat, lanes.clock_of(seat), lanes.rollout)
+
+    def fire_begun(self, rollout: ServedSteps, row: int) -> None:
+        """Fire the events of the episodes that begin in a row; see `fire_steps`."""
+        written = self._served.written
+        begun = [seat for begun_row, seat in rollout.begun if begun_row == row]
+        for seat in begun:
+            self._create(seat, written)
+        self._note_agents(())
+        for seat in begun:
+            self._start(seat, written.num_rows_of(seat), written)
+
+    def _note_agents(self, broken: Sequence[int]) -> None:
+        """Note which agents take part, except in seats whose clients left; one agent always does."""
 
     def get_state(self) -> dict[str, Any]:
         """Return nothing: the episodes are in the clients, and end with this process."""

@@ -23,7 +23,7 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
 from corral.episodes.infos import Infos
-from corral.episodes.rollout import EpisodeCarry, Rollout
+from corral.episodes.rollout import Rollout
 from corral.episodes.served_rollout import ServedRollout, ServedSteps
 from corral.errors import CorralError
 from corral.runners.lanes import Lanes
@@ -69,14 +69,6 @@ class ServedLanes(Lanes):
 
     rollout_class = ServedRollout
     COUNTS_BY_END = True
-
-    def begin_counting(self) -> None:
-        """Forget the totals of the episodes so far, which do not count any more."""
-        self._carry = EpisodeCarry.fresh(len(self), 0.0)
-
-    def clock_of(self, lane: int) -> int:
-        """Return the row of a lane that its next step fills."""
-        return int(self._clock[lane])
 
 
 class FirstEpisodes(Episodes):
@@ -174,8 +166,10 @@ class ServedStepping(Stepping):
 
     def get_metrics(self, timestep: int) -> dict[Any, float]:
         """Return the numbers of the exploration, and of the clients."""
+        return {**self._actor.exploration.get_metrics(timestep), **self._client_metrics()}
+
+    def _client_metrics(self) -> dict[Any, float]:
         return {
-            **self._actor.exploration.get_metrics(timestep),
             "num_clients": float(len(self._server.sessions)),
             "num_episodes_dropped_by_clients": float(self._server.num_dropped),
             "policy_lag_mean": sum(self._lags) / len(self._lags) if self._lags else math.nan,
@@ -184,7 +178,7 @@ class ServedStepping(Stepping):
 
     def make_events(self) -> ServedEvents:
         """Return what fires the events of the episodes."""
-        return ServedEvents(self.runner)
+        return ServedEvents(self)
 
     @staticmethod
     def make_mode(request: SampleRequest, *, whole_episodes: bool, name: str) -> SampleMode:
@@ -206,8 +200,12 @@ class ServedStepping(Stepping):
     def begin(self, rollout: Rollout) -> None:
         """Count episodes that begin from now on. Clients cannot be reset, so they play the others to their ends."""
         self._stale |= self._in_episode
-        self.lanes.begin_counting()
+        self._forget_totals()
         self._enter(rollout)
+
+    def _forget_totals(self) -> None:
+        """Forget the totals of the episodes so far, which do not count any more."""
+        self.lanes.begin_counting()
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Do nothing: first observations come from clients."""
@@ -225,8 +223,7 @@ class ServedStepping(Stepping):
         start, events = rollout.num_rows, runner.events
         while rollout.num_rows < start + num_rows:
             began = clock()
-            if np.count_nonzero(self.lanes.acts):
-                self._act(timestep, explore, random_actions)
+            self._act(timestep, explore, random_actions)
             if self._server.lacking or self._owed:
                 self._answer(timestep, explore, random_actions)
             inferred = clock()
@@ -241,22 +238,36 @@ class ServedStepping(Stepping):
             rollout.num_rows = row + 1
             self._drop(rollout, row, dropped)
             if wave is not None:
-                timestep += runner.num_samplers * self._apply(rollout, row, wave)
-            rollout.unfinished = self._in_episode & ~self._stale
-            after = clock()
-            seconds["storage"] += after - arrived
+                timestep += runner.num_samplers * self._apply_steps(rollout, row, wave.entries)
+            fired = clock()
             if events is not None:
                 assert isinstance(events, ServedEvents)
-                events.fire(rollout, row, self.lanes, mode.playing)
-                seconds["callbacks"] += clock() - after
+                events.fire_steps(rollout, row, mode.playing)
+            stored = clock()
+            if wave is not None:
+                self._begin_episodes(rollout, row, wave.entries)
+                self._note_answers(wave)
+            rollout.unfinished = self._in_episode & ~self._stale
+            after = clock()
+            seconds["storage"] += after - arrived - (stored - fired)
+            if events is not None:
+                events.fire_begun(rollout, row)
+                seconds["callbacks"] += clock() - after + (stored - fired)
         if rollout.num_rows > start:
             mode.settle(rollout)
+
+    @property
+    def written(self) -> Rollout:
+        """The rollout that is handed out, whose rows episodes read while they are written."""
+        return self.lanes.rollout
 
     # Actions.
 
     def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the seats that wait for one."""
         actor, lanes, own, by_policy = self._actor, self.lanes, self._own, self._by_policy
+        if not np.count_nonzero(lanes.acts):
+            return
         num_own = np.count_nonzero(own)
         if num_own and np.count_nonzero(by_policy) == np.count_nonzero(lanes.acts):
             actions, outputs, logp = self._own_actions, self._own_outputs, None
@@ -296,7 +307,11 @@ class ServedStepping(Stepping):
         for session in (*lacking, *(session for session, _ in owed if session.wants_policy)):
             self._send_policy(session, timestep, explore, random_actions)
         for session, seats in owed:
-            server.answer(session, map_tree(lambda leaf, seats=seats: leaf[seats], self._env_actions))
+            self._send_actions(session, seats)
+
+    def _send_actions(self, session: Session, seats: NDArray[np.int64]) -> None:
+        """Answer a client that wants actions for some of its seats."""
+        self._server.answer(session, map_tree(lambda leaf: leaf[seats], self._env_actions))
 
     def _send_policy(self, session: Session, timestep: int, explore: bool, random_actions: bool) -> None:
         """Send a client the policy of now, if it has another one."""
@@ -380,43 +395,51 @@ class ServedStepping(Stepping):
         distribution = self._actor.distribution
         return distribution.from_env(entries.actions) if entries.draws is None else distribution.mode(entries.draws)
 
-    def _apply(self, rollout: ServedSteps, row: int, wave: Wave) -> int:
-        """Write what a wave reports, and return the number of steps."""
-        entries, begins = wave.entries, wave.entries.begins
-        self._owed += wave.session_ends
-        any_begins = bool(np.count_nonzero(begins))
-        steps = _take(entries, ~begins) if any_begins else entries
-        if len(steps):
-            self._apply_steps(rollout, row, steps)
-        if any_begins:
-            begun = _take(entries, begins)
-            seats = begun.envs
-            for seat in seats.tolist():
-                self.lanes.use(seat, 0, 0.0)
-            self._in_episode[seats] = True
-            if begun.counts is not None:
-                self._stale[seats] = ~begun.counts
-            rollout.begun += [(row, seat) for seat in seats[~self._stale[seats]].tolist()]
-            self._receive(begun)
-        for part in wave.acted:
-            self._note_actions(part)
-        if entries.infos is not None and self.runner.keeps_infos:
-            pairs = zip(entries.envs.tolist(), entries.infos, strict=True)
-            rollout.info_rows[row + 1] = Infos({seat: info for seat, info in pairs if info})
+    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
+        """Write the steps that a wave reports, and return their number."""
+        steps = _take(entries, ~entries.begins) if np.count_nonzero(entries.begins) else entries
+        if not len(steps):
+            return 0
+        self._write_steps(rollout, row, steps)
+        self._receive(rollout, row, steps)
+        if np.count_nonzero(ends := steps.ends):
+            over = steps.envs[ends]
+            self._in_episode[over] = self._stale[over] = False
         return len(steps)
 
-    def _apply_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
-        seats, ends = steps.envs, steps.ends
-        self._receive(steps)
+    def _write_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
+        """Write what belongs to the seats, not to agents."""
+        seats = steps.envs
         rollout.rewards[row, seats] = steps.rewards
         rollout.terminated[row, seats], rollout.truncated[row, seats] = steps.terminated, steps.truncated
         rollout["stepped"][row, seats] = True
         rollout["counted"][row, seats] = ~self._stale[seats]
-        if np.count_nonzero(ends):
-            over = seats[ends]
-            self._in_episode[over] = self._stale[over] = False
 
-    def _receive(self, entries: Entries) -> None:
+    def _begin_episodes(self, rollout: ServedSteps, row: int, entries: Entries) -> None:
+        """Begin the episodes of a wave with their first observations."""
+        if not np.count_nonzero(entries.begins):
+            return
+        begun = _take(entries, entries.begins)
+        seats = begun.envs
+        self._use(seats)
+        self._in_episode[seats] = True
+        if begun.counts is not None:
+            self._stale[seats] = ~begun.counts
+        rollout.begun += [(row, seat) for seat in seats[~self._stale[seats]].tolist()]
+        self._receive(rollout, row, begun)
+
+    def _use(self, seats: NDArray[np.int64]) -> None:
+        """Let the module act in episodes that begin."""
+        for seat in seats.tolist():
+            self.lanes.use(seat, 0, 0.0)
+
+    def _note_answers(self, wave: Wave) -> None:
+        """Note which clients wait for an answer to a wave, and the actions that others took themselves."""
+        self._owed += wave.session_ends
+        for part in wave.acted:
+            self._note_actions(part)
+
+    def _receive(self, rollout: ServedSteps, row: int, entries: Entries) -> None:
         """Give the observations of some seats to the lanes."""
         seats, shape = entries.envs, (self.host.num_envs, 1)
         map_tree(lambda here, given: here.__setitem__((seats, 0), given), self._obs, entries.obs)
@@ -425,6 +448,10 @@ class ServedStepping(Stepping):
         observed[seats, 0], rewards[seats, 0] = True, entries.rewards
         terminated[seats, 0], truncated[seats, 0] = entries.terminated, entries.truncated
         self.lanes.receive(self._obs, observed, rewards, terminated, truncated, terminated | truncated)
+        if entries.infos is not None and self.runner.keeps_infos:
+            pairs = zip(seats.tolist(), entries.infos, strict=True)
+            found = rollout.info_rows.setdefault(row + 1, Infos({}))
+            found.of_lanes.update({seat: info for seat, info in pairs if info})
 
     def _note_actions(self, entries: Entries) -> None:
         """Note the actions that a client took itself."""
@@ -441,10 +468,14 @@ class ServedStepping(Stepping):
         for seat in seats:
             if not self._in_episode[seat]:
                 continue
-            self.lanes.drop(seat)
+            self._drop_seat(seat)
             if not self._stale[seat]:
                 rollout.broken.append((row, seat))
             self._in_episode[seat] = self._stale[seat] = self._own[seat] = self._by_policy[seat] = False
+
+    def _drop_seat(self, seat: int) -> None:
+        """Drop the open step of the episode of a seat."""
+        self.lanes.drop(seat)
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete the rollout of the lanes, which keep the latest observations and the steps that are open."""

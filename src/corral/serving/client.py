@@ -51,6 +51,10 @@ _ONNX_DTYPES: dict[str, Any] = {
 }
 
 
+_ALL, _COMMON = "__all__", "__common__"
+"""Keys of flags of the whole episode, and of infos of no agent in particular."""
+
+
 class ClientError(RuntimeError):
     """The server refused a message: `code` is the kind of the error, and the message says what was wrong and where."""
 
@@ -132,6 +136,7 @@ class PolicyClient:
 
     observation_space: dict[str, Any]
     action_space: dict[str, Any]
+    HAS_AGENTS = False
 
     def __init__(
         self,
@@ -428,13 +433,20 @@ class PolicyClient:
                     raise ServerStopped("stopped", f"no server answers at {self.address}: {error}") from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
+        self._read_spaces(welcome)
         self._session, self._max_bytes = welcome["session"], welcome["max_message_bytes"]
-        self.observation_space, self.action_space = welcome["observation_space"], welcome["action_space"]
         self.weights_version = welcome["weights_version"]
         if said is not None and not welcome["resumed"]:
             if self._local is not None:
                 self._local.forget()
             raise EpisodesLost("lost", f"the server at {self.address} does not know the episodes of this client.")
+
+    def _read_spaces(self, welcome: Mapping[str, Any]) -> None:
+        if "agents" in welcome:
+            self._disconnect()
+            problem = f"the server at {self.address} has several agents: use MultiAgentPolicyClient."
+            raise ClientError("agents", problem)
+        self.observation_space, self.action_space = welcome["observation_space"], welcome["action_space"]
 
     def _open(self) -> None:
         if self.address.startswith("unix:"):
@@ -464,6 +476,173 @@ class PolicyClient:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+class MultiAgentPolicyClient(PolicyClient):
+    """A client whose envs have several agents, with the same arguments as `PolicyClient`.
+
+    What belongs to the agents of K envs is a list of K dicts by agent, as they are in RLlib's `MultiAgentEnv`: agents
+    that were observed and have not ended act in the next step. Under `"__all__"`, flags say whether the whole episode
+    ended. Agents are told apart by their names as text.
+
+    Attributes:
+        agents: By agent, descriptions of its `observation_space` and `action_space`, as the server sent them.
+
+    Raises:
+        ClientError: The server refused the connection, or has one agent.
+        ServerStopped: No server answered for `retry_s` seconds.
+    """
+
+    HAS_AGENTS = True
+
+    agents: dict[str, dict[str, Any]]
+
+    def begin(self, obs: Any, envs: Sequence[int] | None = None) -> Any:
+        """Begin an episode in some envs, and return the first actions of their agents.
+
+        Args:
+            obs: First observations, a list of K dicts by agent.
+            envs: Numbers of the envs, K of them; `None` is all of them.
+
+        Returns:
+            Actions, a list of K dicts by agent.
+        """
+        envs = self._all(envs)
+        return self.exchange(envs, obs, begins=[True] * len(envs))
+
+    def step(
+        self,
+        obs: Any,
+        rewards: Any,
+        terminated: Any = None,
+        truncated: Any = None,
+        *,
+        envs: Sequence[int] | None = None,
+        next_obs: Any = None,
+    ) -> Any:
+        """Report what the latest actions led to, and return the next actions.
+
+        Args:
+            obs: Observations, a list of K dicts by agent; where an agent ended, its last observation, if it has one.
+            rewards: Rewards since the step before, a list of K dicts by agent.
+            terminated: Whether agents ended, a list of K dicts by agent; `None` is nowhere.
+            truncated: Whether agents were cut off, a list of K dicts by agent.
+            envs: Numbers of the envs, K of them; `None` is all of them.
+            next_obs: First observations of the next episodes, a list of K dicts by agent, of which the ones are used
+                where the episode ended for all agents; without it, `begin` begins the next episodes.
+
+        Returns:
+            Actions, a list of K dicts by agent.
+        """
+        envs = self._all(envs)
+        said: list[list[Any]] = [[] for _ in range(6)]
+        none: list[Mapping[Any, Any]] = [{}] * len(envs)
+        columns = obs, rewards, terminated or none, truncated or none
+        for index, env in enumerate(envs):
+            parts = [column[index] for column in columns]
+            for column, part in zip(said, [env, *parts, False], strict=True):
+                column.append(part)
+            if next_obs is not None and any(flags.get(_ALL) for flags in parts[2:]):
+                for column, part in zip(said, [env, next_obs[index], {}, {}, {}, True], strict=True):
+                    column.append(part)
+        all_envs, obs, rewards, terminated, truncated, begins = said
+        actions = self.exchange(
+            all_envs, obs, rewards=rewards, begins=begins, terminated=terminated, truncated=truncated
+        )
+        continues = {env: part for env, part in zip(all_envs, actions, strict=True)}  # the last entry of each env
+        return [continues[env] for env in envs]
+
+    def exchange(
+        self,
+        envs: Sequence[int],
+        obs: Any,
+        *,
+        rewards: Any = None,
+        begins: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        actions: Any = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+        counts: Any = None,
+    ) -> Any:
+        """Send one message `steps`, and return the actions of the agents that act next.
+
+        Args:
+            envs: Number of the env of each of K entries. An env may have several, in the order of time.
+            obs: Observations, a list of K dicts by agent.
+            rewards: Rewards since the entry before, a list of K dicts by agent.
+            begins: Whether an episode begins with the observations, bool `[K]`.
+            terminated: Whether agents ended with them, a list of K dicts by agent.
+            truncated: Whether agents were cut off with them, a list of K dicts by agent.
+            actions: Not possible with several agents.
+            infos: Infos, a list of K dicts by agent; the one under `"__common__"` is of no agent in particular.
+            counts: Whether the episode that begins counts, bool `[K]`; see `PolicyClient.exchange`.
+
+        Returns:
+            Actions, a list of K dicts by agent, which are empty where nobody acts.
+
+        Raises:
+            ValueError: Actions are given.
+        """
+        if actions is not None:
+            raise ValueError("clients of several agents take the actions that the server chooses")
+        agents = _columns_of_agents(obs, rewards=rewards, terminated=terminated, truncated=truncated, infos=infos)
+        common = agents.pop(_COMMON, {}).get("infos")
+        message: dict[str, Any] = {"type": "steps", "envs": [*envs], "agents": agents}
+        message |= {"infos": common} if common else {}
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            if flags is not None and any(of_env.get(_ALL) for of_env in flags):
+                message[name] = [bool(of_env.get(_ALL)) for of_env in flags]
+        if begins is not None and any(begins):
+            message["begins"] = [bool(flag) for flag in begins]
+        if counts is not None and not all(counts):
+            message["counts"] = [bool(flag) for flag in counts]
+        answer = self._request(message)
+        ids = {str(agent): agent for of_env in obs for agent in of_env}
+        try:
+            self.weights_version = int(answer["weights_version"])
+            latest = {env: index for index, env in enumerate(envs)}
+            chosen: list[dict[Any, Any]] = [{} for _ in envs]
+            for name, part in answer["agents"].items():
+                column = unpack_array(part["actions"])
+                for row, env in enumerate(part["envs"]):
+                    chosen[latest[env]][ids[name]] = _pick(column, row)
+            return chosen
+        except Exception as error:
+            raise self._damaged(error) from error
+
+    def _read_spaces(self, welcome: Mapping[str, Any]) -> None:
+        if "agents" not in welcome:
+            self._disconnect()
+            raise ClientError("agents", f"the server at {self.address} has one agent: use PolicyClient.")
+        self.agents = welcome["agents"]
+
+
+_BLANKS: dict[str, tuple[Any, Any]] = {
+    "rewards": (0.0, float),
+    **dict.fromkeys(("terminated", "truncated"), (False, bool)),
+    "infos": ({}, dict),
+}
+"""What a message says of an agent where nothing is given, and the type of what is."""
+
+
+def _columns_of_agents(obs: Any, **columns: Any) -> dict[str, dict[str, Any]]:
+    """Return what a message `steps` says of each agent, from lists of K dicts by agent."""
+    parts: dict[str, dict[str, Any]] = {}
+    for index, of_env in enumerate(obs):
+        for agent, one in of_env.items():
+            part = parts.setdefault(str(agent), {"entries": [], "obs": []})
+            part["entries"].append(index)
+            part["obs"].append(one)
+    for part in parts.values():
+        part["obs"] = pack_array(_stack(part["obs"]))
+    for name, column in columns.items():
+        blank, kind = _BLANKS[name]
+        for index, of_env in enumerate(column or ()):
+            for agent, value in of_env.items():
+                if value and agent != _ALL:
+                    parts.setdefault(str(agent), {}).setdefault(name, [blank] * len(obs))[index] = kind(value)
+    return parts
 
 
 class _LocalActor:
@@ -546,29 +725,34 @@ def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = 
 
     Args:
         client: A client of as many envs.
-        envs: Envs with Gymnasium's `reset()` and `step(action)`.
+        envs: Envs with Gymnasium's `reset()` and `step(action)`; with several agents as RLlib's `MultiAgentEnv`.
         num_steps: Env steps of all envs together after which to stop; `None` is no limit.
     """
-    done = 0
+    done, gather = 0, list if client.HAS_AGENTS else _stack
     while True:
         try:
-            obs = _stack([env.reset()[0] for env in envs])
+            obs = gather([env.reset()[0] for env in envs])
             actions = client.begin(obs)
             while num_steps is None or done < num_steps:
                 found = [env.step(_pick(actions, i)) for i, env in enumerate(envs)]
                 done += len(envs)
                 obs, next_obs = [step[0] for step in found], [step[0] for step in found]
                 for i, (_, _, terminated, truncated, _) in enumerate(found):
-                    if terminated or truncated:
+                    if _is_over(terminated) or _is_over(truncated):
                         next_obs[i] = envs[i].reset()[0]
                 rewards, terminated, truncated = ([step[k] for step in found] for k in (1, 2, 3))
-                actions = client.step(_stack(obs), rewards, terminated, truncated, next_obs=_stack(next_obs))
+                actions = client.step(gather(obs), rewards, terminated, truncated, next_obs=gather(next_obs))
             client.drop()
             return done
         except EpisodesLost as lost:
             log.warning("%s All envs begin new episodes.", lost)
         except ServerStopped:
             return done
+
+
+def _is_over(flag: Any) -> bool:
+    """Return whether an episode ended, from its flag or from the flags of its agents."""
+    return bool(flag.get(_ALL) if isinstance(flag, Mapping) else flag)
 
 
 def _flags(given: Any, count: int) -> NDArray[np.bool_]:

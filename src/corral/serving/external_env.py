@@ -14,13 +14,16 @@ from gymnasium.vector.utils import batch_space
 
 from corral.core.space_descriptions import described_space
 from corral.core.spaces import unsupported
+from corral.envs.multi_agent_env import MultiAgentEnv
+from corral.envs.seats import Seats, SeatsSpace
 from corral.envs.vector import EnvContext, make_vector_env
-from corral.errors import ConfigError, nearest
+from corral.errors import ConfigError, EnvError, nearest
 from corral.serving.server import PolicyServer, ServerSettings, split_address
 
 log = logging.getLogger("corral")
 
-SPACES = ("observation_space", "action_space", "spaces_of")
+SPACES = ("observation_space", "action_space")
+SPACES_OF_AGENTS = ("observation_spaces", "action_spaces")
 FILES = ("token_file",)
 SETTINGS = tuple(field.name for field in fields(ServerSettings))
 
@@ -32,7 +35,8 @@ class ExternalEnv(VectorEnv[Any, Any, Any]):
     runner samples when they ask for actions, and each of them at its own pace: nobody waits for the slowest.
 
     The `env_config` holds the spaces: `observation_space` and `action_space`, as spaces of Gymnasium or as their
-    descriptions, or `spaces_of`, the id of an env that has the same spaces. The other keys are the settings of
+    descriptions; with several agents `observation_spaces` and `action_spaces`, dicts of these by agent; or `spaces_of`,
+    the id of an env that has the same spaces. The other keys are the settings of
     `ServerSettings`, and `token_file`, a file that holds the token. Runners listen at different ports: the embedded
     runner and the first other one at the port of `address`, the next one at the next port, and so on.
 
@@ -81,7 +85,7 @@ def server_settings(env_config: Mapping[str, Any], worker_index: int) -> ServerS
     Raises:
         ConfigError: A key is unknown, or a value is wrong.
     """
-    known = (*SPACES, *SETTINGS, *FILES)
+    known = (*SPACES, *SPACES_OF_AGENTS, "spaces_of", *SETTINGS, *FILES)
     for key in env_config:
         if key not in known:
             raise ConfigError(f"env_config: an ExternalEnv has no setting {key!r}. {nearest(key, known)}")
@@ -120,23 +124,54 @@ def find_spaces(env_config: Mapping[str, Any]) -> tuple[spaces.Space[Any], space
     Raises:
         ConfigError: They are missing, or modules do not support them.
     """
-    given = [name for name in SPACES if env_config.get(name) is not None]
-    if given == ["spaces_of"]:
+    names = (*SPACES, *SPACES_OF_AGENTS, "spaces_of")
+    given = tuple(name for name in names if env_config.get(name) is not None)
+    if given == ("spaces_of",):
         found = spaces_of(env_config["spaces_of"])
-    elif given == ["observation_space", "action_space"]:
-        found = _space(env_config, "observation_space"), _space(env_config, "action_space")
+    elif given == SPACES:
+        observation_space, action_space = (_space(env_config[name], name) for name in SPACES)
+        found = observation_space, action_space
+    elif given == SPACES_OF_AGENTS:
+        found = _seats(env_config)
     else:
         raise ConfigError(
-            "env_config: an ExternalEnv needs observation_space and action_space, or spaces_of, the id of an env that "
-            f"has the same spaces; got {' and '.join(given) or 'none of them'}."
+            "env_config: an ExternalEnv needs observation_space and action_space, or with several agents "
+            "observation_spaces and action_spaces by agent, or spaces_of, the id of an env that has the same spaces; "
+            f"got {' and '.join(given) or 'none of them'}."
         )
-    if problem := unsupported(*found):
+    if isinstance(found[0], SeatsSpace):
+        agents = found[0].seats.agents
+        if len({str(agent) for agent in agents}) < len(agents):
+            raise ConfigError(f"env_config: agents of a policy server have names of their own as text, got {agents}.")
+    elif problem := unsupported(*found):
         raise ConfigError(f"env_config: {problem}.")
     return found
 
 
-def _space(env_config: Mapping[str, Any], name: str) -> spaces.Space[Any]:
-    given = env_config[name]
+def _seats(env_config: Mapping[str, Any]) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Return the spaces of the seats of several agents, whose spaces are given by agent."""
+    by_agent: dict[str, dict[Any, Any]] = {}
+    for name in SPACES_OF_AGENTS:
+        try:
+            given = dict(env_config[name])
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"env_config: {name} must be a dict of spaces by agent, got {env_config[name]!r:.80}."
+            ) from None
+        by_agent[name] = {agent: _space(space, f"{name}[{agent!r}]") for agent, space in given.items()}
+    env = MultiAgentEnv()
+    env.possible_agents = [*by_agent["observation_spaces"]]
+    env.observation_spaces, env.action_spaces = by_agent.values()
+    if by_agent["action_spaces"].keys() != by_agent["observation_spaces"].keys():
+        raise ConfigError("env_config: observation_spaces and action_spaces must have the same agents.")
+    try:
+        seats = Seats.of(env)
+    except EnvError as error:
+        raise ConfigError(f"env_config: {error}") from error
+    return SeatsSpace(seats), seats.action_space
+
+
+def _space(given: Any, name: str) -> spaces.Space[Any]:
     if isinstance(given, spaces.Space):
         return given
     try:

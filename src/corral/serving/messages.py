@@ -28,6 +28,7 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
         "obs": (dict, list),
         **dict.fromkeys(("rewards", "begins", "terminated", "truncated", "infos", "counts"), list),
         **dict.fromkeys(("actions", "outputs", "draws"), (dict, list)),
+        "agents": dict,
         "weights_version": int,
     },
     "drop": {"id": int, "envs": list},
@@ -35,7 +36,7 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "bye": {},
 }
 """Fields of each type of message, and their types."""
-NEEDED = {"hello": ("protocol",), "steps": ("id", "envs", "obs"), "drop": ("id", "envs"), "ping": ("id",)}
+NEEDED = {"hello": ("protocol",), "steps": ("id", "envs"), "drop": ("id", "envs"), "ping": ("id",)}
 """Fields that a message must have."""
 ACTED = ("outputs", "draws", "weights_version")
 """Fields of `steps` that belong together."""
@@ -111,12 +112,17 @@ def read_message(body: bytes | memoryview) -> dict[str, Any]:
     kind = message.pop("type", None)
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ClientMessageError("type", f"must be one of {', '.join(FIELDS)}, got {_shown(kind)}")
-    _check_fields(kind, message)
+    check_fields(kind, message, FIELDS[kind])
+    _check_needed(kind, message)
     return {"type": kind, **message}
 
 
-def _check_fields(kind: str, message: Mapping[str, Any]) -> None:
-    known = FIELDS[kind]
+def check_fields(kind: str, message: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Check that all fields of a message, or of a part of it, are known and of the right types.
+
+    Raises:
+        ClientMessageError: One is not; the error names it as a field of `kind`.
+    """
     for name, value in message.items():
         if name not in known:
             raise ClientMessageError(f"{kind}.{_shown(name)}", f"is no field: there are {', '.join(known) or 'none'}")
@@ -124,6 +130,9 @@ def _check_fields(kind: str, message: Mapping[str, Any]) -> None:
         if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
             names = " or ".join(one.__name__ for one in (expected if isinstance(expected, tuple) else (expected,)))
             raise ClientMessageError(f"{kind}.{name}", f"must be {names}, got {_shown(value)}")
+
+
+def _check_needed(kind: str, message: Mapping[str, Any]) -> None:
     for name in NEEDED.get(kind, ()):
         if name not in message:
             raise ClientMessageError(f"{kind}.{name}", "is missing")
@@ -146,37 +155,50 @@ def read_entries(
     Raises:
         ClientMessageError: A part does not fit the spaces or the other parts; the error names it.
     """
+    if "agents" in message or "obs" not in message:
+        name = "agents" if "agents" in message else "obs"
+        problem = "this server has one agent: say obs and rewards in the message itself"
+        raise ClientMessageError(f"steps.{name}", problem if name == "agents" else "is missing")
     envs = read_envs(message["envs"], num_envs, "steps.envs")
     count = len(envs)
     flags: dict[str, Any] = {
-        name: _flags(message.get(name), count, name) for name in ("begins", "terminated", "truncated")
+        name: read_flags(message.get(name), count, f"steps.{name}") for name in ("begins", "terminated", "truncated")
     }
     choices: dict[str, Any] = {
-        name: _arrays(message[name], space, count, f"steps.{name}")
+        name: read_arrays(message[name], space, count, f"steps.{name}")
         for name, space in (("actions", action_space), ("outputs", output_space), ("draws", output_space))
         if name in message
     }
     entries = Entries(
         envs=envs,
-        obs=_arrays(message["obs"], obs_space, count, "steps.obs"),
-        rewards=_rewards(message.get("rewards"), count),
-        infos=_infos(message.get("infos"), count),
-        counts=_flags(message["counts"], count, "counts") if "counts" in message else None,
+        obs=read_arrays(message["obs"], obs_space, count, "steps.obs"),
+        rewards=read_rewards(message.get("rewards"), count, "steps.rewards"),
+        infos=read_infos(message.get("infos"), count, "steps.infos"),
+        counts=read_flags(message["counts"], count, "steps.counts") if "counts" in message else None,
         weights_version=message.get("weights_version", 0),
         **flags,
         **choices,
     )
+    check_ends(entries)
     given = [name for name in (*ACTED, "actions") if name in message]
     if given not in ([], [*ACTED], ["actions"]):
         needed = f"the policy that a client was sent acts by {', '.join(ACTED)}, and a client of its own by actions"
         raise ClientMessageError(f"steps.{given[0]}", f"{needed}; got only {' and '.join(given)}")
+    return entries
+
+
+def check_ends(entries: Entries) -> None:
+    """Check that no episode begins and ends with one observation, and that only one that begins may not count.
+
+    Raises:
+        ClientMessageError: One does.
+    """
     if (both := entries.begins & (entries.terminated | entries.truncated)).any():
         place = int(np.flatnonzero(both)[0])
         raise ClientMessageError(f"steps.begins[{place}]", "an episode cannot begin and end with one observation")
     if entries.counts is not None and (late := ~entries.counts & ~entries.begins).any():
         place = int(np.flatnonzero(late)[0])
         raise ClientMessageError(f"steps.counts[{place}]", "can be false only where an episode begins")
-    return entries
 
 
 def read_envs(given: list[Any], num_envs: int, place: str) -> NDArray[np.int64]:
@@ -193,53 +215,72 @@ def read_envs(given: list[Any], num_envs: int, place: str) -> NDArray[np.int64]:
     return np.array(given, np.int64)
 
 
-def _flags(given: list[Any] | None, count: int, name: str) -> NDArray[np.bool_]:
+def read_flags(given: list[Any] | None, count: int, place: str) -> NDArray[np.bool_]:
+    """Return flags, bool `[count]`, false if none are given.
+
+    Raises:
+        ClientMessageError: They are no such flags.
+    """
     if given is None:
         return np.zeros(count, np.bool_)
-    _check_count(given, count, name)
+    _check_count(given, count, place)
     for index, flag in enumerate(given):
         if type(flag) is not bool:
-            raise ClientMessageError(f"steps.{name}[{index}]", f"must be true or false, got {_shown(flag)}")
+            raise ClientMessageError(f"{place}[{index}]", f"must be true or false, got {_shown(flag)}")
     return np.array(given, np.bool_)
 
 
-def _rewards(given: list[Any] | None, count: int) -> NDArray[np.float64]:
+def read_rewards(given: list[Any] | None, count: int, place: str) -> NDArray[np.float64]:
+    """Return rewards, float64 `[count]`, zeros if none are given.
+
+    Raises:
+        ClientMessageError: They are no such rewards.
+    """
     if given is None:
         return np.zeros(count)
-    _check_count(given, count, "rewards")
+    _check_count(given, count, place)
     for index, reward in enumerate(given):
         if type(reward) not in (int, float) or not math.isfinite(reward) or abs(reward) > 1e300:
-            raise ClientMessageError(f"steps.rewards[{index}]", f"must be a finite number, got {_shown(reward)}")
+            raise ClientMessageError(f"{place}[{index}]", f"must be a finite number, got {_shown(reward)}")
     return np.array(given, np.float64)
 
 
-def _infos(given: list[Any] | None, count: int) -> list[dict[str, Any]] | None:
+def read_infos(given: list[Any] | None, count: int, place: str) -> list[dict[str, Any]] | None:
+    """Return infos, one dict for each entry, or `None` if none are given.
+
+    Raises:
+        ClientMessageError: They are no such infos.
+    """
     if given is None:
         return None
-    _check_count(given, count, "infos")
+    _check_count(given, count, place)
     for index, info in enumerate(given):
         if not isinstance(info, dict):
-            raise ClientMessageError(f"steps.infos[{index}]", f"must be a map, got {_shown(info)}")
+            raise ClientMessageError(f"{place}[{index}]", f"must be a map, got {_shown(info)}")
     return given
 
 
-def _check_count(given: Sequence[Any], count: int, name: str) -> None:
+def _check_count(given: Sequence[Any], count: int, place: str) -> None:
     if len(given) != count:
-        raise ClientMessageError(f"steps.{name}", f"must have {count} entries as envs has, got {len(given)}")
+        raise ClientMessageError(place, f"must have {count} entries as envs has, got {len(given)}")
 
 
-def _arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
-    """Return arrays `[count, ...]` for a tree of spaces."""
+def read_arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
+    """Return arrays `[count, ...]` for a tree of spaces.
+
+    Raises:
+        ClientMessageError: They do not fit the spaces; the error names the part.
+    """
     if isinstance(space, dict):
         if not isinstance(given, dict) or given.keys() != space.keys():
             got = f"the keys {', '.join(map(_shown, given))}" if isinstance(given, dict) else _shown(given)
             raise ClientMessageError(place, f"must be a map with the keys {', '.join(space)}, got {got}")
-        return {name: _arrays(given[name], part, count, f"{place}.{name}") for name, part in space.items()}
+        return {name: read_arrays(given[name], part, count, f"{place}.{name}") for name, part in space.items()}
     if isinstance(space, tuple):
         if not isinstance(given, list) or len(given) != len(space):
             raise ClientMessageError(place, f"must be a list of {len(space)} arrays, got {_shown(given)}")
         parts = zip(given, space, strict=True)
-        return tuple(_arrays(part, inner, count, f"{place}[{i}]") for i, (part, inner) in enumerate(parts))
+        return tuple(read_arrays(part, inner, count, f"{place}[{i}]") for i, (part, inner) in enumerate(parts))
     array = _array(given, place)
     if problem := mismatch(space, array, "it", batch=(count,)):
         raise ClientMessageError(place, problem.removeprefix("it "))

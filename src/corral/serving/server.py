@@ -27,9 +27,10 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from corral.core.space_descriptions import describe_space
 from corral.core.spaces import space_tree
+from corral.envs.seats import SeatsSpace
 from corral.errors import ClientMessageError, ConfigError
+from corral.serving.agent_messages import describe_spaces, read_agent_entries
 from corral.serving.client import HEADER, PROTOCOL, pack_array, pack_message
 from corral.serving.messages import Entries, read_entries, read_envs, read_message
 from corral.serving.other_protocols import Ways, recognize
@@ -98,8 +99,8 @@ class PolicyServer:
 
     Args:
         settings: Where it listens, and whom it serves.
-        observation_space: Space of one observation.
-        action_space: Space of one action, in the units of the env.
+        observation_space: Space of one observation; with several agents a `SeatsSpace`.
+        action_space: Space of one action, in the units of the env; not used with several agents.
         num_seats: Episodes that can be played at the same time.
 
     Attributes:
@@ -118,11 +119,12 @@ class PolicyServer:
     def __init__(self, settings: ServerSettings, observation_space: Any, action_space: Any, num_seats: int) -> None:
         """Listen."""
         self._settings = settings
-        self._obs_space, self._action_space = space_tree(observation_space), space_tree(action_space)
-        self._described = {
-            "observation_space": describe_space(observation_space),
-            "action_space": describe_space(action_space),
-        }
+        self._seats = observation_space.seats if isinstance(observation_space, SeatsSpace) else None
+        self._obs_space: Any = None
+        self._action_space: Any = None
+        if self._seats is None:
+            self._obs_space, self._action_space = space_tree(observation_space), space_tree(action_space)
+        self._described = describe_spaces(observation_space, action_space)
         self.playing = np.zeros(num_seats, np.bool_)
         self._free = list(range(num_seats))
         self.sessions: dict[str, Session] = {}
@@ -282,6 +284,8 @@ class PolicyServer:
     def _speaks_another_protocol(self, connection: Connection) -> bool:
         """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
         limit, spaces = self._settings.max_message_bytes, (self._obs_space, self._action_space)
+        if self._seats is not None:
+            return False
         return recognize(connection, Ways(self._take, self._refuse, self._send, self._want_policy, limit, *spaces))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
@@ -322,8 +326,12 @@ class PolicyServer:
 
     def _read_steps(self, session: Session, message: Mapping[str, Any]) -> Entries:
         """Return what a message `steps` says, if it comes at the right time from the right client."""
-        spaces = self._obs_space, self._action_space, self.output_space
-        entries, newest = read_entries(message, len(session.seats), *spaces), self.weights_version
+        num_envs, newest = len(session.seats), self.weights_version
+        if self._seats is None:
+            spaces = self._obs_space, self._action_space, self.output_space
+            entries = read_entries(message, num_envs, *spaces)
+        else:
+            entries = read_agent_entries(message, num_envs, self._seats)
         if entries.draws is not None:
             if session.policy is None:
                 raise ClientMessageError("steps.draws", "only clients that were sent the policy act by it")
@@ -412,6 +420,12 @@ class PolicyServer:
             return
         remedy = "set env_runners(num_envs_per_env_runner=...) to the number of envs of all clients."
         self._refuse(connection, "full", f"{has}: {remedy}")
+
+    def lose(self, session: Session) -> None:
+        """Forget a client and its episodes; it comes back as a client whose episodes were lost."""
+        self._end_session(session)
+        if session.connection is not None:
+            self._close(session.connection)
 
     def _drop(self, seats: NDArray[np.int64]) -> None:
         dropped = seats[self.playing[seats]].tolist()
@@ -527,7 +541,16 @@ class PolicyServer:
 
     def answer(self, session: Session, actions: Any) -> None:
         """Send the actions of a client's latest message, a tree of `[M, ...]`."""
-        message = {"type": "actions", "id": session.last_id, "actions": pack_array(actions)}
+        self._send_actions(session, {"actions": pack_array(actions)})
+
+    def answer_agents(self, session: Session, actions: Mapping[str, tuple[NDArray[np.int64], Any]]) -> None:
+        """Send the actions of several agents: by agent, the seats in which it acts and its actions, `[M, ...]`."""
+        numbers = {agent: np.searchsorted(session.seats, seats).tolist() for agent, (seats, _) in actions.items()}
+        parts = {agent: {"envs": numbers[agent], "actions": pack_array(part)} for agent, (_, part) in actions.items()}
+        self._send_actions(session, {"agents": parts})
+
+    def _send_actions(self, session: Session, actions: Mapping[str, Any]) -> None:
+        message = {"type": "actions", "id": session.last_id, **actions}
         self._answer(session, {**message, "weights_version": self.weights_version})
 
     def _answer(self, session: Session, message: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ class PolicyClient:
             episode_id: Id of the episode.
             reward: The reward. Before the first action it is dropped, as in RLlib.
             info: What callbacks can read; entries that no message can hold are left out.
-            multiagent_done_dict: Not served: a policy server has one agent.
+            multiagent_done_dict: Not served: RLlib's clients of several agents use `MultiAgentPolicyClient`.
 
         Raises:
             ConfigError: The reward is of several agents.
@@ -128,7 +128,9 @@ class PolicyClient:
         """
         episode = self._episode(episode_id)
         if multiagent_done_dict is not None or isinstance(reward, Mapping):
-            raise ConfigError("PolicyClient: a policy server has one agent, and these rewards are of several.")
+            raise ConfigError(
+                "PolicyClient: these rewards are of several agents: use corral.serving.client.MultiAgentPolicyClient."
+            )
         if episode.has_begun:
             episode.reward += float(reward)
         elif reward:

@@ -1,0 +1,258 @@
+"""How a runner samples envs of several agents that are in other programs, and fires the events of their episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector.utils import create_empty_array
+from numpy.typing import NDArray
+
+from corral.core.action_masks import NO_LEGAL_ACTION
+from corral.core.tree import Tree, map_tree
+from corral.episodes.infos import Infos
+from corral.episodes.rollout import Rollout
+from corral.episodes.served_rollout import ServedMultiAgentRollout, ServedSteps
+from corral.runners.lanes import Lanes
+from corral.runners.multi_agent_events import MultiAgentEvents
+from corral.runners.multi_agent_stepping import MultiAgentStepping
+from corral.runners.served_events import ServedEvents
+from corral.runners.served_stepping import ServedStepping
+from corral.serving.messages import Entries
+
+if TYPE_CHECKING:
+    from corral.modules.spec import ModuleSpec
+    from corral.runners.runner import EnvRunner
+    from corral.serving.sessions import Session
+
+
+class ServedMultiAgentStepping(ServedStepping):
+    """Exchanges messages with clients whose envs have several agents.
+
+    What a client reports of an env is a step of that sub-env, which `MultiAgentStepping` takes as if the other sub-envs
+    had not been stepped. Its rollout has a clock for each sub-env.
+
+    Args:
+        runner: The runner; its env is an `ExternalEnv` of several agents.
+
+    Attributes:
+        agents: Maps agents to modules, and writes the steps of each agent.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        """Keep the runner; its env is made."""
+        super().__init__(runner)
+        self.agents = MultiAgentStepping(runner)
+        space: Any = self.host.env.single_observation_space
+        self._seats = space.seats
+        self._step: Any = create_empty_array(space, self.host.num_envs, np.zeros)
+        shape = self.host.num_envs, len(self._seats.agents)
+        self._wants, self._joined, self._ended = (np.zeros(shape, np.bool_) for _ in range(3))
+        self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
+
+    def describe_env(self) -> tuple[Any, Any, int]:
+        """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
+        return self.agents.describe_env()
+
+    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make actors and lanes of the modules whose agents the env has."""
+        self.agents.make_actors(module_specs)
+        self.actors = self.agents.actors
+
+    def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
+        """Use other modules; if one was removed that acts in an episode, all clients begin new episodes."""
+        are_lost = self.agents.set_modules(module_specs)
+        self.actors = self.agents.actors
+        for session in [*self._server.sessions.values()] if are_lost else ():
+            self._server.lose(session)
+        return are_lost
+
+    def get_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the explorations, and of the clients."""
+        return {**self.agents.get_metrics(timestep), **self._client_metrics()}
+
+    def make_events(self) -> ServedEvents:
+        """Return what fires the events of the episodes."""
+        return ServedMultiAgentEvents(self)
+
+    # A rollout.
+
+    def allocate(self, num_rows: int) -> Rollout:
+        """Return what is written of the exchanges, with room for so many rows."""
+        self.agents.begin_sample()
+        return super().allocate(num_rows)
+
+    def _forget_totals(self) -> None:
+        for lanes in self.agents.lanes.values():
+            lanes.begin_counting()
+
+    def _enter(self, rollout: Rollout) -> None:
+        self._server.weights_version = self.runner.weights_version
+        self._whole = whole = ServedMultiAgentRollout(rollout.capacity + 3, self.host.num_envs)
+        for name in ("carry", "continues", "episode_class", "weights_version", "worker_index"):
+            setattr(whole, name, getattr(rollout, name))
+        whole.info_rows.update(self._open_infos)
+        self.agents.begin_lanes(whole)
+        for lanes in self.agents.lanes.values():
+            lanes.rows_of_envs = whole.clock
+
+    @property
+    def written(self) -> Rollout:
+        """The rollout that is handed out, whose rows episodes read while they are written."""
+        return self._whole
+
+    # Actions.
+
+    def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Choose the actions of the agents that wait for one."""
+        for module_id, lanes in self.agents.lanes.items():
+            if np.count_nonzero(lanes.acts):
+                self.agents.act(0, module_id, lanes, timestep, explore, random_actions)
+
+    def _send_actions(self, session: Session, seats: NDArray[np.int64]) -> None:
+        """Answer a client that wants actions for the agents of some of its seats."""
+        found: dict[str, tuple[NDArray[np.int64], Any]] = {}
+        for index, agent in enumerate(self._seats.agents):
+            acting = seats[self._wants[seats, index]]
+            if len(acting):
+                found[str(agent)] = acting, self.agents.actions_of(index, acting)
+        self._server.answer_agents(session, found)
+
+    def _send_policy(self, session: Session, timestep: int, explore: bool, random_actions: bool) -> None:
+        """Refuse a client that wants to act itself."""
+        problem = "clients of several agents cannot act themselves: ask for actions, without acts_locally."
+        self._server.refuse_policy(session, problem)
+
+    # What clients report.
+
+    def _is_sound(self, session: Session, entries: Entries) -> bool:
+        """Return whether a message can be used; a client that sends another one is cut off."""
+        problem = self._problem_of_ends(entries) or self._problem_of_masks(entries)
+        if problem:
+            self._server.cut_off(session, problem)
+        return not problem
+
+    def _problem_of_ends(self, entries: Entries) -> str:
+        """Return what is wrong with who is observed after the end of an agent, or an empty text."""
+        said: Any = entries.obs
+        steps, seats = ~entries.begins, entries.envs
+        before = self._ended[seats] & steps[:, None]
+        ends = before | (said["terminated"] | said["truncated"]).astype(np.bool_)
+        again = before & (said["observed"].astype(np.bool_) | (said["rewards"] != 0))
+        joined = (self._joined[seats] & steps[:, None]) | said["observed"].astype(np.bool_)
+        if again.any():
+            index, seat = np.argwhere(again)[0].tolist()
+            what = "observed" if said["observed"][index, seat] else "given a reward"
+            return f"steps.agents.{self._seats.agents[seat]}: has ended in entry {index}, and is {what} again."
+        none_left = steps & ~entries.ends & joined.any(1) & (ends | ~joined).all(1)
+        if none_left.any():
+            place = f"steps.terminated[{int(np.flatnonzero(none_left)[0])}]"
+            return f"{place}: all agents of the env have ended: say that the episode is terminated or truncated."
+        return ""
+
+    def _problem_of_masks(self, entries: Entries) -> str:
+        """Return who has no legal action, or an empty text."""
+        said: Any = entries.obs
+        ended = (said["terminated"] | said["truncated"]).astype(np.bool_) | entries.ends[:, None]
+        acts = said["observed"].astype(np.bool_) & ~ended
+        for module_id, actor in self.agents.actors.items():
+            if not actor.has_action_mask:
+                continue
+            block = self.agents.block_of(module_id)
+            obs = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), said["obs"][block.name])
+            stuck = actor.first_without_choice(obs, acts[:, block.start : block.stop].reshape(-1))
+            if stuck is not None:
+                index, place = divmod(stuck, len(block.agents))
+                return f"steps.agents.{block.agents[place]}.obs: entry {index}: {NO_LEGAL_ACTION}."
+        return ""
+
+    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
+        """Write the steps that a wave reports, and return their number."""
+        number = super()._apply_steps(rollout, row, entries)
+        over = entries.envs[entries.ends]
+        # A row that is only a reset, as in envs that reset themselves.
+        self._whole.clock[over] += 1
+        return number
+
+    def _write_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
+        super()._write_steps(rollout, row, steps)
+        whole = self._whole
+        whole.write(row, float(rollout.row_times_s[row]), steps)
+        over = steps.envs[steps.ends]
+        whole.episodes_over[over] += ~self._stale[over]
+
+    def _use(self, seats: NDArray[np.int64]) -> None:
+        """Forget the agents of the episodes before."""
+        self._joined[seats] = self._ended[seats] = False
+
+    def _receive(self, rollout: ServedSteps, row: int, entries: Entries) -> None:
+        """Give what was said of the agents of some seats to the lanes."""
+        step, seats, whole = self._step, entries.envs, self._whole
+        for name in ("observed", "rewards", "terminated", "truncated"):
+            step[name][:] = 0
+        said: Tree = entries.obs
+        map_tree(lambda here, given: here.__setitem__(seats, given), step, said)
+        terminated, truncated = (np.zeros(self.host.num_envs, np.bool_) for _ in range(2))
+        terminated[seats], truncated[seats] = entries.terminated, entries.truncated
+        if entries.infos is not None and self.runner.keeps_infos:
+            for seat, info in zip(seats.tolist(), entries.infos, strict=True):
+                if info:
+                    whole.info_rows.setdefault(int(whole.clock[seat]), Infos({})).of_lanes[seat] = info
+        self.agents.receive(whole, step, terminated, truncated)
+        observed, ends = (step["observed"] > 0)[seats], (step["terminated"] | step["truncated"]).astype(np.bool_)[seats]
+        self._joined[seats] |= observed
+        self._ended[seats] |= ends
+        self._wants[seats] = observed & ~self._ended[seats] & ~entries.ends[:, None]
+
+    def _drop_seat(self, seat: int) -> None:
+        """Drop the open steps of the agents of a seat."""
+        whole = self._whole
+        self.agents.drop(seat)
+        if not self._stale[seat]:
+            whole.broken.append((int(whole.clock[seat]), seat))
+            whole.episodes_over[seat] += 1
+        whole.clock[seat] += 1
+
+    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+        """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
+        if not rollout.num_rows:
+            return ServedMultiAgentRollout(0, self.host.num_envs)
+        whole = self._whole
+        whole.num_env_steps = rollout.num_env_steps
+        whole.complete(rollout.valid)
+        self.agents.finish(whole, explore=explore, timestep=timestep)
+        oldest = min(lanes.oldest_row for lanes in self.agents.lanes.values())
+        self._open_infos = {}
+        for row, infos in whole.info_rows.items():
+            for seat, info in infos.of_lanes.items():
+                if (next_row := row - int(whole.clock[seat])) >= oldest:
+                    self._open_infos.setdefault(next_row, Infos({})).of_lanes[seat] = info
+        return whole
+
+
+class ServedMultiAgentEvents(ServedEvents, MultiAgentEvents):
+    """Keeps one `MultiAgentEpisode` for each seat in which an episode is played that counts."""
+
+    def __init__(self, stepping: ServedMultiAgentStepping) -> None:
+        """Bind the arguments that never change."""
+        MultiAgentEvents.__init__(self, stepping.agents)
+        self._served = stepping
+
+    def continue_all(self, rollout: Rollout, paused_s: float) -> None:
+        """Continue the unfinished episodes as chunks in another rollout; see `ServedEvents.continue_all`."""
+        ServedEvents.continue_all(self, rollout, paused_s)
+        self._viewed = {}
+        self._view_agents(())
+
+    def _note_agents(self, broken: Sequence[int]) -> None:
+        self._view_agents(broken)
+
+    def _add_agent(self, module_id: str, lanes: Lanes, lane: int) -> None:
+        if self._episodes[int(lanes.envs[lane])] is not None:
+            super()._add_agent(module_id, lanes, lane)
+
+    def _end_agent(self, lanes: Lanes, lane: int, is_broken: bool) -> None:
+        episode = self._episodes[int(lanes.envs[lane])]
+        if episode is not None and lanes.agents[lane] in episode.agent_episodes:
+            super()._end_agent(lanes, lane, is_broken)
