@@ -22,7 +22,9 @@ function print({ move, turn }) {
 const [address, seed] = process.argv.slice(2);
 const client = await PolicyClient.connect(address, { numEnvs: 3, loadModel, stepsPerMessage: 2, seed: Number(seed) });
 print(await client.begin(observe(3, 0)));
-print(await client.step(observe(2, 3), [1.5, -2], { envs: [2, 0] }));
+const obs = observe(2, 3);
+print(await client.step(obs, [1.5, -2], { envs: [2, 0] }));
+obs.pair[0].data.fill(0); // a simulator may use its arrays again
 print(await client.step(observe(3, 5), [1, 2, 3], { terminated: [false, true, false], truncated: [false, true, true] }));
 print(await client.begin(observe(2, 8), [1, 2]));
 const ends = { terminated: [true, false, false], truncated: [false, false, true], nextObs: observe(3, 13) };
