@@ -6,6 +6,10 @@
 //
 // Its arguments are the address, the number of envs (8) and a seed (0). The token, if the server asks for one, is in the
 // environment variable CORRAL_TOKEN. The last line that it prints is the number of env steps.
+//
+// With a header that has the function `load_model`, it chooses the actions itself, by the policy that the server sends:
+//
+//     g++ -std=c++17 -O2 -DLOADER='"onnxruntime_loader.hpp"' -o cartpole cartpole.cpp -lonnxruntime
 
 #include <cmath>
 #include <cstdlib>
@@ -15,6 +19,9 @@
 #include <vector>
 
 #include "corral_client.hpp"
+#ifdef LOADER
+#include LOADER
+#endif
 
 // The pole on a cart of Barto, Sutton and Anderson (1983), with the constants of Gymnasium's CartPole-v1.
 class CartPole {
@@ -105,7 +112,12 @@ int main(int argc, char** argv) {
     corral::Options options;
     options.name = "cartpole.cpp";
     if (const char* token = std::getenv("CORRAL_TOKEN")) options.token = token;
-    Envs envs(num_envs, argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 0u);
+    const unsigned seed = argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 0u;
+#ifdef LOADER
+    options.load_model = load_model;
+    options.seed = seed;
+#endif
+    Envs envs(num_envs, seed);
     long num_steps = 0;
     int status = 0;
     try {

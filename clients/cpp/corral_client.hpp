@@ -9,6 +9,10 @@
 //         actions = client.step(obs, rewards, terminated, truncated, next_obs);
 //     }                                        // corral::ServerStopped ends it when the training is over
 //
+// With `Options::load_model`, the server sends the policy, as an ONNX file, and the client chooses the actions itself: the
+// same calls return at once, and the steps are sent in larger messages. `load_model` is yours, so that this header needs
+// no ONNX runtime; onnxruntime_loader.hpp has one.
+//
 // The connection is a TCP or a Unix socket in plain text. There is no TLS: to reach a server that asks for it, use a
 // tunnel, such as ssh or stunnel. A client belongs to one thread. The messages are those of the page "The protocol of
 // the policy server"; numbers travel with the lowest byte first, so that only such machines are supported.
@@ -29,10 +33,12 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -52,6 +58,8 @@ inline constexpr int PROTOCOL = 1;
 inline constexpr std::size_t MAX_MESSAGE_BYTES = 64u * 1024 * 1024;
 // Lists and maps inside each other that the client accepts.
 inline constexpr int MAX_DEPTH = 32;
+// Seconds after which a client that acts itself sends its steps, also if they are few.
+inline constexpr double MAX_DELAY_S = 1.0;
 
 // The server refused a message: `code()` is the kind of the error, and `what()` says what was wrong and where.
 class ClientError : public std::runtime_error {
@@ -403,7 +411,7 @@ struct Array {
     std::vector<T> as() const {
         std::vector<T> found;
         found.reserve(size());
-        const auto copy = [&](auto zero) {
+        with_type(dtype, [&](auto zero) {
             using From = decltype(zero);
             if (bytes.size() != size() * sizeof(From)) throw std::invalid_argument("an array has not the bytes of its shape");
             for (std::size_t i = 0; i < bytes.size(); i += sizeof(From)) {
@@ -411,18 +419,16 @@ struct Array {
                 std::memcpy(&value, bytes.data() + i, sizeof(From));
                 found.push_back(static_cast<T>(value));
             }
-        };
-        if (dtype == "<f4") copy(float{});
-        else if (dtype == "<f8") copy(double{});
-        else if (dtype == "<i8") copy(std::int64_t{});
-        else if (dtype == "<i4") copy(std::int32_t{});
-        else if (dtype == "<i2") copy(std::int16_t{});
-        else if (dtype == "|i1") copy(std::int8_t{});
-        else if (dtype == "<u8") copy(std::uint64_t{});
-        else if (dtype == "<u4") copy(std::uint32_t{});
-        else if (dtype == "<u2") copy(std::uint16_t{});
-        else if (dtype == "|u1" || dtype == "|b1") copy(std::uint8_t{});
-        else throw std::invalid_argument("an array of dtype " + dtype + " cannot be read");
+        });
+        return found;
+    }
+
+    // Returns the same numbers as another dtype.
+    Array to(const std::string& other) const {
+        if (other == dtype) return *this;
+        Array found;
+        with_type(other, [&](auto zero) { found = of(as<decltype(zero)>(), shape); });
+        found.dtype = other;
         return found;
     }
 
@@ -434,7 +440,31 @@ struct Array {
         Array found{dtype, {shape.begin() + 1, shape.end()}, bytes.substr(entry * num_bytes, num_bytes)};
         return found.as<T>();
     }
+
+   private:
+    // Calls a function with a zero of the C++ type of a dtype.
+    template <typename Function>
+    static void with_type(const std::string& dtype, const Function& call) {
+        if (dtype == "<f4") call(float{});
+        else if (dtype == "<f8") call(double{});
+        else if (dtype == "<i8") call(std::int64_t{});
+        else if (dtype == "<i4") call(std::int32_t{});
+        else if (dtype == "<i2") call(std::int16_t{});
+        else if (dtype == "|i1") call(std::int8_t{});
+        else if (dtype == "<u8") call(std::uint64_t{});
+        else if (dtype == "<u4") call(std::uint32_t{});
+        else if (dtype == "<u2") call(std::uint16_t{});
+        else if (dtype == "|u1" || dtype == "|b1") call(std::uint8_t{});
+        else throw std::invalid_argument("an array of dtype " + dtype + " cannot be read");
+    }
 };
+
+// Arrays by name: what a model gets and gives.
+using Arrays = std::map<std::string, Array>;
+// A model that is loaded: from its inputs to its outputs, by the names that they have in the file.
+using Model = std::function<Arrays(const Arrays&)>;
+// Loads a model from the bytes of an ONNX file; it throws where it cannot.
+using LoadModel = std::function<Model(const std::string&)>;
 
 // Observations or actions: one array, or arrays by name (a Dict space) or in order (a Tuple space), in each other.
 struct Tree {
@@ -503,6 +533,9 @@ struct Options {
     std::string name;         // name of this client in messages of the server
     double retry_s = 60.0;    // seconds for which the client tries to reach a server that does not answer
     double timeout_s = 600.0;  // seconds that the server may take for an answer, in which it may also train
+    LoadModel load_model;      // loads the policies that the server sends; with it, the client chooses the actions itself
+    int steps_per_message = 32;  // steps of each env that such a client sends at once; fewer where they take `MAX_DELAY_S`
+    std::optional<std::uint64_t> seed;  // seed of the actions of such a client; without one, it is random
 };
 
 namespace detail {
@@ -598,6 +631,212 @@ inline Tree take(const std::vector<Row>& rows, const Tree& now, const Tree& next
     return found;
 }
 
+// Appends the rows of another tree.
+inline void append(Tree& tree, const Tree& more) {
+    if (tree.kind != more.kind || tree.names != more.names || tree.parts.size() != more.parts.size())
+        throw std::invalid_argument("obs has other arrays than in the call before");
+    for (std::size_t i = 0; i < tree.parts.size(); ++i) append(tree.parts[i], more.parts[i]);
+    if (tree.kind != Tree::Kind::array) return;
+    std::vector<std::size_t> shape = more.leaf.shape;
+    if (shape.size() == tree.leaf.shape.size() && !shape.empty()) shape[0] = tree.leaf.shape[0];
+    if (tree.leaf.dtype != more.leaf.dtype || tree.leaf.shape != shape)
+        throw std::invalid_argument("obs has another shape or dtype than in the call before");
+    tree.leaf.shape[0] += more.leaf.shape[0];
+    tree.leaf.bytes += more.leaf.bytes;
+}
+
+// Returns the parts of a Dict or Tuple space by their names, and none of another space.
+inline std::vector<std::pair<std::string, const Value*>> parts_of(const Value& space) {
+    std::vector<std::pair<std::string, const Value*>> found;
+    const std::string& type = field(space, "type", Value::Kind::text).text;
+    if (type != "Dict" && type != "Tuple") return found;
+    for (const Value& part : field(space, "spaces", Value::Kind::list).parts) {
+        if (type == "Tuple") {
+            found.emplace_back(std::to_string(found.size()), &part);
+        } else {
+            if (part.parts.size() != 2) damaged("a part of a Dict space is no pair");
+            found.emplace_back(part.parts[0].text, &part.parts[1]);
+        }
+    }
+    return found;
+}
+
+// Returns the dtype that a model gets: float32 for floats, and the dtype of the space, such as "int64", for other numbers.
+inline std::string dtype_of(const Value& space) {
+    if (space.find("dtype") == nullptr) return "|i1";  // of a MultiBinary space
+    const std::string& name = field(space, "dtype", Value::Kind::text).text;
+    if (name[0] == 'f') return "<f4";
+    const std::size_t digits = name.find_first_of("123456789");
+    const int num_bytes = digits == std::string::npos ? 1 : std::stoi(name.substr(digits)) / 8;
+    return (num_bytes == 1 ? "|" : "<") + name.substr(0, 1) + std::to_string(num_bytes);
+}
+
+// Adds rows of the observations [K, ...] to the inputs of a model.
+inline void add_inputs(Arrays& inputs, const std::string& name, const Value& space, const Tree& obs, std::size_t count,
+                       const std::vector<Row>& rows) {
+    const auto parts = parts_of(space);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const auto& [key, part] = parts[i];
+        add_inputs(inputs, name + "/" + key, *part, obs.kind == Tree::Kind::tuple ? obs[i] : obs[key], count, rows);
+    }
+    if (!parts.empty()) return;
+    if (obs.array().num_entries() != count) throw std::invalid_argument(name + " has more or fewer entries than envs");
+    inputs[name] = take(rows, obs, obs).leaf.to(dtype_of(space));
+}
+
+// Returns an output of a model, which has so many rows.
+inline const Array& output_of(const Arrays& outputs, const std::string& name, std::size_t num_rows) {
+    const auto found = outputs.find(name);
+    if (found == outputs.end() || found->second.num_entries() != num_rows)
+        throw std::invalid_argument("the model of load_model did not return " + std::to_string(num_rows) + " rows of '" +
+                                    name + "': it must return all outputs of the file by their names");
+    return found->second;
+}
+
+// Returns the actions [M, ...] among the outputs of a model.
+inline Tree actions_of(const Arrays& outputs, const std::string& name, const Value& space, std::size_t num_rows) {
+    const auto parts = parts_of(space);
+    if (parts.empty()) return output_of(outputs, name, num_rows);
+    Tree found;
+    found.kind = space.find("type")->text == "Dict" ? Tree::Kind::dict : Tree::Kind::tuple;
+    for (const auto& [key, part] : parts) {
+        if (found.kind == Tree::Kind::dict) found.names.push_back(key);
+        found.parts.push_back(actions_of(outputs, name + "/" + key, *part, num_rows));
+    }
+    return found;
+}
+
+// Entries whose actions the client chose itself, and what the policy gave with the actions.
+struct Acted {
+    Entries entries;
+    Array outputs, draws;  // [K, D], zeros where an episode ended
+    std::int64_t weights_version = 0;
+};
+
+// Chooses the actions by the policy that the server sends, and keeps the steps until they are sent.
+class LocalActor {
+   public:
+    LocalActor(LoadModel load_model, int steps_per_message, std::optional<std::uint64_t> seed)
+        : load_model_(std::move(load_model)), steps_per_message_(steps_per_message) {
+        if (steps_per_message < 1)
+            throw std::invalid_argument("steps_per_message must be at least 1, got " + std::to_string(steps_per_message));
+        std::random_device device;
+        random_.seed(seed ? *seed : std::uint64_t{device()} << 32 | device());
+    }
+
+    bool has_policy() const { return static_cast<bool>(model_); }
+    std::int64_t weights_version() const { return weights_version_; }
+
+    // Acts by another policy from now on.
+    void set_policy(const Value& message) {
+        const std::string& file = field(message, "model", Value::Kind::bytes).text;
+        const std::int64_t width = field(message, "num_uniform", Value::Kind::integer).integer;
+        if (width < 0 || width > (1 << 20)) damaged("num_uniform is wrong");
+        num_uniform_ = static_cast<std::size_t>(width);
+        weights_version_ = field(message, "weights_version", Value::Kind::integer).integer;
+        std::string problem = "it returned no model";
+        try {
+            model_ = load_model_(file);
+        } catch (const std::exception& error) {
+            model_ = nullptr;
+            problem = error.what();
+        }
+        if (!model_)
+            throw ClientError("model", "load_model cannot load the policy with weights version " +
+                                           std::to_string(weights_version_) + ", an ONNX file of " +
+                                           std::to_string(file.size()) + " bytes: " + problem +
+                                           ". Use a newer ONNX runtime, or leave load_model out, so that the server "
+                                           "chooses the actions.");
+    }
+
+    // Forgets the policy, and the steps that were not sent; they belong to episodes that are lost.
+    void forget() {
+        model_ = nullptr;
+        take_kept();
+    }
+
+    // Keeps entries, and returns the actions of those that did not end.
+    Tree act(const Value& observation_space, const Value& action_space, const Entries& entries) {
+        const std::size_t count = entries.envs.size();
+        std::vector<Row> rows;
+        for (std::size_t i = 0; i < count; ++i) {
+            const bool is_over = (!entries.terminated.empty() && entries.terminated[i]) ||
+                                 (!entries.truncated.empty() && entries.truncated[i]);
+            if (!is_over) rows.push_back({i, false});
+        }
+        Arrays inputs;
+        add_inputs(inputs, "obs", observation_space, entries.obs, count, rows);
+        std::vector<float> uniform(rows.size() * num_uniform_);
+        for (float& number : uniform) number = static_cast<float>(random_() >> 40) * 0x1p-24f;  // from 0 to 1, without 1
+        inputs["uniform"] = Array::of(uniform, {rows.size(), num_uniform_});
+        const Arrays outputs = model_(inputs);
+        Tree actions = actions_of(outputs, "actions", action_space, rows.size());
+        keep(entries, rows, output_of(outputs, "outputs", rows.size()), output_of(outputs, "draws", rows.size()));
+        return actions;
+    }
+
+    // Returns whether the steps that were kept should be sent now.
+    bool is_full(int num_envs) const {
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - since_;
+        return kept_.entries.envs.size() >= static_cast<std::size_t>(steps_per_message_) * static_cast<std::size_t>(num_envs) ||
+               waited.count() > MAX_DELAY_S;
+    }
+
+    // Returns the steps that were kept, and keeps them no longer.
+    Acted take_kept() {
+        since_ = std::chrono::steady_clock::now();
+        kept_.weights_version = weights_version_;
+        std::vector<Value>& infos = kept_.entries.infos;
+        if (std::all_of(infos.begin(), infos.end(), [](const Value& info) { return info.names.empty(); })) infos.clear();
+        return std::exchange(kept_, {});
+    }
+
+   private:
+    LoadModel load_model_;
+    int steps_per_message_;
+    std::mt19937_64 random_;
+    Model model_;
+    std::size_t num_uniform_ = 0;
+    std::int64_t weights_version_ = 0;
+    Acted kept_;
+    std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+
+    void keep(const Entries& entries, const std::vector<Row>& rows, const Array& outputs, const Array& draws) {
+        const std::size_t count = entries.envs.size();
+        Entries& kept = kept_.entries;
+        const bool is_first = kept.envs.empty();
+        if (is_first) kept.obs = entries.obs;
+        else append(kept.obs, entries.obs);
+        add(kept_.outputs, outputs, count, rows, is_first);
+        add(kept_.draws, draws, count, rows, is_first);
+        add(kept.envs, entries.envs, count, 0);
+        add(kept.rewards, entries.rewards, count, 0.0);
+        add(kept.begins, entries.begins, count, false);
+        add(kept.terminated, entries.terminated, count, false);
+        add(kept.truncated, entries.truncated, count, false);
+        add(kept.infos, entries.infos, count, Value(std::map<std::string, Value>{}));
+    }
+
+    template <typename T, typename Default>
+    static void add(std::vector<T>& kept, const std::vector<T>& given, std::size_t count, const Default& otherwise) {
+        if (given.empty()) kept.insert(kept.end(), count, T(otherwise));
+        else kept.insert(kept.end(), given.begin(), given.end());
+    }
+
+    // Adds rows [M, D] at M of K places, and zeros at the others.
+    static void add(Array& kept, const Array& given, std::size_t count, const std::vector<Row>& rows, bool is_first) {
+        if (given.shape.size() != 2 || given.dtype != "<f4" || given.bytes.size() != given.size() * sizeof(float))
+            throw std::invalid_argument("the model of load_model must return 'outputs' and 'draws' as float32 [M, D]");
+        const std::size_t num_bytes = given.shape[1] * sizeof(float);
+        std::string added(count * num_bytes, '\0');
+        for (std::size_t i = 0; i < rows.size(); ++i)
+            added.replace(rows[i].index * num_bytes, num_bytes, given.bytes, i * num_bytes, num_bytes);
+        if (is_first) kept = Array{given.dtype, {0, given.shape[1]}, {}};
+        kept.shape[0] += count;
+        kept.bytes += added;
+    }
+};
+
 }  // namespace detail
 
 // A connection to a policy server, over which the episodes of one or more envs are played.
@@ -610,11 +849,16 @@ class PolicyClient {
     // Connects to `"host:port"` or `"unix:/path/of/the/socket"`, for so many envs.
     explicit PolicyClient(std::string address, int num_envs = 1, Options options = {})
         : address_(std::move(address)), num_envs_(num_envs), options_(std::move(options)) {
+        if (options_.load_model) local_.emplace(options_.load_model, options_.steps_per_message, options_.seed);
         connect();
     }
     PolicyClient(const PolicyClient&) = delete;
     PolicyClient& operator=(const PolicyClient&) = delete;
-    ~PolicyClient() { close(); }
+    // Leaves; a client that acts itself does not send the steps that it kept, which may take a while: call `close` for that.
+    ~PolicyClient() {
+        if (local_) local_->forget();
+        close();
+    }
 
     // Begins an episode in some envs, and returns their first actions [K, ...].
     Tree begin(const Tree& obs, const std::vector<int>& envs) {
@@ -679,14 +923,113 @@ class PolicyClient {
     Tree exchange(const Entries& entries) {
         const std::size_t count = entries.envs.size();
         check_count("rewards", entries.rewards.size(), count);
+        check_count("begins", entries.begins.size(), count);
+        check_count("terminated", entries.terminated.size(), count);
+        check_count("truncated", entries.truncated.size(), count);
         check_count("infos", entries.infos.size(), count);
+        if (local_ && !entries.actions) {
+            while (!local_->has_policy()) request_ping();
+            Tree actions = local_->act(observation_space_, action_space_, entries);
+            if (local_->is_full(num_envs_)) flush();
+            return actions;
+        }
+        flush();
+        const Value answer = send(entries, nullptr);
+        try {
+            const Value* actions = answer.find("actions");
+            if (actions == nullptr) detail::damaged("it has no actions");
+            return detail::unpack(*actions);
+        } catch (const ClientError&) {
+            disconnect();
+            throw;
+        }
+    }
+
+    // Gives up the unfinished episodes of some envs, of which the server keeps the complete steps.
+    void drop(const std::vector<int>& envs) {
+        flush();
+        detail::Packer packer;
+        packer.map(3);
+        packer.text("type");
+        packer.text("drop");
+        pack_id(packer);
+        pack_envs(packer, envs);
+        request(packer.bytes, "done");
+    }
+    void drop() { drop(all_envs()); }
+
+    // Tells the server that this client is there, where the simulator needs longer than the server waits.
+    void ping() {
+        flush();
+        request_ping();
+    }
+
+    // Ends the session; the server drops episodes that are not over.
+    void close() noexcept {
+        if (socket_ >= 0) {
+            try {
+                if (local_) {
+                    options_.retry_s = 0;
+                    flush();
+                }
+                detail::Packer packer;
+                packer.map(1);
+                packer.text("type");
+                packer.text("bye");
+                if (socket_ >= 0) send_frame(packer.bytes);
+            } catch (const std::exception&) {  // the server is gone
+            }
+            disconnect();
+        }
+        session_.clear();
+    }
+
+    // Version of the weights that chose the latest actions.
+    std::int64_t weights_version() const { return local_ ? local_->weights_version() : weights_version_; }
+    // Descriptions of one observation and one action, as the server sent them.
+    const Value& observation_space() const { return observation_space_; }
+    const Value& action_space() const { return action_space_; }
+    int num_envs() const { return num_envs_; }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+
+    std::string address_;
+    int num_envs_;
+    Options options_;
+    std::optional<detail::LocalActor> local_;
+    std::string session_;
+    int socket_ = -1;
+    std::int64_t next_id_ = 1, id_ = 0;
+    std::size_t max_bytes_ = MAX_MESSAGE_BYTES;
+    std::int64_t weights_version_ = 0;
+    Value observation_space_, action_space_;
+
+    // Sends the steps that a client which acts itself has kept; with the answer may come another policy. So every message
+    // comes after it, and the steps of a message have the weights of one version.
+    void flush() {
+        if (!local_) return;
+        const detail::Acted acted = local_->take_kept();
+        if (!acted.entries.envs.empty()) send(acted.entries, &acted);
+    }
+
+    void request_ping() {
+        detail::Packer packer;
+        packer.map(2);
+        packer.text("type");
+        packer.text("ping");
+        pack_id(packer);
+        request(packer.bytes, "done");
+    }
+
+    // Sends one message `steps`, and returns the answer.
+    Value send(const Entries& entries, const detail::Acted* acted) {
+        const std::size_t count = entries.envs.size();
         const std::pair<const char*, const std::vector<bool>*> flags[] = {
             {"begins", &entries.begins}, {"terminated", &entries.terminated}, {"truncated", &entries.truncated}};
         std::size_t num_fields = 4 + !entries.rewards.empty() + entries.actions.has_value() + !entries.infos.empty();
-        for (const auto& [name, values] : flags) {
-            check_count(name, values->size(), count);
-            num_fields += any(*values);
-        }
+        for (const auto& [name, values] : flags) num_fields += any(*values);
+        if (acted != nullptr) num_fields += 3;
         detail::Packer packer;
         packer.map(num_fields);
         packer.text("type");
@@ -715,74 +1058,16 @@ class PolicyClient {
             packer.list(count);
             for (const Value& info : entries.infos) packer.value(info);
         }
-        const Value answer = request(packer.bytes, "actions");
-        try {
-            const Value* actions = answer.find("actions");
-            if (actions == nullptr) detail::damaged("it has no actions");
-            return detail::unpack(*actions);
-        } catch (const ClientError&) {
-            disconnect();
-            throw;
+        if (acted != nullptr) {
+            packer.text("outputs");
+            detail::pack(packer, acted->outputs);
+            packer.text("draws");
+            detail::pack(packer, acted->draws);
+            packer.text("weights_version");
+            packer.integer(acted->weights_version);
         }
+        return request(packer.bytes, "actions");
     }
-
-    // Gives up the unfinished episodes of some envs, of which the server keeps the complete steps.
-    void drop(const std::vector<int>& envs) {
-        detail::Packer packer;
-        packer.map(3);
-        packer.text("type");
-        packer.text("drop");
-        pack_id(packer);
-        pack_envs(packer, envs);
-        request(packer.bytes, "done");
-    }
-    void drop() { drop(all_envs()); }
-
-    // Tells the server that this client is there, where the simulator needs longer than the server waits.
-    void ping() {
-        detail::Packer packer;
-        packer.map(2);
-        packer.text("type");
-        packer.text("ping");
-        pack_id(packer);
-        request(packer.bytes, "done");
-    }
-
-    // Ends the session; the server drops episodes that are not over.
-    void close() noexcept {
-        if (socket_ >= 0) {
-            try {
-                detail::Packer packer;
-                packer.map(1);
-                packer.text("type");
-                packer.text("bye");
-                send_frame(packer.bytes);
-            } catch (const std::exception&) {  // the server is gone
-            }
-            disconnect();
-        }
-        session_.clear();
-    }
-
-    // Version of the weights that chose the latest actions.
-    std::int64_t weights_version() const { return weights_version_; }
-    // Descriptions of one observation and one action, as the server sent them.
-    const Value& observation_space() const { return observation_space_; }
-    const Value& action_space() const { return action_space_; }
-    int num_envs() const { return num_envs_; }
-
-   private:
-    using Clock = std::chrono::steady_clock;
-
-    std::string address_;
-    int num_envs_;
-    Options options_;
-    std::string session_;
-    int socket_ = -1;
-    std::int64_t next_id_ = 1, id_ = 0;
-    std::size_t max_bytes_ = MAX_MESSAGE_BYTES;
-    std::int64_t weights_version_ = 0;
-    Value observation_space_, action_space_;
 
     std::vector<int> all_envs() const {
         std::vector<int> envs(static_cast<std::size_t>(num_envs_));
@@ -831,6 +1116,7 @@ class PolicyClient {
                 send_frame(body);
                 for (;;) {
                     Value answer = receive();
+                    if (local_ && answer.find("type")->text == "policy") local_->set_policy(answer);
                     const Value* id = answer.find("id");
                     // Another answer was sent again after a broken connection.
                     if (id == nullptr || id->kind != Value::Kind::integer || id->integer != id_) continue;
@@ -937,13 +1223,15 @@ class PolicyClient {
         weights_version_ = detail::field(welcome, "weights_version", kind).integer;
         observation_space_ = detail::field(welcome, "observation_space", Value::Kind::map);
         action_space_ = detail::field(welcome, "action_space", Value::Kind::map);
-        if (!said.empty() && !detail::field(welcome, "resumed", Value::Kind::boolean).boolean)
+        if (!said.empty() && !detail::field(welcome, "resumed", Value::Kind::boolean).boolean) {
+            if (local_) local_->forget();  // the policy, too, may be another server's
             throw EpisodesLost("lost", "the server at " + address_ + " does not know the episodes of this client.");
+        }
     }
 
     std::string hello(const std::string& session) const {
         detail::Packer packer;
-        packer.map(4u + !options_.token.empty() + !session.empty());
+        packer.map(4u + !options_.token.empty() + !session.empty() + local_.has_value());
         packer.text("type");
         packer.text("hello");
         packer.text("protocol");
@@ -959,6 +1247,10 @@ class PolicyClient {
         if (!session.empty()) {
             packer.text("session");
             packer.text(session);
+        }
+        if (local_) {
+            packer.text("wants_policy");
+            packer.boolean(true);
         }
         return packer.bytes;
     }

@@ -5,6 +5,11 @@
 //
 // Its arguments are the address, the number of envs (8) and a seed (0). The token, if the server asks for one, is in the
 // environment variable CORRAL_TOKEN. The last line that it prints is the number of env steps.
+//
+// With a module that has the function `loadModel`, it chooses the actions itself, by the policy that the server sends:
+//
+//     npm install onnxruntime-node
+//     LOADER=./onnxruntime_loader.mjs node cartpole.mjs 127.0.0.1:5555
 
 import { ClientError, EpisodesLost, NdArray, PolicyClient, ServerStopped } from "./corral_client.mjs";
 
@@ -84,12 +89,15 @@ if (address === undefined) {
 const counts = { envSteps: 0 };
 const random = seededRandom(Number(seed));
 const envs = Array.from({ length: Number(numEnvs) }, () => new CartPole(random));
+const loader = process.env.LOADER ? await import(process.env.LOADER) : null;
 let client = null;
 try {
   client = await PolicyClient.connect(address, {
     numEnvs: envs.length,
     name: "cartpole.mjs",
     token: process.env.CORRAL_TOKEN ?? null,
+    loadModel: loader?.loadModel ?? null,
+    seed: Number(seed),
   });
   for (;;) {
     try {
@@ -105,6 +113,6 @@ try {
   console.error(isOver ? error.message : `error ${error.code}: ${error.message}`);
   process.exitCode = isOver ? 0 : 1;
 } finally {
-  client?.close();
+  await client?.close();
 }
 console.log(counts.envSteps);

@@ -9,9 +9,14 @@
 //       actions = await client.step(obs, rewards, { terminated, truncated, nextObs });
 //     }                                            // ServerStopped ends it when the training is over
 //
+// With the option `loadModel`, the server sends the policy, as an ONNX file, and the client chooses the actions itself:
+// the same calls return without waiting for the server, and the steps are sent in larger messages. `loadModel` is yours,
+// so that this module needs no ONNX runtime; onnxruntime_loader.mjs has one.
+//
 // The messages are those of the page "The protocol of the policy server". A client sends one message at a time: await
 // each call before the next one. Only machines that store the lowest byte first are supported.
 
+import { createCipheriv, createHash, randomBytes } from "node:crypto";
 import { readFileSync } from "node:fs";
 import net from "node:net";
 import { endianness } from "node:os";
@@ -25,6 +30,8 @@ export const PROTOCOL = 1;
 export const MAX_MESSAGE_BYTES = 64 * 1024 * 1024;
 /** Lists and maps inside each other that the client accepts. */
 export const MAX_DEPTH = 32;
+/** Seconds after which a client that acts itself sends its steps, also if they are few. */
+export const MAX_DELAY_S = 1;
 
 /** The server refused a message: `code` is the kind of the error, and the message says what was wrong and where. */
 export class ClientError extends Error {
@@ -92,6 +99,14 @@ export class NdArray {
     return new NdArray(stacked, [arrays.length, ...shape], dtype);
   }
 
+  /** Return the same numbers as another dtype. */
+  to(dtype) {
+    if (dtype === this.dtype) return this;
+    if (!Object.hasOwn(TYPES, dtype)) throw new TypeError(`the numbers of an NdArray cannot have the dtype ${dtype}`);
+    const isBig = dtype === "<i8" || dtype === "<u8";
+    return new NdArray(TYPES[dtype].from(this.data, isBig ? BigInt : Number), this.shape, dtype);
+  }
+
   /** Return the numbers, all entries after each other, as a plain list of numbers. */
   numbers() {
     return Array.from(this.data, Number);
@@ -153,6 +168,27 @@ function takeRows(rows, now, next) {
   }
   if (Array.isArray(now)) return now.map((part, index) => takeRows(rows, part, next[index]));
   return Object.fromEntries(Object.keys(now).map((name) => [name, takeRows(rows, now[name], next[name])]));
+}
+
+/** Return one tree of arrays with the rows of several, one after the other. */
+function joinRows(trees) {
+  const [first] = trees;
+  if (!(first instanceof NdArray)) {
+    const parts = Object.keys(first).map((key) => [key, joinRows(trees.map((tree) => tree[key]))]);
+    return Array.isArray(first) ? parts.map(([, part]) => part) : Object.fromEntries(parts);
+  }
+  const shape = first.shape.slice(1);
+  if (trees.some(({ dtype, shape: other }) => dtype !== first.dtype || String(other?.slice(1)) !== String(shape))) {
+    throw new TypeError("obs has another shape or dtype than in the call before");
+  }
+  const numRows = trees.reduce((count, tree) => count + tree.shape[0], 0);
+  const data = new TYPES[first.dtype](numRows * product(shape));
+  let place = 0;
+  for (const tree of trees) {
+    data.set(tree.data, place);
+    place += tree.data.length;
+  }
+  return new NdArray(data, [numRows, ...shape], first.dtype);
 }
 
 // Msgpack: nil, true and false, integers, doubles, text, bytes, lists and maps.
@@ -409,6 +445,152 @@ class Connection {
   }
 }
 
+// Acting locally.
+
+/** Return the parts of a Dict or Tuple space as pairs of key and space, and null of another space. */
+function partsOf(space) {
+  if (space.type === "Dict") return space.spaces;
+  return space.type === "Tuple" ? space.spaces.map((part, index) => [index, part]) : null;
+}
+
+/** Return the dtype that a model gets: float32 for floats, and the dtype of the space, such as "int64", for other numbers. */
+function dtypeOf({ dtype = "int8" }) { // which is not said of a MultiBinary space
+  if (dtype[0] === "f") return "<f4";
+  const numBytes = Number(/\d+/.exec(dtype)?.[0] ?? 8) / 8;
+  return `${numBytes === 1 ? "|" : "<"}${dtype[0]}${numBytes}`;
+}
+
+/** Return observations by the names of a model's inputs, as pairs of name and array in the dtype of the space. */
+function namedInputs(space, obs, name) {
+  const parts = partsOf(space);
+  if (parts !== null) return parts.flatMap(([key, part]) => namedInputs(part, obs?.[key], `${name}/${key}`));
+  if (!(obs instanceof NdArray)) throw new TypeError(`${name} must be an NdArray, as the observation space says`);
+  return [[name, obs.to(dtypeOf(space))]];
+}
+
+/** Return an output of a model, which has so many rows. */
+function outputOf(outputs, name, numRows) {
+  const found = outputs?.[name];
+  if (found instanceof NdArray && found.shape[0] === numRows) return found;
+  const said = `the model of loadModel did not return an NdArray '${name}' of ${numRows} rows`;
+  throw new TypeError(`${said}: it must return all outputs of the file by their names`);
+}
+
+/** Return the actions `[M, ...]` among the outputs of a model. */
+function actionsOf(space, outputs, name, numRows) {
+  const parts = partsOf(space);
+  if (parts === null) return outputOf(outputs, name, numRows);
+  const found = parts.map(([key, part]) => [key, actionsOf(part, outputs, `${name}/${key}`, numRows)]);
+  return space.type === "Dict" ? Object.fromEntries(found) : found.map(([, part]) => part);
+}
+
+/** Return rows `[M, D]` at M of K places, and zeros at the others. */
+function spread({ data, shape: [, width] }, rows, count) {
+  const found = new Float32Array(count * width);
+  rows.forEach((place, index) => found.set(data.subarray(index * width, (index + 1) * width), place * width));
+  return new NdArray(found, [count, width]);
+}
+
+/** Chooses the actions by the policy that the server sends, and keeps the steps until they are sent. */
+class LocalActor {
+  #loadModel;
+  #stepsPerMessage;
+  #random;
+  #model = null;
+  #numUniform = 0;
+  #kept = [];
+  #numKept = 0;
+  #sinceMs = performance.now();
+
+  constructor(loadModel, stepsPerMessage, seed) {
+    if (!(stepsPerMessage >= 1)) throw new RangeError(`stepsPerMessage must be at least 1, got ${stepsPerMessage}`);
+    this.#loadModel = loadModel;
+    this.#stepsPerMessage = stepsPerMessage;
+    // Node has no random numbers with a seed; AES in counter mode makes some.
+    const key = seed === null ? randomBytes(16) : createHash("sha256").update(String(seed)).digest().subarray(0, 16);
+    this.#random = createCipheriv("aes-128-ctr", key, Buffer.alloc(16));
+    this.weightsVersion = 0;
+  }
+
+  get hasPolicy() {
+    return this.#model !== null;
+  }
+
+  /** Act by another policy from now on. */
+  async setPolicy({ model, num_uniform: numUniform, weights_version: weightsVersion }) {
+    const isPolicy = model instanceof Uint8Array && Number.isSafeInteger(numUniform) && Number.isSafeInteger(weightsVersion);
+    if (!isPolicy) damaged("it is no policy");
+    this.#model = null;
+    let problem = "it returned no function";
+    try {
+      const loaded = await this.#loadModel(Uint8Array.from(model));
+      if (typeof loaded === "function") this.#model = loaded;
+    } catch (error) {
+      problem = error?.message ?? String(error);
+    }
+    if (this.#model === null) {
+      const file = `the policy with weights version ${weightsVersion}, an ONNX file of ${model.length} bytes`;
+      const remedy = "Use a newer ONNX runtime, or leave loadModel out, so that the server chooses the actions.";
+      throw new ClientError("model", `loadModel cannot load ${file}: ${problem}. ${remedy}`);
+    }
+    this.#numUniform = numUniform;
+    this.weightsVersion = weightsVersion;
+  }
+
+  /** Forget the policy, and the steps that were not sent; they belong to episodes that are lost. */
+  forget() {
+    this.#model = null;
+    this.takeKept();
+  }
+
+  /** Keep entries, and return the actions of those that did not end. */
+  async act(client, { envs, obs, rewards, begins, terminated, truncated, infos }) {
+    const count = envs.length;
+    const isOver = envs.map((_, index) => Boolean(terminated?.[index] || truncated?.[index]));
+    const rows = [...isOver.keys()].filter((index) => !isOver[index]);
+    const inputs = namedInputs(client.observationSpace, obs, "obs").map(([name, array]) => {
+      if (array.shape[0] !== count) throw new TypeError(`${name} has ${array.shape[0]} entries, and envs ${count}`);
+      return [name, takeRows(rows.map((row) => [row, false]), array, array)];
+    });
+    const bytes = this.#random.update(Buffer.alloc(4 * rows.length * this.#numUniform));
+    const uniform = Float32Array.from({ length: bytes.length / 4 }, (_, i) => (bytes.readUInt32LE(4 * i) >>> 8) / 2 ** 24);
+    inputs.push(["uniform", new NdArray(uniform, [rows.length, this.#numUniform])]);
+    const found = await this.#model(Object.fromEntries(inputs));
+    const actions = actionsOf(client.actionSpace, found, "actions", rows.length);
+    const [outputs, draws] = ["outputs", "draws"].map((name) => spread(outputOf(found, name, rows.length), rows, count));
+    const flags = [begins, terminated, truncated].map((list) => envs.map((_, index) => Boolean(list?.[index])));
+    this.#kept.push({
+      envs: [...envs],
+      obs: takeRows(envs.map((_, row) => [row, false]), obs, obs), // a copy, because simulators reuse their arrays
+      rewards: envs.map((_, index) => Number(rewards?.[index] ?? 0)),
+      flags,
+      infos: envs.map((_, index) => infos?.[index] ?? {}),
+      outputs,
+      draws,
+    });
+    this.#numKept += count;
+    return actions;
+  }
+
+  /** Return whether the steps that were kept should be sent now. */
+  isFull(numEnvs) {
+    return this.#numKept >= this.#stepsPerMessage * numEnvs || performance.now() - this.#sinceMs > 1e3 * MAX_DELAY_S;
+  }
+
+  /** Return the steps that were kept as entries of a message `steps`, or null; they are kept no longer. */
+  takeKept() {
+    const kept = this.#kept;
+    [this.#kept, this.#numKept, this.#sinceMs] = [[], 0, performance.now()];
+    if (kept.length === 0) return null;
+    const [begins, terminated, truncated] = [0, 1, 2].map((index) => kept.flatMap(({ flags }) => flags[index]));
+    const [envs, rewards, infos] = ["envs", "rewards", "infos"].map((name) => kept.flatMap((one) => one[name]));
+    const [obs, outputs, draws] = ["obs", "outputs", "draws"].map((name) => joinRows(kept.map((one) => one[name])));
+    const acted = { outputs, draws, weightsVersion: this.weightsVersion };
+    const anyInfos = infos.some((info) => Object.keys(info).length > 0);
+    return { envs, obs, rewards, begins, terminated, truncated, infos: anyInfos ? infos : null, acted };
+  }
+}
+
 /**
  * A connection to a policy server, over which the episodes of one or more envs are played; `PolicyClient.connect` makes it.
  *
@@ -427,9 +609,12 @@ export class PolicyClient {
   #isWaiting = false;
   #nextId = 1;
   #maxBytes = MAX_MESSAGE_BYTES;
+  #local = null;
 
   /** Use `PolicyClient.connect`. */
-  constructor(address, { numEnvs = 1, token = null, tls: certificates = null, name = "", retryS = 60, timeoutS = 600 } = {}) {
+  constructor(address, options = {}) {
+    const { numEnvs = 1, token = null, tls: certificates = null, name = "", retryS = 60, timeoutS = 600 } = options;
+    const { loadModel = null, stepsPerMessage = 32, seed = null } = options;
     this.address = address;
     this.numEnvs = numEnvs;
     this.#token = token;
@@ -437,6 +622,7 @@ export class PolicyClient {
     this.#tls = typeof certificates === "string" ? { ca: readFileSync(certificates) } : certificates;
     this.#retryS = retryS;
     this.#timeoutS = timeoutS;
+    if (loadModel !== null) this.#local = new LocalActor(loadModel, stepsPerMessage, seed);
     /** Version of the weights that chose the latest actions. */
     this.weightsVersion = 0;
     /** Descriptions of one observation and one action, as the server sent them. */
@@ -451,6 +637,12 @@ export class PolicyClient {
    *   format, one of which the server must have, or options of Node's `tls.connect`; `name` in messages of the server;
    *   `retryS`, seconds for which the client tries to reach a server that does not answer; `timeoutS`, seconds that the
    *   server may take for an answer, in which it may also train.
+   *
+   *   `loadModel`, an async function that loads the policies that the server sends; with it, the client chooses the
+   *   actions itself. From the bytes of an ONNX file, a Uint8Array, it returns an async function from the inputs to the
+   *   outputs of the file: objects of an NdArray by name. `stepsPerMessage`, steps of each env that such a client sends at
+   *   once, 32 by default, and fewer where they take longer than `MAX_DELAY_S`; `seed` of its actions, by default a random
+   *   one.
    */
   static async connect(address, options = {}) {
     const client = new PolicyClient(address, options);
@@ -494,37 +686,47 @@ export class PolicyClient {
    * @param entries K entries in the order of time, of which an env may have several: `envs`, `obs`, and where wanted
    *   `rewards`, `begins`, `terminated`, `truncated`, `actions` that the client takes itself, and `infos`, an object each.
    */
-  async exchange({ envs, obs, rewards = null, begins = null, terminated = null, truncated = null, actions = null, infos = null }) {
-    checkCounts({ rewards, begins, terminated, truncated, infos }, envs.length);
-    const message = { type: "steps", id: 0, envs: [...envs], obs: packArrays(obs) };
-    if (rewards !== null) message.rewards = Array.from(rewards, (reward) => new Double(Number(reward)));
-    for (const [name, flags] of Object.entries({ begins, terminated, truncated })) {
-      const values = flags === null ? [] : Array.from(flags, Boolean);
-      if (values.includes(true)) message[name] = values;
-    }
-    if (actions !== null) message.actions = packArrays(actions);
-    if (infos !== null) message.infos = infos;
-    const answer = await this.#request(message);
-    try {
-      return unpackArrays(answer.actions);
-    } catch (error) {
-      this.#disconnect();
-      throw error;
-    }
+  exchange(entries) {
+    return this.#alone(async () => {
+      const { envs, rewards, begins, terminated, truncated, actions = null, infos } = entries;
+      checkCounts({ rewards, begins, terminated, truncated, infos }, envs.length);
+      if (this.#local === null || actions !== null) {
+        await this.#flush();
+        return this.#ask(entries);
+      }
+      while (!this.#local.hasPolicy) await this.#request({ type: "ping", id: 0 });
+      const chosen = await this.#local.act(this, entries);
+      if (this.#local.isFull(this.numEnvs)) await this.#flush();
+      return chosen;
+    });
   }
 
   /** Give up the unfinished episodes of some envs, of which the server keeps the complete steps. */
-  async drop(envs = this.#all()) {
-    await this.#request({ type: "drop", id: 0, envs: [...envs] });
+  drop(envs = this.#all()) {
+    return this.#alone(async () => {
+      await this.#flush();
+      await this.#request({ type: "drop", id: 0, envs: [...envs] });
+    });
   }
 
   /** Tell the server that this client is there, where the simulator needs longer than the server waits. */
-  async ping() {
-    await this.#request({ type: "ping", id: 0 });
+  ping() {
+    return this.#alone(async () => {
+      await this.#flush();
+      await this.#request({ type: "ping", id: 0 });
+    });
   }
 
-  /** End the session; the server drops episodes that are not over. */
-  close() {
+  /**
+   * End the session; the server drops episodes that are not over.
+   *
+   * Await it where the client acts itself, because it sends the steps that were kept first.
+   */
+  async close() {
+    if (this.#local !== null && this.#connection !== null && !this.#isWaiting) {
+      this.#retryS = 0;
+      await this.#alone(() => this.#flush()).catch(() => {}); // the server is gone
+    }
     if (this.#connection !== null) {
       this.#connection.send(frame({ type: "bye" }));
       this.#connection.close(true);
@@ -539,18 +741,54 @@ export class PolicyClient {
     return Array.from({ length: this.numEnvs }, (_, index) => index);
   }
 
-  /** Send a message, again where the connection broke in between, and return the answer. */
-  async #request(message) {
+  /** Do what a call asks for, if no other call is under way. */
+  async #alone(call) {
     if (this.#isWaiting) throw new TypeError("a client sends one message at a time: await the call before");
     this.#isWaiting = true;
     try {
-      return await this.#exchangeMessages(message);
+      return await call();
     } finally {
       this.#isWaiting = false;
     }
   }
 
-  async #exchangeMessages(message) {
+  /** Send one message `steps`, and return its actions; `acted` is what the policy gave to a client that acts itself. */
+  async #ask(entries) {
+    const { envs, obs, rewards = null, begins = null, terminated = null, truncated = null } = entries;
+    const { actions = null, infos = null, acted = null } = entries;
+    const message = { type: "steps", id: 0, envs: [...envs], obs: packArrays(obs) };
+    if (rewards !== null) message.rewards = Array.from(rewards, (reward) => new Double(Number(reward)));
+    for (const [name, flags] of Object.entries({ begins, terminated, truncated })) {
+      const values = flags === null ? [] : Array.from(flags, Boolean);
+      if (values.includes(true)) message[name] = values;
+    }
+    if (actions !== null) message.actions = packArrays(actions);
+    if (infos !== null) message.infos = infos;
+    if (acted !== null) {
+      message.outputs = packArrays(acted.outputs);
+      message.draws = packArrays(acted.draws);
+      message.weights_version = acted.weightsVersion;
+    }
+    const answer = await this.#request(message);
+    try {
+      return unpackArrays(answer.actions);
+    } catch (error) {
+      this.#disconnect();
+      throw error;
+    }
+  }
+
+  /**
+   * Send the steps that a client which acts itself has kept; with the answer may come another policy. So every message
+   * comes after it, and the steps of a message have the weights of one version.
+   */
+  async #flush() {
+    const kept = this.#local?.takeKept() ?? null;
+    if (kept !== null) await this.#ask(kept);
+  }
+
+  /** Send a message, again where the connection broke in between, and return the answer. */
+  async #request(message) {
     const id = (message.id = this.#nextId++);
     const data = frame(message);
     if (data.length > this.#maxBytes) {
@@ -565,8 +803,12 @@ export class PolicyClient {
         this.#connection.send(data);
         for (;;) {
           const answer = await this.#receive();
+          if (answer.type === "policy" && this.#local !== null) {
+            await this.#local.setPolicy(answer);
+            this.weightsVersion = this.#local.weightsVersion;
+          }
           if (answer.id !== id) continue; // it was sent again after a broken connection
-          this.weightsVersion = answer.weights_version;
+          if (this.#local === null) this.weightsVersion = answer.weights_version;
           return answer;
         }
       } catch (error) {
@@ -599,6 +841,7 @@ export class PolicyClient {
     const hello = { type: "hello", protocol: PROTOCOL, num_envs: this.numEnvs, name: this.#name };
     if (this.#token !== null) hello.token = this.#token;
     if (said !== null) hello.session = said;
+    if (this.#local !== null) hello.wants_policy = true;
     let welcome = null;
     for (let pauseMs = 50; welcome === null; pauseMs = Math.min(2 * pauseMs, 1000)) {
       try {
@@ -619,10 +862,11 @@ export class PolicyClient {
     if (typeof welcome.session !== "string" || !(welcome.max_message_bytes > 0)) damaged("it is no welcome");
     this.#session = welcome.session;
     this.#maxBytes = welcome.max_message_bytes;
-    this.weightsVersion = welcome.weights_version;
+    if (this.#local === null) this.weightsVersion = welcome.weights_version;
     this.observationSpace = welcome.observation_space;
     this.actionSpace = welcome.action_space;
     if (said !== null && welcome.resumed !== true) {
+      this.#local?.forget(); // the policy, too, may be another server's
       throw new EpisodesLost("lost", `the server at ${this.address} does not know the episodes of this client.`);
     }
   }

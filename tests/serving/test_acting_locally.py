@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import socket
 import threading
 from collections import Counter
 from typing import Any, cast
@@ -23,7 +24,7 @@ from corral.core.space_descriptions import describe_space
 from corral.exploration.epsilon import EpsilonGreedy
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import ClientError, PolicyClient, ServerStopped, drive, pack_array
+from corral.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
 from corral.serving.policy_file import PolicyFile
 
 BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
@@ -351,6 +352,56 @@ def test_a_connection_that_breaks_brings_the_policy_again() -> None:
     assert len({step.obs for step in learned}) == len(learned) >= 700
     assert all(played[step.obs] == step for step in learned)
     assert simulator.versions[-1] == 5
+
+
+def test_a_simulator_may_use_its_arrays_again() -> None:
+    obs, reward, ends = np.zeros((1, 4), np.float32), np.zeros(1), np.zeros(1, np.bool_)
+
+    def play(address: str) -> None:
+        with contextlib.suppress(ServerStopped), PolicyClient(address, acts_locally=True) as client:
+            client.begin(obs)
+            for t in itertools.count(1):
+                obs[:], reward[:], ends[:] = t, t, t % 10 == 9
+                client.step(obs, reward, ends, next_obs=obs)
+
+    with runner_of(served(num_envs=1)) as runner:
+        thread = threading.Thread(target=play, args=(address_of(runner),), daemon=True)
+        thread.start()
+        steps = [step for _, step in steps_of(runner.collect(SampleRequest(num_timesteps=50, time_limit_s=10.0)))]
+        runner.stop()
+        thread.join(10)
+    assert [step.obs[0] for step in steps] == [*range(len(steps))]
+    assert [(step.reward, step.terminated) for step in steps] == [(t, t % 10 == 9) for t in range(1, len(steps) + 1)]
+
+
+def test_another_server_is_never_told_what_the_policy_of_the_server_before_did() -> None:
+    with runner_of(served(num_envs=1)) as first, runner_of(served(num_envs=1).debugging(seed=9)) as second:
+
+        def play() -> None:
+            with contextlib.suppress(ServerStopped), PolicyClient(address_of(first), acts_locally=True) as client:
+                client.begin(X)
+                while client.weights_version < 5:
+                    client.step(X, [1.0])
+                client.address = address_of(second)
+                client._socket.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(EpisodesLost):
+                    while True:
+                        client.step(X, [1.0])
+                client.begin(X)
+                while True:
+                    client.step(X, [1.0])
+
+        thread = threading.Thread(target=play, daemon=True)
+        first.set_weights({}, 5)
+        thread.start()
+        first.collect(SampleRequest(num_timesteps=50, time_limit_s=10.0))
+        rollout = second.collect(SampleRequest(num_timesteps=100, time_limit_s=10.0))
+        first.stop()
+        second.stop()
+        thread.join(10)
+    outputs = rollout.dist_inputs[rollout.valid]
+    expected = second.actors["default_policy"].inference(X)
+    np.testing.assert_allclose(outputs, np.repeat(expected, len(outputs), 0), atol=1e-5)
 
 
 @pytest.mark.parametrize(

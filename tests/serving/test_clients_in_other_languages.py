@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,15 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import onnxruntime
 import pytest
 from gymnasium import spaces
+from simulators import address_of, runner_of, served
 
 from corral import Algorithm, ExternalEnv, PPOConfig
-from corral.serving.client import HEADER, ClientError, PolicyClient, pack_array, pack_message
+from corral.core.space_descriptions import describe_space
+from corral.runners.requests import SampleRequest
+from corral.serving.client import HEADER, ClientError, PolicyClient, pack_array, pack_message, unpack_array
 from corral.serving.messages import Entries
 from corral.serving.server import PolicyServer, ServerSettings
 
@@ -42,24 +48,31 @@ class Client:
 
     language: str
     build_dir: Path
-    commands: dict[Path, list[str]] = field(default_factory=dict)
+    commands: dict[tuple[Path, bool], list[str]] = field(default_factory=dict)
 
-    def command(self, source: Path) -> list[str]:
+    def command(self, source: Path, acts_locally: bool = False) -> list[str]:
         """Return the command that runs a program."""
         if self.language == "javascript":
-            return ["node", f"{source}.mjs"]
+            loader = ["env", f"LOADER={SOURCES / 'remote_loader.mjs'}"] if acts_locally else []
+            return [*loader, "node", f"{source}.mjs"]
         if self.language == "python":
             return [sys.executable, f"{source}.py"]
-        if source not in self.commands:
-            target = self.build_dir / source.name
-            subprocess.run([*COMPILER, "-o", str(target), f"{source}.cpp"], check=True, timeout=TIMEOUT_S)
-            self.commands[source] = [str(target)]
-        return self.commands[source]
+        if (source, acts_locally) not in self.commands:
+            target = self.build_dir / f"{source.name}{acts_locally:d}"
+            loader = [f"-I{SOURCES}", '-DLOADER="remote_loader.hpp"'] if acts_locally else []
+            subprocess.run([*COMPILER, *loader, "-o", str(target), f"{source}.cpp"], check=True, timeout=TIMEOUT_S)
+            self.commands[source, acts_locally] = [str(target)]
+        return self.commands[source, acts_locally]
 
     @property
     def cartpole(self) -> list[str]:
         """The command that runs the example."""
         return self.command(CLIENTS / self.language / "cartpole")
+
+    @property
+    def acting_cartpole(self) -> list[str]:
+        """The command that runs the example with a policy of its own, which a `ModelRunner` runs."""
+        return self.command(CLIENTS / self.language / "cartpole", acts_locally=True)
 
 
 def languages(*names: str) -> Any:
@@ -109,16 +122,16 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         program.communicate()
 
 
-def build(address: str, num_envs: int = NUM_ENVS, *, on_episode_end: Any = None, **training: Any) -> Algorithm:
+def build(address: str, num_envs: int = NUM_ENVS, *, callbacks: Any = None, **training: Any) -> Algorithm:
+    env_config = {"address": address, "spaces_of": "CartPole-v1", "policy_interval_s": 1e-9}
     config = (
         PPOConfig()
-        .environment(ExternalEnv, env_config={"address": address, "spaces_of": "CartPole-v1"})
+        .environment(ExternalEnv, env_config=env_config)
         .env_runners(num_envs_per_env_runner=num_envs)
         .training(**training)
+        .callbacks(**(callbacks or {}))
         .debugging(seed=0)
     )
-    if on_episode_end is not None:
-        config.callbacks(on_episode_end=on_episode_end)
     return config.build()
 
 
@@ -186,7 +199,9 @@ def test_client_trains_cartpole(any_client: Client, tmp_path: Path, start: Any) 
 
 def test_steps_of_a_client_arrive_as_they_were(client: Client, start: Any) -> None:
     checked = Checked()
-    with build("127.0.0.1:0", train_batch_size_per_learner=800, num_epochs=1, on_episode_end=checked) as algorithm:
+    with build(
+        "127.0.0.1:0", train_batch_size_per_learner=800, num_epochs=1, callbacks={"on_episode_end": checked}
+    ) as algorithm:
         program = start(client.cartpole, server_of(algorithm).address, NUM_ENVS, 1)
         sampled = while_running(program, algorithm.train)["num_env_steps_sampled_lifetime"]
         assert server_of(algorithm).num_dropped == 0
@@ -252,6 +267,14 @@ class Proxy:
             except OSError:
                 pass
 
+    def turn_to(self, target: str) -> None:
+        """Cut the connections, and carry the next ones to another server."""
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        for end in self._sockets[1:]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -268,7 +291,9 @@ CUTS = [0, 1, 3, 4, 30, 60, 90, 150, 400, 480, 520, 600, 700, 1000, 1234, 3000, 
 def test_connection_that_is_cut_costs_nothing(any_client: Client, direction: str, start: Any) -> None:
     checked = Checked()
     cuts: list[tuple[int | None, int | None]] = [(k, None) if direction == "to_server" else (None, k) for k in CUTS]
-    with build("127.0.0.1:0", train_batch_size_per_learner=2000, num_epochs=1, on_episode_end=checked) as algorithm:
+    with build(
+        "127.0.0.1:0", train_batch_size_per_learner=2000, num_epochs=1, callbacks={"on_episode_end": checked}
+    ) as algorithm:
         proxy = Proxy(server_of(algorithm).address, cuts)
         try:
             program = start(any_client.cartpole, proxy.address, NUM_ENVS, 2)
@@ -549,3 +574,305 @@ def test_examples_name_the_version_of_the_protocol() -> None:
         for path in (CLIENTS / "cpp" / "corral_client.hpp", CLIENTS / "javascript" / "corral_client.mjs")
     }
     assert {match and int(match[1]) for match in found} == {PROTOCOL}
+
+
+# Clients that act themselves.
+
+
+class ModelRunner:
+    """Runs ONNX files for programs, and remembers what they gave it.
+
+    Args:
+        path: The Unix socket at which it listens.
+        refusal: What it says to a program that gives it a file; empty text is nothing.
+
+    Attributes:
+        models: Each file that it was given, and the inputs and outputs of each call of it.
+    """
+
+    def __init__(self, path: Path, refusal: str = "") -> None:
+        self.refusal = refusal
+        self.models: list[tuple[bytes, list[tuple[dict[str, Any], dict[str, Any]]]]] = []
+        self.environment = {"MODEL_RUNNER": str(path)}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # the test is over
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as stream, contextlib.suppress(ConnectionError):
+            model = self._read(stream)
+            self.models.append((model, []))
+            self._write(stream, self.refusal.encode())
+            if self.refusal:
+                return
+            session = one_thread(model)
+            names = [one.name for one in session.get_outputs()]
+            while body := self._read(stream):
+                inputs = {name: unpack_array(packed) for name, packed in msgpack.unpackb(body).items()}
+                outputs = dict(zip(names, session.run(None, inputs), strict=True))
+                self.models[-1][1].append((inputs, outputs))
+                self._write(stream, msgpack.packb({name: pack_array(array) for name, array in outputs.items()}))
+
+    def _read(self, stream: Any) -> bytes:
+        head = stream.read(HEADER.size)
+        return bytes(stream.read(*HEADER.unpack(head))) if head else b""
+
+    def _write(self, stream: Any, body: bytes) -> None:
+        stream.write(framed(body))
+        stream.flush()
+
+    def calls(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        return [call for _, calls in self.models for call in calls]
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def one_thread(model: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.fixture
+def model_runner(tmp_path: Path) -> Iterator[ModelRunner]:
+    """Runs the models of the clients of a test."""
+    runner = ModelRunner(tmp_path / "models")
+    yield runner
+    runner.close()
+
+
+class Columns:
+    """A callback that keeps the steps of each sample."""
+
+    def __init__(self) -> None:
+        self.samples: list[dict[str, Any]] = []
+
+    def __call__(self, samples: Any, **_: Any) -> None:
+        valid, names = samples.valid, ("actions", "dist_inputs", "logp")
+        self.samples.append({"obs": samples.obs[:-1][valid], **{k: getattr(samples, k)[valid] for k in names}})
+
+    def check(self, models: list[Any]) -> None:
+        """Check that each step has the action and the outputs that one of the models gave for its observation."""
+        given = {
+            obs.tobytes(): (int(action), outputs)
+            for _, calls in models
+            for inputs, found in calls
+            for obs, action, outputs in zip(inputs["obs"], found["actions"], found["outputs"], strict=True)
+        }
+        for sample in self.samples:
+            found = [given[obs.tobytes()] for obs in sample["obs"]]
+            outputs = np.array([row for _, row in found])
+            np.testing.assert_array_equal(sample["actions"], [action for action, _ in found])
+            np.testing.assert_array_equal(sample["dist_inputs"], outputs)
+            logits = outputs[np.arange(len(found)), sample["actions"]] - np.logaddexp(*outputs.T)
+            np.testing.assert_allclose(sample["logp"], logits, atol=1e-5)
+
+
+KEPT = 32 * NUM_ENVS  # steps that a client sends at once
+
+
+def test_client_acts_by_the_policy_that_it_is_sent(client: Client, start: Any, model_runner: ModelRunner) -> None:
+    checked, columns = Checked(), Columns()
+    training = {"train_batch_size_per_learner": 800, "minibatch_size": 200, "num_epochs": 2, "lr": 1e-2}
+    with build("127.0.0.1:0", callbacks={"on_episode_end": checked, "on_sample_end": columns}, **training) as algorithm:
+        address = server_of(algorithm).address
+        program = start(client.acting_cartpole, address, NUM_ENVS, 1, **model_runner.environment)
+        results = [while_running(program, algorithm.train) for _ in range(4)]
+        assert server_of(algorithm).num_dropped == 0
+    status, num_steps, errors = ended(program)
+    assert status == 0, errors
+    counts = [result["num_env_steps_sampled_lifetime"] for result in results]
+    assert all(800 <= now - before < 800 + NUM_ENVS for before, now in zip([0, *counts], counts, strict=False))
+    assert [len(sample["obs"]) for sample in columns.samples] == np.diff([0, *counts]).tolist()
+    assert 0 <= int(num_steps) - counts[-1] <= 2 * KEPT + NUM_ENVS
+    assert len(checked.lengths) > 10 and checked.wrong == 0
+    columns.check(model_runner.models)
+    lags = [(result["env_runners"]["policy_lag_mean"], result["env_runners"]["policy_lag_max"]) for result in results]
+    assert lags[0] == (0, 0) and lags[-1][1] == 1 and 0 < lags[-1][0] < 1
+    # The weights of each update acted, and gave other outputs than those before.
+    used = [(model, calls) for model, calls in model_runner.models if calls]
+    assert len(used) >= 4
+    (inputs, outputs), *_ = used[0][1]
+    sessions = [one_thread(model) for model, _ in used]
+    given = [session.run(["outputs"], inputs)[0] for session in sessions]
+    np.testing.assert_array_equal(given[0], outputs["outputs"])
+    assert all(np.abs(now - before).max() > 1e-3 for before, now in itertools.pairwise(given))
+    for session, (_, calls) in zip(sessions, used, strict=True):
+        np.testing.assert_array_equal(session.run(["draws"], calls[-1][0])[0], calls[-1][1]["draws"])
+
+
+def test_client_that_acts_itself_survives_cuts(client: Client, start: Any, model_runner: ModelRunner) -> None:
+    checked, columns = Checked(), Columns()
+    cuts: list[tuple[int | None, int | None]] = [(k, None) if k % 2 else (None, 3 * k) for k in CUTS]
+    callbacks = {"on_episode_end": checked, "on_sample_end": columns}
+    with build("127.0.0.1:0", train_batch_size_per_learner=2000, num_epochs=1, callbacks=callbacks) as algorithm:
+        proxy = Proxy(server_of(algorithm).address, cuts)
+        try:
+            program = start(client.acting_cartpole, proxy.address, NUM_ENVS, 2, **model_runner.environment)
+            sampled = while_running(program, algorithm.train)["num_env_steps_sampled_lifetime"]
+            num_dropped = server_of(algorithm).num_dropped
+        finally:
+            algorithm.stop()
+            proxy.close()
+    status, num_steps, errors = ended(program)
+    assert status == 0, errors
+    assert "does not know" not in errors
+    assert (proxy.num_cut, num_dropped) == (len(CUTS), 0)
+    assert 0 <= int(num_steps) - sampled <= 2 * KEPT + NUM_ENVS
+    assert len(checked.lengths) > 20 and checked.wrong == 0
+    columns.check(model_runner.models)
+
+
+def test_client_that_acts_itself_continues_with_a_new_server(
+    client: Client, start: Any, model_runner: ModelRunner
+) -> None:
+    """The new server has the first weights; it would refuse steps with the version of the server before."""
+    settings = {"train_batch_size_per_learner": 400, "minibatch_size": 200, "num_epochs": 1, "lr": 1e-2}
+    checked, columns = Checked(), Columns()
+    with (
+        build("127.0.0.1:0", **settings) as first,
+        build("127.0.0.1:0", callbacks={"on_episode_end": checked, "on_sample_end": columns}, **settings) as second,
+    ):
+        proxy = Proxy(server_of(first).address, [])
+        try:
+            program = start(client.acting_cartpole, proxy.address, NUM_ENVS, 3, **model_runner.environment)
+            for _ in range(3):
+                while_running(program, first.train)
+            num_before = len(model_runner.models)
+            proxy.turn_to(server_of(second).address)
+            results = [while_running(program, second.train) for _ in range(2)]
+            second.stop()
+        finally:
+            proxy.close()
+    status, _, errors = ended(program)
+    assert status == 0, errors
+    assert errors.count("does not know the episodes of this client.") == 1
+    assert num_before >= 3
+    columns.check(model_runner.models[num_before:])
+    assert 800 <= results[-1]["num_env_steps_sampled_lifetime"] < 800 + 2 * NUM_ENVS
+    assert len(checked.lengths) > 5 and checked.wrong == 0
+    assert results[0]["env_runners"]["policy_lag_max"] == 0
+
+
+# Of each step that `acts_locally` reports: the numbers of its two observations, its reward, and how it ended.
+STEPS = {
+    (2, 3, 1.5, 0, 0),
+    (0, 4, -2, 0, 0),
+    (4, 5, 1, 0, 0),
+    (1, 6, 2, 1, 1),
+    (3, 7, 3, 0, 1),
+    (5, 10, 4, 1, 0),
+    (8, 11, 5, 0, 0),
+    (9, 12, 6, 0, 1),
+    (13, 16, 1, 1, 0),
+    (11, 17, 1, 1, 0),
+    (15, 18, 1, 1, 0),
+    *((number, number + 3, 1, 0, 0) for number in range(22, 28)),
+}
+
+
+def test_nested_observations_and_actions_of_a_client_that_acts_itself(
+    client: Client, start: Any, model_runner: ModelRunner
+) -> None:
+    obs, actions = map(describe_space, DICT_SPACES)
+    config = served(PPOConfig(), num_envs=3, observation_space=obs, action_space=actions)
+    command = client.command(SOURCES / "acts_locally")
+    printed, uniform, rollouts = [], [], []
+    with runner_of(config) as runner:
+        for seed in (1, 1, 2**53 - 1):
+            num_before = len(model_runner.models)
+            program = start(command, address_of(runner), seed, **model_runner.environment)
+            while program.poll() is None:
+                rollouts.append(runner.collect(SampleRequest(num_timesteps=1000, time_limit_s=0.05)))
+            output, errors = program.communicate()
+            assert program.returncode == 0, errors
+            calls = [call for _, calls in model_runner.models[num_before:] for call in calls]
+            said = [[float(number) for number in line.split()] for line in output.splitlines()]
+            for (inputs, outputs), numbers in zip(calls, said, strict=True):
+                check_nested(inputs)
+                move, turn = outputs["actions/move"], outputs["actions/turn"]
+                np.testing.assert_allclose(numbers, [*move[:, 0], *turn], rtol=1e-6)
+            printed.append(said)
+            uniform.append(np.concatenate([inputs["uniform"].ravel() for inputs, _ in calls]))
+        rollouts.append(runner.collect(SampleRequest(num_timesteps=1000, time_limit_s=0.05)))
+    np.testing.assert_array_equal(uniform[0], uniform[1])
+    assert printed[0] == printed[1] != printed[2]
+    assert len(set(uniform[0]) | set(uniform[2])) > 2 * len(uniform[0]) - 3
+    assert all(0 <= row.min() < 0.2 < 0.8 < row.max() < 1 and abs(row.mean() - 0.5) < 0.15 for row in uniform)
+    found = Counter(step for rollout in rollouts for step in nested_steps(rollout))
+    assert found == dict.fromkeys(STEPS, 3)
+
+
+def check_nested(inputs: dict[str, Any]) -> None:
+    """Check that observations arrive at a model by their names; all floats are float32 there."""
+    assert {name: array.dtype.str for name, array in inputs.items()} == {
+        "obs/image": "|u1",
+        "obs/pair/0": "<f4",
+        "obs/pair/1": "<i8",
+        "uniform": "<f4",
+    }
+    numbers = inputs["obs/pair/0"][:, 0] - 0.25
+    np.testing.assert_array_equal(inputs["obs/pair/1"], numbers % 5)
+    images = (10 * numbers[:, None] + np.arange(4)).reshape(-1, 2, 2)
+    np.testing.assert_array_equal(inputs["obs/image"], images.astype(np.uint8))
+
+
+def nested_steps(rollout: Any) -> Iterator[tuple[float, ...]]:
+    places = rollout.obs["pair"][0][..., 0] - 0.25
+    for t, lane in np.argwhere(rollout.valid).tolist():
+        ends = int(rollout.terminated[t, lane]), int(rollout.truncated[t, lane])
+        yield float(places[t, lane]), float(places[t + 1, lane]), float(rollout.rewards[t, lane]), *ends
+
+
+def test_policy_that_only_the_server_can_act_with_is_refused(
+    client: Client, start: Any, model_runner: ModelRunner
+) -> None:
+    config = served(PPOConfig().rl_module(model_config={"use_lstm": True}), num_envs=1)
+    with runner_of(config) as runner:
+        program = start(client.acting_cartpole, address_of(runner), 1, **model_runner.environment)
+        while program.poll() is None:
+            runner.collect(SampleRequest(num_timesteps=50, time_limit_s=0.05))
+    status, _, errors = ended(program)
+    assert status == 1
+    assert errors.startswith("error policy: the policy cannot act in clients: the module has memory"), errors
+    assert "let the server choose the actions" in errors
+
+
+def test_policy_that_the_loader_refuses_is_told(client: Client, start: Any, tmp_path: Path) -> None:
+    models = ModelRunner(tmp_path / "refusing", "opset 99 is unknown")
+    with runner_of(served(num_envs=1)) as runner:
+        program = start(client.acting_cartpole, address_of(runner), 1, **models.environment)
+        while program.poll() is None:
+            runner.collect(SampleRequest(num_timesteps=50, time_limit_s=0.05))
+    models.close()
+    status, _, errors = ended(program)
+    name = {"cpp": "load_model", "javascript": "loadModel"}[client.language]
+    (model, _), *_ = models.models
+    what = f"the policy with weights version 0, an ONNX file of {len(model)} bytes"
+    assert status == 1
+    assert errors.startswith(f"error model: {name} cannot load {what}: opset 99 is unknown."), errors
+    assert f"leave {name} out" in errors
+
+
+@pytest.mark.slow
+def test_client_that_acts_itself_solves_cartpole(
+    client: Client, tmp_path: Path, start: Any, model_runner: ModelRunner
+) -> None:
+    training = {"lr": 2.5e-3, "minibatch_size": 256, "num_epochs": 8, "train_batch_size_per_learner": 2048}
+    with build(f"unix:{tmp_path}/s", **training) as algorithm:
+        address = server_of(algorithm).address
+        program = start(client.acting_cartpole, address, NUM_ENVS, **model_runner.environment)
+        stop = {"episode_return_mean": 450, "num_env_steps": 400_000}
+        result = while_running(program, lambda: algorithm.fit(stop=stop, run_dir=tmp_path / "run", progress=False))
+    assert result["env_runners"]["episode_return_mean"] >= 450
+    status, _, errors = ended(program)
+    assert status == 0, errors

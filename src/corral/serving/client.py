@@ -435,10 +435,12 @@ class PolicyClient:
             pause_s = min(2 * pause_s, 1.0)
         self._read_spaces(welcome)
         self._session, self._max_bytes = welcome["session"], welcome["max_message_bytes"]
-        self.weights_version = welcome["weights_version"]
+        if self._local is None:
+            self.weights_version = welcome["weights_version"]
         if said is not None and not welcome["resumed"]:
             if self._local is not None:
                 self._local.forget()
+                self._local.forget_policy()
             raise EpisodesLost("lost", f"the server at {self.address} does not know the episodes of this client.")
 
     def _read_spaces(self, welcome: Mapping[str, Any]) -> None:
@@ -682,6 +684,10 @@ class _LocalActor:
         self._kept: list[dict[str, Any]] = []
         self._num_kept, self._since_s = 0, time.monotonic()
 
+    def forget_policy(self) -> None:
+        """Wait for another policy before the next actions; this one may be of another server."""
+        self._session = None
+
     def exchange(self, envs: Sequence[int], obs: Any, **entries: Any) -> Any:
         """Keep the entries, and return the actions of those that did not end; send what was kept if it is enough."""
         if not self.has_policy:
@@ -698,7 +704,8 @@ class _LocalActor:
         counts = np.ones(count, np.bool_) if entries["counts"] is None else np.asarray(entries["counts"], np.bool_)
         kept = {"envs": np.asarray(envs), "obs": obs, "rewards": rewards, "counts": counts, **flags}
         kept["infos"] = np.array(entries["infos"] or [{}] * count, object)
-        self._kept.append({**kept, "outputs": _spread(outputs, wants), "draws": _spread(draws, wants)})
+        kept |= {"outputs": _spread(outputs, wants), "draws": _spread(draws, wants)}
+        self._kept.append(_map(np.array, kept))  # copies, because simulators use their arrays again
         self._num_kept += count
         enough = self._num_kept >= self._steps_per_message * self._client.num_envs
         if enough or time.monotonic() - self._since_s > MAX_DELAY_S:

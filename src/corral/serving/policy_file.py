@@ -35,10 +35,10 @@ _LOWEST = 1e-7  # limits of the uniform numbers, so that their logarithms are fi
 class PolicyFile:
     """Writes the policy of an actor, with its exploration, as an ONNX file.
 
-    The inputs are `obs`, or `obs/KEY` and so on of nested observations, in the dtypes of the spaces, and `uniform`,
-    float32 `[B, num_uniform]`. The outputs are `actions`, or `actions/KEY` and so on, in the units of the env;
-    `outputs`, float32 `[B, D]`, which the policy computes from the observations; and `draws`, float32 `[B, D]`, whose
-    mode is the action.
+    The inputs are `obs`, or `obs/KEY` and so on of nested observations, floats as float32 and other numbers in the
+    dtypes of the spaces, and `uniform`, float32 `[B, num_uniform]`. The outputs are `actions`, or `actions/KEY` and so
+    on, in the units of the env; `outputs`, float32 `[B, D]`, which the policy computes from the observations; and
+    `draws`, float32 `[B, D]`, whose mode is the action.
 
     Args:
         actor: The actor.
