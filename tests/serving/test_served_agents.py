@@ -168,7 +168,7 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
         played = [episode for episode in envs[seat].episodes if len(episode)]  # some were given up at once
         for number, id_ in enumerate(ids):
             found = joined[id_]
-            is_last = number == len(ids) - 1  # a simulator may have gone on after the last sample
+            is_last = number == len(ids) - 1  # a simulator may continue after the last sample
             wanted = by_hand(played[number], len(found) if is_last else None)
             assert is_last or found.is_done == wanted.is_done
             if found.is_done:

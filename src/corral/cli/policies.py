@@ -93,7 +93,7 @@ def load_setup(options: argparse.Namespace) -> Setup:
 
 
 def _is_external(checkpoint: Checkpoint) -> bool:
-    """Return whether simulators played the episodes, so that the settings of the env are those of a server."""
+    """Return whether simulators played the episodes, so that its settings of the env are settings of a server."""
     return str(dict(_mapping(checkpoint.config, "environment")).get("env")).endswith(":ExternalEnv")
 
 
@@ -135,7 +135,7 @@ def _mapping(values: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
 
 
 def _check_named(checkpoint: Checkpoint, given: set[str], is_external: bool) -> None:
-    """Refuse settings of the env that no file can name, unless options give them, or they are those of a server."""
+    """Refuse settings of the env that no file can name, unless options give them, or a server has them."""
     remedies = {
         "env": "give it, with --env my_envs:MyEnv",
         "env_config": "give it, with --env-config NAME=VALUE",

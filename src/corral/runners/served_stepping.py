@@ -7,7 +7,6 @@ slow costs the others nothing. Observations that come when a sample is over wait
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
 
 WAIT_S = 0.2
 """Seconds after which waiting for clients is interrupted, to look at the clock."""
-
-NUM_LAGS = 1000
-"""Number of latest actions of clients that act themselves whose lags are in the result."""
 
 
 @dataclass
@@ -129,7 +125,7 @@ class ServedStepping(Stepping):
         self._versions = np.zeros(num_seats, np.int64)  # of the weights with which they did
         self._policy_file: PolicyFile | None = None
         self._policy_message: tuple[Any, bytes] | None = None  # the latest one, and what it is made of
-        self._lags: deque[int] = deque(maxlen=NUM_LAGS)  # updates by which the weights of clients that act were older
+        self._lags: list[int] = []  # in this sample, updates by which the weights of clients that act were older
 
     @property
     def _server(self) -> PolicyServer:
@@ -163,6 +159,7 @@ class ServedStepping(Stepping):
         self._server.output_space = Box(-np.inf, np.inf, (distribution.num_inputs,))
         self._policy_file = self._policy_message = None
         self._env_actions: Tree = map_tree(np.array, distribution.to_env(self._own_actions))
+        self._log_lags()  # now, so that user code cannot take the names
 
     def get_metrics(self, timestep: int) -> dict[Any, float]:
         """Return the numbers of the exploration, and of the clients."""
@@ -172,9 +169,13 @@ class ServedStepping(Stepping):
         return {
             "num_clients": float(len(self._server.sessions)),
             "num_episodes_dropped_by_clients": float(self._server.num_dropped),
-            "policy_lag_mean": sum(self._lags) / len(self._lags) if self._lags else math.nan,
-            "policy_lag_max": float(max(self._lags, default=math.nan)),
         }
+
+    def _log_lags(self) -> None:
+        """Log the lags of the actions in this sample, which are in the result over all samples of an iteration."""
+        metrics, lags, self._lags = self.runner.metrics, self._lags, []
+        metrics.log_reserved({"policy_lag_mean": lags}, "mean")
+        metrics.log_reserved({"policy_lag_max": lags}, "max")
 
     def make_events(self) -> ServedEvents:
         """Return what fires the events of the episodes."""
@@ -480,6 +481,8 @@ class ServedStepping(Stepping):
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete the rollout of the lanes, which keep the latest observations and the steps that are open."""
         assert isinstance(rollout, ServedSteps) and rollout.carry is not None
+        if self._lags:
+            self._log_lags()
         notes = self.lanes.rollout.notes
         part = self.lanes.finish(rollout)
         assert part.carry is not None
