@@ -10,7 +10,10 @@ import costs
 SLACK = 0.03
 
 
-@pytest.mark.parametrize("case", costs.CASES)
+# TD3 walks the path of SAC, and both take half a minute.
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "td3" else case for case in costs.CASES]
+)
 def test_an_iteration_enters_no_more_than_it_did(case: str) -> None:
     held, found = costs.read_costs()[case], costs.measure(case)
     rises = {name: (was, now) for name, was, now in zip(found._fields, held, found, strict=True) if now > was}

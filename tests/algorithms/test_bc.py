@@ -361,7 +361,7 @@ def rule_data() -> dict[str, Any]:
     return recorded(obs, (obs[:, 0] > 0).astype(int))
 
 
-@pytest.mark.parametrize("num_learners", [0, 2])
+@pytest.mark.parametrize("num_learners", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_continues_exactly_with_the_position_in_the_data(num_learners: int, tmp_path: Path) -> None:
     config = cloning(rule_data(), num_updates_per_iteration=7).offline_data(validation_fraction=0.2)
     config.learners(num_learners=num_learners)

@@ -325,7 +325,7 @@ class Killed:
 
 
 # With two sub-envs, an iteration of 64 env steps has 32 steps of each, and the first step of an env is in its check.
-@pytest.mark.parametrize("at_step", [10, 40])
+@pytest.mark.parametrize("at_step", [pytest.param(10, marks=pytest.mark.slow), 40])
 def test_a_run_that_is_killed_at_once_continues(at_step: int, tmp_path: Path) -> None:
     killed = Killed(tmp_path, at_step)
     assert killed.train(*killed.command, "--seed", "3", "--run-dir", "run").returncode == -signal.SIGKILL

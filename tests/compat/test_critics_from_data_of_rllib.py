@@ -391,7 +391,7 @@ print("alpha_value" in numbers, numbers["qf_loss"] > 0)
 """
 
 
-@pytest.mark.parametrize("script", [CQL_SCRIPT, IQL_SCRIPT], ids=["CQL", "IQL"])
+@pytest.mark.parametrize("script", [pytest.param(CQL_SCRIPT, marks=pytest.mark.slow), IQL_SCRIPT], ids=["CQL", "IQL"])
 def test_pendulum_is_learned_from_recorded_steps(with_files: None, run: Run, script: str) -> None:
     done = run((script + END).replace("NUM_RUNNERS", "0"), *PROCESS)
     assert done.stdout.splitlines()[-1] == f"{script is CQL_SCRIPT} True"

@@ -33,6 +33,7 @@ def with_files() -> None:
     pytest.importorskip("pyarrow")
 
 
+@pytest.mark.slow
 def test_bc_on_cartpole_evaluates_while_it_learns(run: Run) -> None:
     done = run(
         BEGIN
@@ -206,6 +207,7 @@ bc.stop()
 )
 
 
+@pytest.mark.slow
 def test_evaluation_records_a_trained_policy(run: Run) -> None:
     run(RECORDING.replace("NUM_RUNNERS", "0"))
 

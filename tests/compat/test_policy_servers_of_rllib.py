@@ -168,6 +168,7 @@ def test_rllibs_scripts_for_cartpole_reach_a_return_of_450(run: Run, tmp_path: P
     assert best_mean(done.stdout) >= 450.0
 
 
+@pytest.mark.slow
 def test_a_client_that_acts_at_random_and_one_that_is_not_learned_from(run: Run, tmp_path: Path) -> None:
     port = str(free_port())
     arguments = [["--port", port, "--off-policy"], ["--port", port, "--no-train"]]
@@ -178,6 +179,7 @@ def test_a_client_that_acts_at_random_and_one_that_is_not_learned_from(run: Run,
     assert 1500 <= num_steps < 1600
 
 
+@pytest.mark.slow
 def test_runners_listen_at_the_ports_of_the_script(run: Run, tmp_path: Path) -> None:
     port = free_port()
     with clients(tmp_path, ["--port", str(port)], ["--port", str(port + 1)]):

@@ -245,6 +245,7 @@ def test_real_interrupts_at_any_time(vectorization: str, tmp_path: Path) -> None
         assert_all_counted(algo, algo.train(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_fragment_that_waits_when_a_run_is_saved_counts_in_none_of_its_counters(tmp_path: Path) -> None:
     record = tmp_path / "record"
     record.mkdir()

@@ -214,6 +214,7 @@ def test_a_batch_is_not_larger_where_all_that_is_sampled_ahead_would_be_too_old(
         assert algo.num_env_steps_sampled_lifetime - before == BATCH
 
 
+@pytest.mark.slow
 def test_who_does_not_wait_does_not_wait_for_steps_in_place_of_those_that_are_too_old(tmp_path: Path) -> None:
     with gated(tmp_path, max_lag=0) as (algo, _):
         algo.env_runner_group.sample_async(SampleRequest(num_timesteps=BATCH))
@@ -314,6 +315,7 @@ def check_weights(algo: Any) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_restarted_has_the_weights_of_its_version() -> None:
     config = RecordedConfig()
     config.__dict__.update(config_of("process", 2).__dict__)

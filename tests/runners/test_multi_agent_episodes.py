@@ -150,6 +150,7 @@ def test_rewards_written_at_the_end_reach_the_latest_rollout_only() -> None:
         assert all((own.get_rewards() == -7.0).all() for own in expected.values())
 
 
+@pytest.mark.slow
 def test_images_of_earlier_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns that count as large are let go with their rollout, and reading them says so."""
     monkeypatch.setattr("corral.episodes.step_columns.KEPT_BYTES_PER_ROW", 8)  # rewards of one lane

@@ -128,6 +128,7 @@ def test_trials_are_completed_pruned_and_failed(begin: Any, tmp_path: Path, caps
     assert len(stored(home)) == 4
 
 
+@pytest.mark.slow
 def test_options_override_the_file_and_a_search_continues_with_its_trials(
     begin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

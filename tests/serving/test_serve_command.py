@@ -168,6 +168,7 @@ def test_a_signal_ends_a_server_that_waits_for_its_first_simulator(serve: Any, t
     assert server.wait() == 130
 
 
+@pytest.mark.slow
 def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path) -> None:
     port = free_ports(2)
     server = serve(

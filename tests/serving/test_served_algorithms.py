@@ -73,7 +73,9 @@ def test_off_policy_algorithms_of_box_actions_learn(algo: Any, where: str) -> No
     assert np.isnan(lag) if where == "server" else lag >= 0
 
 
-@pytest.mark.parametrize(("algo", "where"), [(APPOConfig, "client"), (IMPALAConfig, "server")])
+@pytest.mark.parametrize(
+    ("algo", "where"), [pytest.param(APPOConfig, "client", marks=pytest.mark.slow), (IMPALAConfig, "server")]
+)
 def test_asynchronous_algorithms_learn_from_runners_in_processes(algo: Any, where: str) -> None:
     config = algo().training(train_batch_size_per_learner=64).reporting(min_sample_timesteps_per_iteration=200)
     config.env_runners(rollout_fragment_length=16)

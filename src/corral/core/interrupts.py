@@ -66,23 +66,6 @@ def ending_signals_raised() -> Iterator[None]:
 
 
 @contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Give the signals of `ENDING` back the handlers of this program when the `with` block ends.
-
-    A library that is started in the block may set others. Signals without a handler of the program keep what it set.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def interrupts_deferred() -> Iterator[None]:
     """Handle a signal of `ENDING` that arrives inside the `with` block when the block ends.
 

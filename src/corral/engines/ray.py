@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,6 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from corral.core.interrupts import handlers_kept
 from corral.engines.base import TRAITS, Resources
 from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
@@ -203,13 +203,21 @@ def _join_runtime() -> str:
     with _lock:
         was_there = ray.is_initialized()
         if not was_there:
-            with handlers_kept():  # Ray's handler of SIGTERM ends this process at once
-                ray.init(include_dashboard=False, logging_level=logging.ERROR)
+            _start_ray()
         runtime = _runtime()
         if not was_there:
             _started.add(runtime)
         _num_engines[runtime] += 1
         return runtime
+
+
+def _start_ray() -> None:
+    """Start Ray or join a cluster; a handler of SIGTERM stays, where Ray's own one would end the process at once."""
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if in_main else None
+    ray.init(include_dashboard=False, logging_level=logging.ERROR)
+    if callable(handler):
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _leave_runtime(runtime: str) -> None:

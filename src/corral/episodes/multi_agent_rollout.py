@@ -44,11 +44,6 @@ class MultiAgentRollout(Rollout):
         columns: dict[str, Any] = {name: np.empty(shape, np.bool_) for name in names}
         return cls({"rewards": np.empty(shape), **columns, "row_times_s": np.empty(num_rows)})
 
-    def num_over(self, env_index: int) -> int:
-        """Return the number of episodes of a sub-env that are over, while the rollout is written."""
-        ended = np.count_nonzero(self.done[: self.num_rows, env_index])
-        return int(ended) + sum(i == env_index for _, i in self.broken)
-
     def by_module(self) -> dict[str, Rollout]:
         """Return the rollouts of the modules, by module id."""
         return dict(self.modules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
-
-if TYPE_CHECKING:
-    from corral.serving.messages import Entries
 
 
 class ServedRollout(LaneRollout):
@@ -61,22 +58,19 @@ class ServedMultiAgentRollout(MultiAgentRollout):
         """Return the number of rows of a sub-env written so far."""
         return int(self.clock[lane])
 
-    def num_over(self, env_index: int) -> int:
-        """Return the number of episodes of a sub-env that are over, while the rollout is written."""
-        return int(self.episodes_over[env_index])
-
     def time_at(self, row: int, lane: int) -> float:
         """Return the clock reading at the end of a step of a sub-env."""
         return float(self.row_times_s[row, lane])
 
-    def write(self, exchange: int, time_s: float, steps: Entries) -> None:
+    def write(self, steps: ServedSteps, exchange: int, envs: NDArray[np.int64]) -> None:
         """Write the steps of some sub-envs, which were reported in a row of `ServedSteps`."""
         if int(self.clock.max()) + 3 > self.capacity:
             self._grow(2 * self.capacity + 3)
-        at = self.clock[steps.envs], steps.envs
-        self.rewards[at], self.terminated[at], self.truncated[at] = steps.rewards, steps.terminated, steps.truncated
-        self.row_times_s[at], self.exchanges[at] = time_s, exchange
-        self.clock[steps.envs] += 1
+        at = self.clock[envs], envs
+        for name in ("rewards", "terminated", "truncated"):
+            self.columns[name][at] = steps.columns[name][exchange, envs]
+        self.row_times_s[at], self.exchanges[at] = steps.row_times_s[exchange], exchange
+        self.clock[envs] += 1
 
     def _grow(self, capacity: int) -> None:
         written, self.num_rows = self.num_rows, self.capacity  # all rows are kept, which are zeros at first

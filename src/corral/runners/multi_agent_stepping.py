@@ -48,9 +48,16 @@ class MultiAgentStepping(Stepping):
 
     Attributes:
         lanes: Lanes of each module, by module id.
+        ended: Row, sub-env, returns of the agents and their modules of each episode that ended in this rollout.
+        rows_of_envs: Rows of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of their own, as
+            the envs of clients have; `None` where all have as many.
+        episodes_over: Episodes of each sub-env that are over in this rollout, int64 `[N]`, in the same case.
     """
 
     _module_of: NDArray[np.int64]
+    rows_of_envs: NDArray[np.int64] | None = None
+    episodes_over: NDArray[np.int64] | None = None
+    ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]
 
     def __init__(self, runner: EnvRunner) -> None:
         """Keep the runner; its env is made."""
@@ -188,12 +195,8 @@ class MultiAgentStepping(Stepping):
 
     def allocate(self, num_rows: int) -> Rollout:
         """Return a rollout with room for so many rows."""
-        self.begin_sample()
+        self.ended = []
         return MultiAgentRollout.of_steps(num_rows, self.host.num_envs)
-
-    def begin_sample(self) -> None:
-        """Forget which episodes ended in the last rollout."""
-        self._ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]] = []
 
     def _forget_seats(self) -> None:
         """Forget which agents take part in the current episodes."""
@@ -326,8 +329,8 @@ class MultiAgentStepping(Stepping):
                 ends[:, part],
             )
         for i in over.nonzero()[0].tolist():
-            row = rollout.num_rows_of(i) - 1
-            self._ended.append((row, i, self._returns[i].copy(), self._module_of[i].copy()))
+            stop = rollout.num_rows if self.rows_of_envs is None else int(self.rows_of_envs[i])
+            self.ended.append((stop - 1, i, self._returns[i].copy(), self._module_of[i].copy()))
             self._end_episode(i)
         return over
 
@@ -368,9 +371,12 @@ class MultiAgentStepping(Stepping):
         if (episode := self._episodes[env_index]) is None:
             carry = rollout.carry
             assert carry is not None
-            assert isinstance(rollout, MultiAgentRollout)
-            number = int(carry.counts[env_index]) + rollout.num_over(env_index)
-            id_ = episode_id(carry.id_prefix, env_index, number)
+            if self.episodes_over is not None:
+                over = int(self.episodes_over[env_index])
+            else:
+                over = int(np.count_nonzero(rollout.done[: rollout.num_rows, env_index]))
+                over += sum(i == env_index for _, i in rollout.broken)
+            id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + over)
             events = self.runner.events
             episode = events.episode(env_index) if isinstance(events, MultiAgentEvents) else None
             if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
@@ -434,7 +440,7 @@ class MultiAgentStepping(Stepping):
         self._open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
         self._log_agent_counts(steps, of_agents)
         valid = rollout.valid
-        self._log_agent_returns(ended for ended in self._ended if valid[ended[0], ended[1]])
+        self._log_agent_returns(ended for ended in self.ended if valid[ended[0], ended[1]])
         return rollout
 
     def _check_obs(self, lanes: Lanes, part: LaneRollout) -> None:

@@ -80,7 +80,7 @@ class ServedMultiAgentStepping(ServedStepping):
 
     def allocate(self, num_rows: int) -> Rollout:
         """Return what is written of the exchanges, with room for so many rows."""
-        self.agents.begin_sample()
+        self.agents.ended = []
         return super().allocate(num_rows)
 
     def _forget_totals(self) -> None:
@@ -93,6 +93,7 @@ class ServedMultiAgentStepping(ServedStepping):
         for name in ("carry", "continues", "episode_class", "weights_version", "worker_index"):
             setattr(whole, name, getattr(rollout, name))
         whole.info_rows.update(self._open_infos)
+        self.agents.rows_of_envs, self.agents.episodes_over = whole.clock, whole.episodes_over
         self.agents.begin_lanes(whole)
         for lanes in self.agents.lanes.values():
             lanes.rows_of_envs = whole.clock
@@ -178,7 +179,7 @@ class ServedMultiAgentStepping(ServedStepping):
     def _write_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
         super()._write_steps(rollout, row, steps)
         whole = self._whole
-        whole.write(row, float(rollout.row_times_s[row]), steps)
+        whole.write(rollout, row, steps.envs)
         over = steps.envs[steps.ends]
         whole.episodes_over[over] += ~self._stale[over]
 
