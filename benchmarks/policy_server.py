@@ -4,13 +4,15 @@
 
 Clients run in processes of their own, over TCP on this machine, and only ask: their observations are zeros,
 so that all time is the server's and the client's. Four lines are printed: env steps per second of one client with 8
-envs per message; the same of a client that acts itself; what the server adds to one request of one env (median, beyond
-choosing the action); and the messages of the slowest of 64 clients next to their median.
+envs per message; the same of a client that acts itself; what the server adds to one request of one env (median); and
+the messages of the slowest of 64 clients next to their median. What the server adds is the time of a request beyond one
+that is answered at once, with the same bytes: the rest is the client's and the connection's.
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.serving.client import PolicyClient, ServerStopped
+from corral.serving.client import PolicyClient, ServerStopped, pack_array, pack_message
 
 if TYPE_CHECKING:
     from corral.runners.runner import EnvRunner
@@ -38,10 +40,11 @@ def main() -> None:
         return
     print(f"one client, 8 envs per message: {steps_per_second(8):,.0f} env steps per second")
     print(f"one client that acts itself, 8 envs: {steps_per_second(8, acts_locally=True):,.0f} env steps per second")
-    round_trip_s, choice_s = added_time()
+    at_once_s, (round_trip_s, choice_s) = answered_at_once(), request_time()
     print(
-        f"one client, 1 env: {1e3 * round_trip_s:.2f} ms per request (median), of which choosing the action takes "
-        f"{1e3 * choice_s:.2f} ms"
+        f"one client, 1 env: {1e3 * round_trip_s:.2f} ms per request (median), {1e3 * at_once_s:.2f} ms where it is "
+        f"answered at once: the server adds {1e3 * (round_trip_s - at_once_s):.2f} ms, of which choosing the action "
+        f"takes {1e3 * choice_s:.2f} ms"
     )
     counts = fairness()
     print(f"{NUM_CLIENTS} clients: the slowest sent {counts.min()} messages, the median {np.median(counts):.0f}")
@@ -56,9 +59,14 @@ def make_runner(num_envs: int) -> EnvRunner:
     return EnvRunner(config.env_runners(num_envs_per_env_runner=num_envs).debugging(seed=0))
 
 
-def start(runner: EnvRunner, num_envs: int, *, acts_locally: bool = False) -> subprocess.Popen[bytes]:
+def address_of(runner: EnvRunner) -> str:
+    """Return where the policy server of a runner listens."""
+    address: str = runner.env.server.address  # type: ignore[attr-defined]
+    return address
+
+
+def start(address: str, num_envs: int, *, acts_locally: bool = False) -> subprocess.Popen[bytes]:
     """Start a client in a process of its own."""
-    address = runner.env.server.address  # type: ignore[attr-defined]
     where = "locally" if acts_locally else "remotely"
     command = [sys.executable, str(Path(__file__).resolve()), "--ask", address, str(num_envs), where]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -91,7 +99,7 @@ def ended(clients: list[subprocess.Popen[bytes]]) -> list[tuple[int, float]]:
 def steps_per_second(num_envs: int, *, acts_locally: bool = False) -> float:
     """Return the env steps per second of one client."""
     runner = make_runner(num_envs)
-    client = start(runner, num_envs, acts_locally=acts_locally)
+    client = start(address_of(runner), num_envs, acts_locally=acts_locally)
     runner.sample(num_timesteps=1000)
     began_s = time.perf_counter()
     rollout = runner.sample(num_timesteps=NUM_STEPS)
@@ -101,10 +109,30 @@ def steps_per_second(num_envs: int, *, acts_locally: bool = False) -> float:
     return rollout.num_env_steps / seconds
 
 
-def added_time() -> tuple[float, float]:
+def answered_at_once() -> float:
+    """Return the median time of a request that a socket answers at once, with the bytes of an answer."""
+    actions = {"type": "actions", "actions": pack_array(np.zeros(1, np.int64)), "weights_version": 0}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = start(f"127.0.0.1:{listener.getsockname()[1]}", 1)
+        connection, _ = listener.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.recv(1 << 16)
+            spaces = {name: {"type": "Discrete"} for name in ("observation_space", "action_space")}
+            welcome = {"type": "welcome", "session": "", "max_message_bytes": 1 << 20, "weights_version": 0, **spaces}
+            connection.sendall(pack_message(welcome))
+            answers = [pack_message({**actions, "id": number}) for number in range(1, NUM_STEPS // 4)]
+            for answer in answers:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+            connection.sendall(pack_message({"type": "bye"}))
+    return ended([client])[0][1]
+
+
+def request_time() -> tuple[float, float]:
     """Return the median time of a request of one env, and the time that choosing its action takes."""
     runner = make_runner(1)
-    client = start(runner, 1)
+    client = start(address_of(runner), 1)
     runner.sample(num_timesteps=NUM_STEPS // 4)
     actor: Any = runner.actors["default_policy"]
     obs, begins, times_s = np.zeros((1, 4), np.float32), np.zeros(1, np.bool_), []
@@ -121,7 +149,7 @@ def fairness() -> Any:
     from corral.runners.requests import SampleRequest
 
     runner = make_runner(NUM_CLIENTS)
-    clients = [start(runner, 1) for _ in range(NUM_CLIENTS)]
+    clients = [start(address_of(runner), 1) for _ in range(NUM_CLIENTS)]
     server = runner.env.server  # type: ignore[attr-defined]
     while len(server.sessions) < NUM_CLIENTS:
         runner.collect(SampleRequest(num_timesteps=1, time_limit_s=0.1))
