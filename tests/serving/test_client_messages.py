@@ -88,6 +88,7 @@ def test_arrays_come_back_as_they_were(array: Any) -> None:
         (steps(obs={"dtype": "<f4", "shape": [2, 2], "data": b"123"}), "steps.obs.data"),
         (steps(obs={"dtype": "<f4", "shape": [2, -2], "data": b""}), "steps.obs.shape"),
         (steps(obs={"dtype": "<f4", "shape": [2**62, 2**62], "data": b""}), "steps.obs.data"),
+        (steps(obs={"dtype": "a", "shape": [2, 2], "data": bytes(16)}), "steps.obs.dtype"),
         (steps(obs={"dtype": "O", "shape": [2, 2], "data": b""}), "steps.obs.dtype"),
         (steps(obs={"dtype": ">f4", "shape": [2, 2], "data": bytes(16)}), "steps.obs.dtype"),
         (steps(obs={"dtype": "f4,f4", "shape": [2, 1], "data": bytes(16)}), "steps.obs.dtype"),

@@ -64,13 +64,21 @@ class ServedMultiAgentRollout(MultiAgentRollout):
 
     def write(self, steps: ServedSteps, exchange: int, envs: NDArray[np.int64]) -> None:
         """Write the steps of some sub-envs, which were reported in a row of `ServedSteps`."""
-        if int(self.clock.max()) + 3 > self.capacity:
-            self._grow(2 * self.capacity + 3)
+        self._make_room()
         at = self.clock[envs], envs
         for name in ("rewards", "terminated", "truncated"):
             self.columns[name][at] = steps.columns[name][exchange, envs]
         self.row_times_s[at], self.exchanges[at] = steps.row_times_s[exchange], exchange
         self.clock[envs] += 1
+
+    def skip(self, envs: Any) -> None:
+        """Leave out a row of some sub-envs, in which an episode is over and the next one begins."""
+        self._make_room()
+        self.clock[envs] += 1
+
+    def _make_room(self) -> None:
+        if int(self.clock.max()) + 3 > self.capacity:
+            self._grow(2 * self.capacity + 3)
 
     def _grow(self, capacity: int) -> None:
         written, self.num_rows = self.num_rows, self.capacity  # all rows are kept, which are zeros at first

@@ -171,9 +171,8 @@ class ServedMultiAgentStepping(ServedStepping):
     def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
         """Write the steps that a wave reports, and return their number."""
         number = super()._apply_steps(rollout, row, entries)
-        over = entries.envs[entries.ends]
         # A row that is only a reset, as in envs that reset themselves.
-        self._whole.clock[over] += 1
+        self._whole.skip(entries.envs[entries.ends])
         return number
 
     def _write_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
@@ -213,7 +212,7 @@ class ServedMultiAgentStepping(ServedStepping):
         if not self._stale[seat]:
             whole.broken.append((int(whole.clock[seat]), seat))
             whole.episodes_over[seat] += 1
-        whole.clock[seat] += 1
+        whole.skip(seat)
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""

@@ -81,7 +81,9 @@ def read_agent_entries(message: Mapping[str, Any], num_envs: int, seats: Seats) 
     if "agents" not in message:
         raise ClientMessageError("steps.agents", "is missing: this server has several agents")
     envs = read_envs(message["envs"], num_envs, "steps.envs")
-    count = len(envs)
+    if (count := len(envs)) > 2 * num_envs:  # looked at first, because each entry has room for all agents
+        problem = "an env has two at most, the last one of an episode and the first one of the next"
+        raise ClientMessageError("steps.envs", f"has {count} entries of {num_envs} envs: {problem}")
     flags: dict[str, Any] = {
         name: read_flags(message.get(name), count, f"steps.{name}") for name in ("begins", "terminated", "truncated")
     }

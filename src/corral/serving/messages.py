@@ -6,6 +6,7 @@ Nothing in a message is executed, and no size that a message names is trusted be
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ MAX_ENTRIES = 65_536
 """Entries of a message `steps`."""
 MAX_ID = 2**53
 """The largest number that a client may give a message; every language holds it exactly."""
+DTYPE_NAMES = re.compile(r"[<>|=]?[biuf]\d{1,2}|u?int\d{1,2}|float\d\d|bool")
+"""Names of dtypes that NumPy is asked for; it warns of others that it knew once."""
 
 
 @dataclass
@@ -315,7 +318,7 @@ def _packed_array(given: dict[str, Any], place: str) -> NDArray[Any]:
         )
     name, shape, data = given["dtype"], given["shape"], given["data"]
     try:
-        dtype = np.dtype(name) if isinstance(name, str) and len(name) < 8 else None
+        dtype = np.dtype(name) if isinstance(name, str) and DTYPE_NAMES.fullmatch(name) else None
     except (TypeError, ValueError):
         dtype = None
     if dtype is None or dtype.kind not in DTYPE_KINDS or dtype.byteorder == ">":
