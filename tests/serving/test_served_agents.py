@@ -310,6 +310,7 @@ A = {"dtype": "<f4", "shape": [1, 2], "data": np.zeros((1, 2), np.float32).tobyt
         ({"agents": {"a": {"obs": A, "rewards": [1.0]}}}, r"steps.agents.a.rewards\[0\] must be 0 where an episode"),
         ({"agents": {"a": {"obs": A, "terminated": [True]}}}, r"steps.agents.a.terminated\[0\] an agent cannot end"),
         ({"agents": {"a": {"obs": A, "rewards": []}}}, "steps.agents.a.rewards must have 1 entries as envs has"),
+        ({"agents": {}, "envs": [0] * 5}, "steps.envs has 5 entries of 2 envs: an env has two at most"),
     ],
 )
 def test_refusals_name_the_agent_and_the_field(fields: dict[str, Any], message: str) -> None:
@@ -342,6 +343,112 @@ def test_agents_that_ended_are_not_observed_again_and_an_episode_without_agents_
                 return stranger.read()
 
         assert problem in talk(config(2), ask)["message"]
+
+
+def test_episodes_that_are_given_up_at_once_need_no_steps() -> None:
+    """However many of them come in one sample."""
+    obs = [{"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)}]
+
+    def give_up(address: str) -> None:
+        with MultiAgentPolicyClient(address) as client:
+            for _ in range(100):
+                client.begin(obs)
+                client.drop()
+            client.begin(obs)
+            for reward in range(3):
+                client.step(obs, [{"a": float(reward)}])
+
+    with runner_of(config(1)) as runner:
+        thread = threading.Thread(target=give_up, args=(address_of(runner),), daemon=True)
+        thread.start()
+        rollout = runner.sample(num_timesteps=3)
+        [episode] = [episode for episode in rollout if len(episode)]
+        assert list(episode.get_rewards()["a"]) == [0.0, 1.0, 2.0]
+        assert runner.metrics.reduce()["num_episodes_dropped_by_clients"] == 100
+        while thread.is_alive():
+            runner.collect(SampleRequest(num_timesteps=1000, time_limit_s=0.05))
+
+
+SEEN = {"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"obs": SEEN, "rewards": [{}]}, "obs must be a list of 1 dicts by agent, one for each entry, got {"),
+        ({"obs": [SEEN, SEEN], "rewards": [{}]}, "obs must be a list of 1 dicts"),
+        ({"obs": [SEEN], "rewards": []}, "rewards must be a list of 1 dicts"),
+        ({"obs": [SEEN], "rewards": [1.0]}, "rewards must be a list of 1 dicts"),
+        ({"obs": [SEEN], "rewards": [{}], "terminated": [True]}, "terminated must be a list of 1 dicts"),
+    ],
+)
+def test_the_client_refuses_what_is_no_list_of_dicts(said: Any, problem: str) -> None:
+    def step(address: str) -> None:
+        with MultiAgentPolicyClient(address) as client:
+            client.begin([SEEN])
+            client.step(**said)
+
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        talk(config(1), step)
+
+
+def test_rewards_and_ends_of_nobody_are_refused() -> None:
+    """`__common__` is for infos, and `__all__` for flags."""
+    for name in ("__common__", "__all__"):
+
+        def step(address: str, name: str = name) -> None:
+            with MultiAgentPolicyClient(address) as client:
+                client.begin([SEEN])
+                client.step([SEEN], [{name: 1.0}])
+
+        with pytest.raises(ClientError, match=f"steps.agents.{name} is no agent of this server"):
+            talk(config(1), step)
+
+
+def test_infos_of_agents_may_have_numbers_and_arrays_of_numpy() -> None:
+    infos: list[Any] = []
+    made = config(1, on_episode_step=lambda episode: infos.append(episode.get_infos()))
+
+    def step(address: str) -> None:
+        with MultiAgentPolicyClient(address) as client:
+            client.begin([SEEN])
+            said = {"a": {"x": np.float32(0.5), "y": np.arange(3)}, "__common__": {"z": np.bool_(True)}}
+            client.exchange([0], [SEEN], infos=[said])
+            with pytest.raises(TypeError, match="cannot send <object"):
+                client.exchange([0], [SEEN], infos=[{"a": {"x": object()}}])
+
+    talk(made, step)
+    assert infos[-1]["a"][-1] == {"x": 0.5, "y": [0, 1, 2]} and infos[-1]["__common__"][-1] == {"z": True}
+
+
+class SaysNothingAtTheEnd(RandomAgents):
+    """Does not say that the episode is over where all of its agents have ended."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        obs, rewards, *flags, infos = super().step(actions)
+        if len(self.dead) == len(self.possible_agents):
+            flags = [{**of_all, "__all__": False} for of_all in flags]
+        return obs, rewards, *flags, infos
+
+
+def test_an_episode_without_agents_is_over_as_where_the_runner_steps_the_env() -> None:
+    env = SaysNothingAtTheEnd({"num_agents": 2})
+    both = {"observation_spaces": env.observation_spaces, "action_spaces": env.action_spaces}
+    episodes: list[list[Any]] = []
+
+    def play(address: str) -> None:
+        with MultiAgentPolicyClient(address) as client:
+            drive(client, [env])
+
+    for which in (SaysNothingAtTheEnd, ExternalEnv):
+        env_config = {"num_agents": 2} if which is SaysNothingAtTheEnd else {"address": "127.0.0.1:0", **both}
+        made = PPOConfig().environment(which, env_config=env_config).env_runners(num_envs_per_env_runner=1)
+        with runner_of(made.multi_agent(policies={"main"}).debugging(seed=0)) as runner:
+            if which is ExternalEnv:
+                threading.Thread(target=play, args=(address_of(runner),), daemon=True).start()
+            found = runner.sample(num_timesteps=200).episodes()
+            episodes.append([(len(one), one.is_terminated, one.is_truncated, one.get_return()) for one in found])
+    assert episodes[0] == episodes[1] and len(episodes[0]) > 10
 
 
 def test_clients_of_one_and_of_several_agents_are_told_apart() -> None:

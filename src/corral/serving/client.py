@@ -77,8 +77,15 @@ class ServerStopped(ClientError):
 
 def pack_message(message: Mapping[str, Any]) -> bytes:
     """Return a message as the bytes that are sent: its length, and the message in msgpack."""
-    body: bytes = msgpack.packb(message)
+    body: bytes = msgpack.packb(message, default=_plain)
     return HEADER.pack(len(body)) + body
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or an array of NumPy, as infos have them, as a number or lists of numbers."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"cannot send {value!r:.80}: messages have numbers, texts, lists and dicts")
 
 
 def pack_array(array: Any) -> Any:
@@ -535,8 +542,12 @@ class MultiAgentPolicyClient(PolicyClient):
 
         Returns:
             Actions, a list of K dicts by agent.
+
+        Raises:
+            ValueError: Something is no list of K dicts.
         """
         envs = self._all(envs)
+        _check_dicts(len(envs), obs=obs, rewards=rewards, terminated=terminated, truncated=truncated)
         said: list[list[Any]] = [[] for _ in range(6)]
         none: list[Mapping[Any, Any]] = [{}] * len(envs)
         columns = obs, rewards, terminated or none, truncated or none
@@ -584,14 +595,16 @@ class MultiAgentPolicyClient(PolicyClient):
             Actions, a list of K dicts by agent, which are empty where nobody acts.
 
         Raises:
-            ValueError: Actions are given.
+            ValueError: Actions are given, or something is no list of K dicts.
         """
         if actions is not None:
             raise ValueError("clients of several agents take the actions that the server chooses")
-        agents = _columns_of_agents(obs, rewards=rewards, terminated=terminated, truncated=truncated, infos=infos)
-        common = agents.pop(_COMMON, {}).get("infos")
+        given = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "infos": infos}
+        _check_dicts(len(envs), obs=obs, **given)
+        agents = _columns_of_agents(obs, **given)
         message: dict[str, Any] = {"type": "steps", "envs": [*envs], "agents": agents}
-        message |= {"infos": common} if common else {}
+        if infos is not None and any(of_env.get(_COMMON) for of_env in infos):
+            message["infos"] = [dict(of_env.get(_COMMON) or {}) for of_env in infos]
         for name, flags in (("terminated", terminated), ("truncated", truncated)):
             if flags is not None and any(of_env.get(_ALL) for of_env in flags):
                 message[name] = [bool(of_env.get(_ALL)) for of_env in flags]
@@ -620,12 +633,21 @@ class MultiAgentPolicyClient(PolicyClient):
         self.agents = welcome["agents"]
 
 
-_BLANKS: dict[str, tuple[Any, Any]] = {
-    "rewards": (0.0, float),
-    **dict.fromkeys(("terminated", "truncated"), (False, bool)),
-    "infos": ({}, dict),
+_BLANKS: dict[str, tuple[Any, Any, str]] = {
+    "rewards": (0.0, float, ""),
+    **dict.fromkeys(("terminated", "truncated"), (False, bool, _ALL)),
+    "infos": ({}, dict, _COMMON),
 }
-"""What a message says of an agent where nothing is given, and the type of what is."""
+"""What a message says of an agent where nothing is given, the type of what is, and the key that is no agent."""
+
+
+def _check_dicts(count: int, **columns: Any) -> None:
+    """Check that what belongs to agents is a list with a dict for each entry, or `None`."""
+    for name, column in columns.items():
+        is_list = isinstance(column, Sequence) and len(column) == count
+        if column is not None and not (is_list and all(isinstance(part, Mapping) for part in column)):
+            problem = f"must be a list of {count} dicts by agent, one for each entry"
+            raise ValueError(f"{name} {problem}, got {column!r:.80}")
 
 
 def _columns_of_agents(obs: Any, **columns: Any) -> dict[str, dict[str, Any]]:
@@ -639,10 +661,10 @@ def _columns_of_agents(obs: Any, **columns: Any) -> dict[str, dict[str, Any]]:
     for part in parts.values():
         part["obs"] = pack_array(_stack(part["obs"]))
     for name, column in columns.items():
-        blank, kind = _BLANKS[name]
+        blank, kind, of_nobody = _BLANKS[name]
         for index, of_env in enumerate(column or ()):
             for agent, value in of_env.items():
-                if value and agent != _ALL:
+                if value and agent != of_nobody:
                     parts.setdefault(str(agent), {}).setdefault(name, [blank] * len(obs))[index] = kind(value)
     return parts
 
@@ -739,14 +761,18 @@ def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = 
     while True:
         try:
             obs = gather([env.reset()[0] for env in envs])
+            agents = [_Agents(of_env) for of_env in obs] if client.HAS_AGENTS else []
             actions = client.begin(obs)
             while num_steps is None or done < num_steps:
                 found = [env.step(_pick(actions, i)) for i, env in enumerate(envs)]
+                found = [one.note(step) for one, step in zip(agents, found, strict=True)] if agents else found
                 done += len(envs)
                 obs, next_obs = [step[0] for step in found], [step[0] for step in found]
                 for i, (_, _, terminated, truncated, _) in enumerate(found):
                     if _is_over(terminated) or _is_over(truncated):
                         next_obs[i] = envs[i].reset()[0]
+                        if agents:
+                            agents[i] = _Agents(next_obs[i])
                 rewards, terminated, truncated = ([step[k] for step in found] for k in (1, 2, 3))
                 actions = client.step(gather(obs), rewards, terminated, truncated, next_obs=gather(next_obs))
             client.drop()
@@ -755,6 +781,28 @@ def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = 
             log.warning("%s All envs begin new episodes.", lost)
         except ServerStopped:
             return done
+
+
+class _Agents:
+    """The agents that have joined an episode, and those that have ended.
+
+    An env may leave it to who plays it to see that nobody is left.
+    """
+
+    def __init__(self, obs: Mapping[Any, Any]) -> None:
+        self._joined, self._ended = set(obs), set[Any]()
+
+    def note(self, step: Any) -> Any:
+        """Return a step of the env, which says that the episode is over where nobody is left."""
+        obs, rewards, *flags, infos = step
+        ends = [{agent for agent, flag in of_all.items() if flag} - self._ended - {_ALL} for of_all in flags]
+        self._joined |= obs.keys()
+        self._ended |= ends[0] | ends[1]
+        is_over = any(map(_is_over, flags))
+        if (ends[0] or ends[1]) and self._joined and self._joined <= self._ended and not is_over:
+            which = 0 if ends[0] else 1
+            flags[which] = {**flags[which], _ALL: True}
+        return obs, rewards, *flags, infos
 
 
 def _is_over(flag: Any) -> bool:
