@@ -267,6 +267,7 @@ def test_an_experiment_of_several_agents_is_served(
     with MultiAgentPolicyClient(f"unix:{socket}", 2) as client:
         num_steps = drive(client, [made(), made()])
     assert server.wait() == 0, server.printed
+    assert f'for instance with MultiAgentPolicyClient("unix:{socket}").' in server.printed[0]
     last = results(tmp_path / "run")[-1]
     assert 128 <= last["num_env_steps_sampled_lifetime"] <= num_steps
     assert last["env_runners"]["episode_return_mean"] == 9.0

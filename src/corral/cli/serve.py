@@ -111,6 +111,7 @@ def _describe(config: AlgorithmConfig) -> dict[str, Any]:
 def _say_where(algorithm: Algorithm) -> None:
     """Print where clients connect."""
     addresses = algorithm.env_runner_group.foreach_env_runner(lambda runner: runner.env.server.address)
+    client = "MultiAgentPolicyClient" if algorithm.config.is_multi_agent else "PolicyClient"
     with contextlib.suppress(OSError, ValueError):  # standard output may be closed
         for address in addresses:
-            print(f'Simulators connect to {address}, for instance with PolicyClient("{address}").', flush=True)
+            print(f'Simulators connect to {address}, for instance with {client}("{address}").', flush=True)

@@ -167,7 +167,7 @@ class ServedStepping(Stepping):
 
     def _client_metrics(self) -> dict[Any, float]:
         return {
-            "num_clients": float(len(self._server.sessions)),
+            "num_clients": float(sum(one.connection is not None for one in self._server.sessions.values())),
             "num_episodes_dropped_by_clients": float(self._server.num_dropped),
         }
 
