@@ -40,15 +40,20 @@ def config(num_envs: int, *, apart: bool = False, **callbacks: Any) -> PPOConfig
 
 @dataclass
 class Simulator:
-    """A client that plays scripted episodes in some envs, each at a pace of its own, and sometimes gives one up."""
+    """A client that plays scripted episodes in some envs, each at a pace of its own.
+
+    Sometimes it gives one up, or plays one that does not count; `counted` are the others, by env.
+    """
 
     runner: EnvRunner
     number: int
     num_envs: int
     pause_s: float = 0.0
     drops: float = 0.0
+    skips: float = 0.0
     apart: bool = False
     envs: list[ScriptedAgents] = field(default_factory=list)
+    counted: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +94,10 @@ class Simulator:
                 if env in actions and not self._step(env, actions[env], entries):
                     continue
                 obs, infos = self.envs[env].reset()
-                self._add(entries, env, obs, {}, {}, {}, infos, True)
+                counts = not self.skips or bool(self._rng.random() >= self.skips)
+                if counts:
+                    self.counted[env].append(self.envs[env].log)
+                self._add(entries, env, obs, {}, {}, {}, infos, True, counts)
             envs = entries.pop("envs")
             found = client.exchange(envs, entries.pop("obs"), **entries)
             actions |= dict(zip(envs, found, strict=True))
@@ -102,12 +110,12 @@ class Simulator:
         if played.t == len(script) and not (terminated["__all__"] or truncated["__all__"]):  # nobody is left
             flags = terminated if any(terminated.values()) else truncated
             (terminated, truncated)[flags is truncated]["__all__"] = True
-        self._add(entries, env, obs, rewards, terminated, truncated, infos, False)
+        self._add(entries, env, obs, rewards, terminated, truncated, infos, False, True)
         return bool(terminated["__all__"] or truncated["__all__"])
 
     @staticmethod
     def _add(entries: Any, env: int, *parts: Any) -> None:
-        names = ("envs", "obs", "rewards", "terminated", "truncated", "infos", "begins")
+        names = ("envs", "obs", "rewards", "terminated", "truncated", "infos", "begins", "counts")
         for name, part in zip(names, (env, *parts), strict=True):
             entries[name].append(part)
 
@@ -135,20 +143,25 @@ def by_hand(played: Any, num_steps: int | None = None) -> MultiAgentEpisode:
     return episode
 
 
-@pytest.mark.parametrize(("apart", "drops"), [(False, 0.0), (True, 0.0), (False, 0.03)])
+@pytest.mark.parametrize(
+    ("apart", "drops", "skips"), [(False, 0.0, 0.0), (True, 0.0, 0.0), (False, 0.03, 0.0), (False, 0.02, 0.4)]
+)
 @pytest.mark.parametrize("num_timesteps", [3, 25, 120])
-def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool, drops: float) -> None:
-    """Agents join late, take turns, and end alone, in envs of different paces, some of whose episodes are given up."""
+def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool, drops: float, skips: float) -> None:
+    """Agents join late, take turns, and end alone, in envs of different paces.
+
+    Some of the episodes are given up, or do not count.
+    """
     joined: dict[str, MultiAgentEpisode] = {}
     of_seat: dict[int, list[str]] = defaultdict(list)
     counted = 0
     with runner_of(config(4, apart=apart, on_sample_end=lambda: None)) as runner:
         simulators = [
-            Simulator(runner, 0, 2, drops=drops, apart=apart),
-            Simulator(runner, 1, 1, pause_s=0.002, drops=drops, apart=apart),
-            Simulator(runner, 2, 1, apart=apart),
+            Simulator(runner, 0, 2, drops=drops, skips=skips, apart=apart),
+            Simulator(runner, 1, 1, pause_s=0.002, drops=drops, skips=skips, apart=apart),
+            Simulator(runner, 2, 1, skips=skips, apart=apart),
         ]
-        with played_by(runner, *simulators) as envs:
+        with played_by(runner, *simulators):
             for _ in range(360 // num_timesteps):
                 rollout = runner.sample(num_timesteps=num_timesteps)
                 assert 0 <= rollout.num_env_steps - num_timesteps < 4
@@ -164,8 +177,9 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
                         of_seat[episode.env_index].append(episode.id_)
     assert counted == sum(map(len, joined.values())) == runner.num_env_steps_sampled_lifetime
     num_ended = num_dropped = 0
+    seats = [simulator.counted[env] for simulator in simulators for env in range(simulator.num_envs)]
     for seat, ids in of_seat.items():
-        played = [episode for episode in envs[seat].episodes if len(episode)]  # some were given up at once
+        played = [episode for episode in seats[seat] if len(episode)]  # some were given up at once
         for number, id_ in enumerate(ids):
             found = joined[id_]
             is_last = number == len(ids) - 1  # a simulator may continue after the last sample
@@ -224,8 +238,8 @@ def test_events_of_the_episodes(watching_class: Any, num_timesteps: int, drops: 
 
 
 def test_evaluation_plays_so_many_episodes() -> None:
-    with runner_of(config(3)) as runner:
-        with played_by(runner, Simulator(runner, 0, 2), Simulator(runner, 1, 1, pause_s=0.002)):
+    with runner_of(config(3, on_sample_end=lambda: None)) as runner:
+        with played_by(runner, Simulator(runner, 0, 2), Simulator(runner, 1, 1, pause_s=0.002)) as envs:
             runner.sample(num_timesteps=20)  # episodes that are unfinished then do not count
             rollout = runner.sample(num_episodes=7)
             assert len(runner.last_statistics.returns) == 7
@@ -235,6 +249,12 @@ def test_evaluation_plays_so_many_episodes() -> None:
                 runner.last_statistics.returns
             )
             assert rollout.num_env_steps == sum(map(len, found))
+            agent_steps = [len(agent) for episode in found for agent in episode.agent_episodes.values()]
+            played = [by_hand(one) for env in envs for one in env.episodes if len(one)]
+            by_return = {one.get_return(include_hanging_rewards=True): one for one in played}
+            for episode in found:
+                assert_same(episode, by_return[episode.get_return(include_hanging_rewards=True)])
+            assert rollout.num_agent_steps == sum(agent_steps)  # type: ignore[attr-defined]
 
 
 def test_returns_of_agents_and_modules_are_in_the_metrics() -> None:
