@@ -195,6 +195,26 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
     assert num_ended > 10 and (num_dropped > 2) == (drops > 0)
 
 
+@pytest.mark.parametrize("callbacks", [{}, {"on_episode_step": lambda: None}])
+def test_the_mapping_knows_the_episodes_by_their_ids(callbacks: Any) -> None:
+    """Also where some of them do not count, or are given up."""
+    mapped: set[str] = set()
+
+    def map_agent(agent: Any, episode: Any) -> str:
+        mapped.add(episode.id_)
+        return module_of(agent)
+
+    found: set[str] = set()
+    made = config(2, **callbacks).multi_agent(policy_mapping_fn=map_agent)
+    with runner_of(made) as runner:
+        with played_by(runner, Simulator(runner, 0, 2, drops=0.02, skips=0.4)):
+            for _ in range(6):
+                rollout = runner.sample(num_timesteps=40)
+                found |= {episode.id_ for episode in rollout if len(episode)}
+                assert found <= mapped
+    assert len(found) > 15
+
+
 class WatchingSeats(Watching):
     """Knows the envs of the seats."""
 

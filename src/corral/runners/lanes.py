@@ -250,8 +250,8 @@ class Lanes:
         done = self._with_rows(rollout, num_rows)
         rows = done.obs_rows[1:] - 1 if self.COUNTS_BY_END else done.obs_rows[:-1]
         counts = parent.valid[np.clip(rows, 0, parent.num_rows - 1), self.envs]
-        # An action of an earlier rollout has no row here. Where envs have clocks of their own, its episode may not count,
-        # and row 0 belongs to the same one.
+        # An action of an earlier rollout has no row here. Where envs have clocks of their own, its episode may not
+        # count; row 0 belongs to the same one.
         done.valid &= counts if self.rows_of_envs is not None else (rows < 0) | counts
         stops = parent.num_rows if self.rows_of_envs is None else self.rows_of_envs[self.envs[open_lanes]]
         self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - stops

@@ -203,7 +203,7 @@ class ServedMultiAgentStepping(ServedStepping):
         observed, ends = (step["observed"] > 0)[seats], (step["terminated"] | step["truncated"]).astype(np.bool_)[seats]
         self._joined[seats] |= observed
         self._ended[seats] |= ends
-        self._wants[seats] = observed & ~self._ended[seats] & ~entries.ends[:, None]
+        self._wants[seats] = observed & ~self._ended[seats]
 
     def _drop_seat(self, seat: int) -> None:
         """Drop the open steps of the agents of a seat."""
