@@ -546,12 +546,18 @@ def test_agents_without_a_legal_action_are_refused_and_others_take_legal_ones() 
             for _ in range(20):
                 chosen.append(actions)
                 [actions] = client.step([{"a": see(0, 1, 0), "b": see(1, 0, 0)}], [{}])
+            # Who has ended needs none.
+            final, first = [{"a": see(0, 1, 0), "b": see(0, 0, 0)}], [{"a": see(0, 1, 0), "b": see(1, 0, 0)}]
+            chosen += client.step(final, [{}], [{"__all__": True}], next_obs=first)
+            assert client.step(final, [{}], [{"b": True}]) == [{"a": 1}]
+            client.drop()
+            client.begin(first)
             with pytest.raises(ClientError, match=r"steps\.agents\.b\.obs: entry 0: ") as caught:
                 client.step([{"a": see(0, 1, 0), "b": see(0, 0, 0)}], [{}])
         return chosen, caught.value.code
 
     chosen, code = talk(config, play)
-    assert chosen == [{"a": 1, "b": 0}] * 20 and code == "protocol"
+    assert chosen == [{"a": 1, "b": 0}] * 21 and code == "protocol"
 
 
 def test_a_removed_module_lets_clients_begin_new_episodes() -> None:
