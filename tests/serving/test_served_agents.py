@@ -195,24 +195,25 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
     assert num_ended > 10 and (num_dropped > 2) == (drops > 0)
 
 
-@pytest.mark.parametrize("callbacks", [{}, {"on_episode_step": lambda: None}])
-def test_the_mapping_knows_the_episodes_by_their_ids(callbacks: Any) -> None:
+def test_the_mapping_knows_the_episodes_by_their_ids() -> None:
     """Also where some of them do not count, or are given up."""
-    mapped: set[str] = set()
+    latest: dict[int, str] = {}
+    seen: set[str] = set()
 
     def map_agent(agent: Any, episode: Any) -> str:
-        mapped.add(episode.id_)
+        latest[episode.env_index] = episode.id_
         return module_of(agent)
 
-    found: set[str] = set()
-    made = config(2, **callbacks).multi_agent(policy_mapping_fn=map_agent)
+    def see(episode: Any) -> None:
+        assert latest[episode.env_index] == episode.id_
+        seen.add(episode.id_)
+
+    made = config(2, on_episode_step=see).multi_agent(policy_mapping_fn=map_agent)
     with runner_of(made) as runner:
         with played_by(runner, Simulator(runner, 0, 2, drops=0.02, skips=0.4)):
             for _ in range(6):
-                rollout = runner.sample(num_timesteps=40)
-                found |= {episode.id_ for episode in rollout if len(episode)}
-                assert found <= mapped
-    assert len(found) > 15
+                runner.sample(num_timesteps=40)
+    assert len(seen) > 15
 
 
 class WatchingSeats(Watching):
@@ -430,6 +431,18 @@ def test_the_client_refuses_what_is_no_list_of_dicts(said: Any, problem: str) ->
 
     with pytest.raises(ValueError, match=re.escape(problem)):
         talk(config(1), step)
+
+
+def test_a_client_may_have_seats_that_are_not_neighbours() -> None:
+    def play(address: str) -> Any:
+        first, second = MultiAgentPolicyClient(address), MultiAgentPolicyClient(address)
+        first.close()
+        second.begin([SEEN])
+        with second, MultiAgentPolicyClient(address, 2) as third:  # it has the seats 0 and 2
+            third.begin([SEEN, {"a": SEEN["a"]}])
+            return third.step([{"b": SEEN["b"]}, SEEN], [{}, {}])
+
+    assert [actions.keys() for actions in talk(config(3), play)] == [{"b"}, {"a", "b"}]
 
 
 def test_rewards_and_ends_of_nobody_are_refused() -> None:
