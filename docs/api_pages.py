@@ -11,7 +11,7 @@ TOPICS = {
         "Algorithms",
         "Configs, and the algorithms that they build.",
         "AlgorithmConfig Algorithm PPOConfig PPO APPOConfig APPO IMPALAConfig IMPALA DQNConfig DQN SACConfig SAC "
-        "TD3Config TD3 DDPGConfig DDPG BCConfig BC MARWILConfig MARWIL CQLConfig CQL IQLConfig IQL "
+        "TQCConfig TQC TD3Config TD3 DDPGConfig DDPG BCConfig BC MARWILConfig MARWIL CQLConfig CQL IQLConfig IQL "
         "Below register_algorithm algorithms.registry.config_from_dict algorithms.tuned_settings.tuned_settings "
         "algorithms.off_policy.OffPolicyConfig algorithms.off_policy.OffPolicyAlgorithm summary",
     ),
@@ -26,7 +26,8 @@ TOPICS = {
         "Modules",
         "Networks, rules without one, and distributions over actions.",
         "Module HeuristicModule RandomModule modules.q_module.QModule modules.sac_module.SACModule "
-        "modules.td3_module.TD3Module modules.distributions.ActionDistribution modules.distributions.Categorical "
+        "modules.tqc_module.TQCModule modules.td3_module.TD3Module "
+        "modules.distributions.ActionDistribution modules.distributions.Categorical "
         "modules.distributions.MultiCategorical modules.distributions.Bernoulli modules.distributions.DiagGaussian "
         "modules.distributions.SquashedGaussian modules.distributions.Deterministic",
     ),

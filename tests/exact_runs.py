@@ -66,7 +66,7 @@ OFF_POLICY: dict[str, Any] = {
 def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> AlgorithmConfig:
     """The config of a small run: `algo` is the name of an algorithm, or SAC-discrete."""
     config: Any = SACConfig() if algo == "SAC-discrete" else config_class(algo)()
-    config.environment(env, env_config={"box": algo in ("SAC", "TD3", "DDPG")}, wrappers=[limited])
+    config.environment(env, env_config={"box": algo in ("SAC", "TQC", "TD3", "DDPG")}, wrappers=[limited])
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=3).rl_module(model_config=SMALL)
     if algo == "PPO":
         config.training(train_batch_size_per_learner=90, minibatch_size=32, num_epochs=2, lr=[[0, 1e-2], [900, 1e-3]])

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from corral.algorithms.td3 import TD3 as TD3
     from corral.algorithms.td3 import DDPGConfig as DDPGConfig
     from corral.algorithms.td3 import TD3Config as TD3Config
+    from corral.algorithms.tqc import TQC as TQC
+    from corral.algorithms.tqc import TQCConfig as TQCConfig
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
@@ -93,6 +95,8 @@ _HOMES = {
     "HeuristicModule": "corral.modules.heuristic",
     "IMPALA": "corral.algorithms.impala",
     "IMPALAConfig": "corral.algorithms.impala",
+    "TQC": "corral.algorithms.tqc",
+    "TQCConfig": "corral.algorithms.tqc",
     "CQL": "corral.algorithms.cql",
     "CQLConfig": "corral.algorithms.cql",
     "IQL": "corral.algorithms.iql",

@@ -29,6 +29,7 @@ TRAINING: dict[str, dict[str, Any]] = {
         "target_network_update_freq": 100,
     },
     "SAC": {**OFF_POLICY, "lr": 3e-3},
+    "TQC": {**OFF_POLICY, "lr": 3e-3},
     "TD3": OFF_POLICY,
     "DDPG": OFF_POLICY,
 }

@@ -18,12 +18,13 @@ from exact_runs import differences, without_times
 
 FORMS = [
     *((algo, "discrete") for algo in (*ON_POLICY, "DQN", "SAC")),
-    *((algo, "box") for algo in ("SAC", "TD3", "DDPG")),
+    *((algo, "box") for algo in ("SAC", "TQC", "TD3", "DDPG")),
 ]
 OFF_POLICY_FORMS = [form for form in FORMS if form[0] not in ON_POLICY]
 SLOW_FORMS = [("SAC", "box_uneven"), ("SAC", "discrete_from_minus_2"), ("DDPG", "box")]
 # Settings that make it learn faster.
-SOLVES: dict[str, dict[str, Any]] = {"SAC": {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}}
+FAST = {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}
+SOLVES: dict[str, dict[str, Any]] = {"SAC": FAST, "TQC": FAST}
 
 
 PRIORITIZED = {"replay_buffer_config": {"type": "prioritized", "capacity": 2000}}
@@ -208,6 +209,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         *OF_ACTOR,
         ({"initial_alpha": 0.0}, "initial_alpha=0.0 must be positive"),
         ({"alpha_lr": [(10, 1e-3)]}, "the first step"),
+    ],
+    "TQC": [
+        *OFF_POLICY,
+        *OF_ACTOR,
+        ({"num_critics": 0}, "num_critics=0 must be at least 1"),
+        ({"num_quantiles": 0}, "num_quantiles=0 must be at least 1"),
+        ({"num_dropped_quantiles": -1}, "num_dropped_quantiles=-1 must be at least 0"),
     ],
     "TD3": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],
     "DDPG": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],

@@ -76,6 +76,7 @@ SLOW["DQN-gru"] = (
     "DQN",
     {"burn_in_len": 2, "model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 4}},
 )
+SLOW["TQC"] = ("TQC", NOISY)
 SLOW["SAC-evaluating"] = ("SAC", IN_PARALLEL)
 SLOW["DDPG"] = ("DDPG", {})
 SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})

@@ -12,7 +12,7 @@ from torch import nn
 
 import corral
 from corral.compat.rllib import checkpoints
-from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig
+from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig, TQCConfig
 from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_multi_callbacks
 from corral.compat.rllib.catalogs import PPOCatalog
 from corral.compat.rllib.connectors import MeanStdFilter
@@ -468,8 +468,10 @@ def test_a_window_without_end_is_a_mean() -> None:
 # Other algorithms.
 
 
-@pytest.mark.parametrize(("cls", "env"), [(DQNConfig, "CartPole-v1"), (SACConfig, "Pendulum-v1")])
-def test_dqn_and_sac_learn_and_act(cls: Any, env: str) -> None:
+@pytest.mark.parametrize(
+    ("cls", "env"), [(DQNConfig, "CartPole-v1"), (SACConfig, "Pendulum-v1"), (TQCConfig, "Pendulum-v1")]
+)
+def test_algorithms_with_a_replay_buffer_learn_and_act(cls: Any, env: str) -> None:
     config = cls().environment(env).training(num_steps_sampled_before_learning_starts=64, n_step=(2, 5))
     config.reporting(min_sample_timesteps_per_iteration=100, min_time_s_per_iteration=0)
     with config.debugging(seed=0).build_algo() as algo:

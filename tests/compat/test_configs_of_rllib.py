@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from corral.compat.rllib.algorithm import PPO, DQNConfig, PPOConfig, SACConfig
+from corral.compat.rllib.algorithm import PPO, DQNConfig, PPOConfig, SACConfig, TQCConfig
 from corral.compat.rllib.config import AlgorithmConfig, NotProvided
 from corral.compat.rllib.connectors import (
     FlattenObservations,
@@ -76,6 +76,11 @@ def test_dqn_and_sac_begin_with_the_defaults_of_rllib() -> None:
     assert (sac.num_steps_sampled_before_learning_starts, sac.target_network_update_freq) == (1500, 0)
     assert (sac.td_error_loss_fn, sac.exploration_config["random_timesteps"]) == ("huber", 0)
     assert to_native(SACConfig().environment("Pendulum-v1").training(n_step=(2, 5))).n_step == (2, 4)
+    config = TQCConfig().environment("Pendulum-v1")
+    tqc = to_native(config.training(n_quantiles=11, n_critics=5, top_quantiles_to_drop_per_net=3))
+    assert (tqc.num_quantiles, tqc.num_critics, tqc.num_dropped_quantiles, tqc.actor_lr) == (11, 5, 3, 3e-5)
+    tqc = to_native(TQCConfig().environment("Pendulum-v1"))
+    assert (tqc.num_quantiles, tqc.num_critics, tqc.num_dropped_quantiles, tqc.twin_q) == (25, 2, 2, True)
 
 
 def test_none_and_not_provided_leave_a_setting_as_it_is_where_none_is_no_value() -> None:

@@ -21,6 +21,7 @@ ALGORITHMS = {
     "IMPALA": "corral.algorithms.impala:IMPALAConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
+    "TQC": "corral.algorithms.tqc:TQCConfig",
     "TD3": "corral.algorithms.td3:TD3Config",
     "DDPG": "corral.algorithms.td3:DDPGConfig",
     "BC": "corral.algorithms.bc:BCConfig",

@@ -189,7 +189,7 @@ def sac_loss(
     aim = module.auto_target_entropy(steps["obs"]) if target_entropy is None else target_entropy
     alpha_loss = module.log_alpha * (-logp.mean() - aim)
     td_error = errors.detach().abs().mean(0)
-    reported = _reported(q_taken.detach(), td_error if steps is batch else at_rows(batch, td_error), logp)
+    reported = reported_values(q_taken.detach(), td_error if steps is batch else at_rows(batch, td_error), logp)
     losses = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "alpha": alpha}
     return critic_loss + actor_loss + alpha_loss, {name: loss.detach() for name, loss in losses.items()} | reported
 
@@ -236,7 +236,8 @@ def soft_targets(batch: Batch, next_value: Tensor) -> Tensor:
     return targets
 
 
-def _reported(q_taken: Tensor, td_error: Tensor, logp: Tensor) -> dict[str, Tensor]:
+def reported_values(q_taken: Tensor, td_error: Tensor, logp: Tensor) -> dict[str, Tensor]:
+    """Return what to report of the values of the actions taken, `[C, B]`, of their errors and of the policy, `[B]`."""
     smallest, largest = q_taken.aminmax()
     return {
         "entropy": -logp.mean(),

@@ -72,17 +72,26 @@ class ActorNetwork(nn.Module):
 
 
 class CriticNetwork(nn.Module):
-    """A network of action values: `[B]` for given Box actions, `[B, n]` for all Discrete actions."""
+    """A network of action values: `[B]` for given Box actions, `[B, n]` for all Discrete actions.
+
+    With a number of quantiles M it gives quantiles of the values of Box actions, `[B, M]`.
+    """
 
     def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: NetworkConfig
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: NetworkConfig,
+        *,
+        num_quantiles: int | None = None,
     ) -> None:
         """Build the layers; the first hidden layer reads the encoded observation and the Box action."""
         super().__init__()
+        self._is_scalar = num_quantiles is None and not isinstance(action_space, spaces.Discrete)
         hiddens = config.hiddens_for(observation_space)
         self.encoder = Encoder(observation_space, [], config)
         num_features = self.encoder.num_outputs
-        num_values = 1
+        num_values = num_quantiles or 1
         if isinstance(action_space, spaces.Discrete):
             num_values = int(action_space.n)
         else:
@@ -99,12 +108,12 @@ class CriticNetwork(nn.Module):
         self.head = config.make_last_layer(num_features, num_values, 1.0)
 
     def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
-        """Map observations, and Box actions float32 `[B, d]`, to values."""
+        """Map observations, and Box actions float32 `[B, d]`, to values or quantiles."""
         features = self.encoder(obs)
         if actions is not None:
             features = torch.cat([features, actions], -1)
         values: Tensor = self.head(self.mlp(features))
-        return values if actions is None else values.squeeze(-1)
+        return values.squeeze(-1) if self._is_scalar else values
 
 
 class SACModule(Module):
@@ -150,13 +159,18 @@ class SACModule(Module):
         own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
         super().__init__(observation_space, action_space, {"action_bounds": "squash", **own})
         self.model_config = dict(model_config)
-        num_critics = 2 if self.model_config.pop("twin_q", True) else 1
+        num_critics = self.model_config.pop("num_critics", 2 if self.model_config.pop("twin_q", True) else 1)
         initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
         self.actor = self.make_actor()
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self._targets = Follower({self.target_q: self.q})
+
+    @property
+    def critic_shape(self) -> tuple[int, ...]:
+        """Shape of what a critic gives for one observation and a Box action."""
+        return ()
 
     # Methods that a subclass may define.
 
@@ -191,7 +205,8 @@ class SACModule(Module):
             if isinstance(self.action_space, spaces.Discrete):
                 yield f"{name}(obs)", critic(obs), (int(self.action_space.n),)
             else:
-                yield f"{name}(obs, actions)", critic(obs, torch.zeros(2, self.distribution.num_noise)), ()
+                zeros = torch.zeros(2, self.distribution.num_noise)
+                yield f"{name}(obs, actions)", critic(obs, zeros), self.critic_shape
         yield from super().outputs(obs)
 
     # Methods that the algorithm calls.

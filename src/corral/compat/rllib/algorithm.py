@@ -776,6 +776,22 @@ class SACConfig(AlgorithmConfig):
         super().__init__(algo_class or SAC)
 
 
+class TQC(SAC):
+    """RLlib's TQC on Corral's."""
+
+    ALGORITHM = "TQC"
+
+
+class TQCConfig(SACConfig):
+    """RLlib's settings of TQC."""
+
+    ALGORITHM = "TQC"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        """Set all defaults."""
+        super().__init__(algo_class or TQC)
+
+
 class MARWIL(Algorithm):
     """RLlib's MARWIL on Corral's."""
 
@@ -846,6 +862,7 @@ CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "IMPALA": IMPALAConfig,
     "DQN": DQNConfig,
     "SAC": SACConfig,
+    "TQC": TQCConfig,
     "MARWIL": MARWILConfig,
     "BC": BCConfig,
     "CQL": CQLConfig,

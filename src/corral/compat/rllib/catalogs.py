@@ -46,3 +46,7 @@ class SACCatalog(Catalog):
     """The catalog of SAC."""
 
     IS_DEFAULT = True
+
+
+class TQCCatalog(SACCatalog):
+    """The catalog of TQC."""

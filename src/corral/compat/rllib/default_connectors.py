@@ -360,7 +360,7 @@ def module_to_env(config: Any) -> tuple[list[ConnectorV2], list[ConnectorV2]]:
 def learner(config: Any) -> tuple[list[ConnectorV2], list[ConnectorV2]]:
     """Return the default connectors of learners: those before the user's, and those after them."""
     mapping = [AgentToModuleMapping(as_learner_connector=True)] if config.is_multi_agent else []
-    is_ppo, is_off_policy = config.ALGORITHM == "PPO", config.ALGORITHM in ("DQN", "SAC", "CQL", "IQL")
+    is_ppo, is_off_policy = config.ALGORITHM == "PPO", config.ALGORITHM in ("DQN", "SAC", "TQC", "CQL", "IQL")
     returns = [GeneralAdvantageEstimation(gamma=config.gamma, lambda_=config.lambda_)] if is_ppo else []
     return ([AddOneTsToEpisodesAndTruncate()] if is_ppo else []), [
         AddObservationsFromEpisodesToBatch(as_learner_connector=True),

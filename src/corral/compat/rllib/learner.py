@@ -351,6 +351,10 @@ class SACTorchLearner(DQNTorchLearner):
     """The learner of SAC."""
 
 
+class TQCTorchLearner(SACTorchLearner):
+    """The learner of TQC."""
+
+
 class CQLTorchLearner(SACTorchLearner):
     """The learner of CQL."""
 
@@ -369,6 +373,7 @@ DEFAULTS = {
     "IMPALA": IMPALATorchLearner,
     "DQN": DQNTorchLearner,
     "SAC": SACTorchLearner,
+    "TQC": TQCTorchLearner,
     "MARWIL": MARWILTorchLearner,
     "BC": MARWILTorchLearner,
     "CQL": CQLTorchLearner,

@@ -55,8 +55,9 @@ class DefaultModelConfig:
 
 
 _ACTIVATIONS = {"swish": "silu", None: "linear"}
-# The parts of the settings of DQN, SAC and CQL that RLlib shows to their modules as well.
+# The parts of the settings of DQN, SAC, TQC and CQL that RLlib shows to their modules as well.
 _OF_ALGORITHM = {"double_q", "dueling", "epsilon", "num_atoms", "std_init", "v_max", "v_min", "twin_q", "num_actions"}
+_OF_ALGORITHM |= {"n_quantiles", "n_critics", "top_quantiles_to_drop_per_net"}
 _ACTOR_CRITICS = ("PPO", "APPO", "IMPALA", "MARWIL", "BC")
 _SEPARATE = ("PPO", "APPO", "MARWIL", "BC")  # whose policy and value function share layers only if the settings say so
 _WITHOUT_EFFECT = {"uses_new_env_runners", "_uses_new_env_runners"}
@@ -105,9 +106,9 @@ def _refuse_unserved(differing: Mapping[str, Any], algorithm: str) -> None:
     for name, value in differing.items():
         if name.startswith("lstm_") and "_initializer" in name and differing.get("use_lstm"):
             remedy = "the layers of an LSTM start as torch makes them: leave it out"
-        elif name.startswith("fusionnet_") and algorithm in ("SAC", "CQL", "IQL"):
+        elif name.startswith("fusionnet_") and algorithm in ("SAC", "TQC", "CQL", "IQL"):
             remedy = f"the critic of {algorithm} is one network on observations and actions: use `fcnet_hiddens`"
-        elif name == "free_log_std" and algorithm in ("SAC", "CQL"):
+        elif name == "free_log_std" and algorithm in ("SAC", "TQC", "CQL"):
             remedy = f"the standard deviations of {algorithm} depend on the observation: leave it out"
         else:
             continue

@@ -23,6 +23,7 @@ from corral.algorithms.marwil import MARWILConfig
 from corral.algorithms.offline import OfflineConfig
 from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.sac import SACConfig
+from corral.algorithms.tqc import TQCConfig
 from corral.compat.rllib import callbacks
 from corral.compat.rllib.adapted_modules import AdaptedPart, loading_settings, to_module_settings
 from corral.compat.rllib.connectors import ConnectorV2, to_transforms
@@ -56,6 +57,7 @@ _CLASSES: dict[str, type[NativeConfig]] = {
     "IMPALA": IMPALAConfig,
     "DQN": DQNConfig,
     "SAC": SACConfig,
+    "TQC": TQCConfig,
     "MARWIL": MARWILConfig,
     "BC": BCConfig,
     "CQL": CQLConfig,
@@ -64,10 +66,10 @@ _CLASSES: dict[str, type[NativeConfig]] = {
 }
 _NO_LIMIT = 1e9  # of importance weights
 _ADAM_OF_CRITICS = {"eps": 1e-7}
-_OFF_POLICY = ("DQN", "SAC")
+_OFF_POLICY = ("DQN", "SAC", "TQC")
 _ASYNC = ("APPO", "IMPALA")
 _RATES = {"SAC": ("actor_lr", "critic_lr", "alpha_lr"), "IQL": ("actor_lr", "critic_lr", "value_lr")}
-_RATES["CQL"] = _RATES["SAC"]
+_RATES["CQL"] = _RATES["TQC"] = _RATES["SAC"]
 _NAMES_OF_RATES = {name: f"{first}, {second} and {third}" for name, (first, second, third) in _RATES.items()}
 
 # Settings of the same meaning that are translated with others, or whose default leaves Corral's.
@@ -376,7 +378,9 @@ def _dqn_settings(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def _sac_settings(config: AlgorithmConfig) -> dict[str, Any]:
-    settings = {**_off_policy_settings(config), **_sac_learning_settings(config), "td_error_loss_fn": "huber"}
+    settings = {**_off_policy_settings(config), **_sac_learning_settings(config)}
+    if config.ALGORITHM == "SAC":
+        settings["td_error_loss_fn"] = "huber"
     kind = config.exploration_config.get("type", "StochasticSampling")
     if kind == "StochasticSampling":  # RLlib samples the policy before learning starts, too
         settings["exploration_config"] = {"type": kind, "random_timesteps": 0, **config.exploration_config}
@@ -495,6 +499,7 @@ _TRAINING_SETTINGS: dict[str, Callable[[AlgorithmConfig], dict[str, Any]]] = {
     "IMPALA": _impala_settings,
     "DQN": _dqn_settings,
     "SAC": _sac_settings,
+    "TQC": _sac_settings,
     "MARWIL": _marwil_settings,
     "BC": _bc_settings,
     "CQL": _cql_settings,

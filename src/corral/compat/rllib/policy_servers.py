@@ -140,7 +140,7 @@ def _fragment_settings(config: AlgorithmConfig, num_seats: int) -> dict[str, Any
     if config.ALGORITHM in ("APPO", "IMPALA"):
         return {} if length == "auto" else {"rollout_fragment_length": math.ceil(length / num_seats)}
     settings: dict[str, Any] = {"rollout_fragment_length": "auto"}
-    if config.ALGORITHM in ("DQN", "SAC") and config.training_intensity is None:  # one batch after each round
+    if config.ALGORITHM in ("DQN", "SAC", "TQC") and config.training_intensity is None:  # one batch after each round
         n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
         steps = (n_step if length == "auto" else length) * max(1, int(config.num_env_runners))
         settings["training_intensity"] = config.total_train_batch_size / steps

@@ -15,7 +15,7 @@ _HOME = f"{__package__}.algorithm"
 ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 """Functions that return the class and the default config of an algorithm, by its name."""
 
-_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "MARWIL", "BC", "CQL", "IQL")
+_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "TQC", "MARWIL", "BC", "CQL", "IQL")
 _NOT_SERVED = ("DreamerV3",)
 
 

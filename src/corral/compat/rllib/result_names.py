@@ -82,7 +82,8 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None, la
             numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", lag)
         _add_names_of_algorithm(numbers)
         if "critic_loss" in numbers and algorithm is not None and name in algorithm.records:
-            _add_names_of_critics(numbers, bool(algorithm.records[name].config.twin_q))
+            config = algorithm.records[name].config
+            _add_names_of_critics(numbers, bool(config.twin_q) and not hasattr(config, "num_critics"))
     if isinstance(together := learners.get(ALL_MODULES), dict):
         _add_sums(modules, together)
     if algorithm is not None and algorithm.config.lr_scheduler is not None:
@@ -106,9 +107,9 @@ _OPTIMIZERS = {"actor": "policy", "critic": "qf", "alpha": "alpha", "value": "va
 
 
 def _add_names_of_critics(numbers: dict[str, Any], twin_q: bool) -> None:
-    """Add the names that the learners of SAC, CQL and IQL report.
+    """Add the names that the learners of SAC, TQC, CQL and IQL report.
 
-    Corral has the sum of the losses of the critics, and RLlib the loss of each, which here is their mean.
+    Corral has the sum of the losses of the critics, and RLlib the loss of each, which here is their mean. TQC has one.
     """
     qf_loss = numbers["critic_loss"] / (1 + twin_q)
     if "conservative_loss" in numbers:  # CQL, whose errors RLlib does not halve

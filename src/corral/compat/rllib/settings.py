@@ -478,6 +478,14 @@ TRAINING: dict[str, dict[str, Setting]] = {
         **_OFF_POLICY,
         **_SAC,
     },
+    "TQC": {
+        **_OFF_POLICY,
+        **_SAC,
+        "twin_q": ignored(True, "TQC has `n_critics`"),
+        "n_quantiles": same(25, "num_quantiles"),
+        "n_critics": same(2, "num_critics"),
+        "top_quantiles_to_drop_per_net": same(2, "num_dropped_quantiles"),
+    },
     "CQL": {
         **_SAC,
         **_TARGETS,
@@ -557,6 +565,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "MARWIL": _MARWIL_DEFAULTS,
     "IQL": {**_MARWIL_DEFAULTS, "lr": None},
     "SAC": _SAC_DEFAULTS,
+    "TQC": _SAC_DEFAULTS,
     "CQL": {
         **_SAC_DEFAULTS,
         "lr": 3e-4,

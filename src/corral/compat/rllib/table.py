@@ -13,12 +13,12 @@ EXTRA = "pip install 'corral[rllib]'"
 
 HOMES = {
     "algorithm": (
-        "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig BC BCConfig MARWIL "
-        "MARWILConfig CQL CQLConfig IQL IQLConfig"
+        "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig TQC TQCConfig BC "
+        "BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig"
     ),
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
-    "catalogs": "Catalog PPOCatalog BCCatalog DQNCatalog SACCatalog",
+    "catalogs": "Catalog PPOCatalog BCCatalog DQNCatalog SACCatalog TQCCatalog",
     "config": "AlgorithmConfig",
     "connectors": (
         "ConnectorV2 "
@@ -44,8 +44,8 @@ HOMES = {
     ),
     "learner": (
         "Learner TorchLearner PPOLearner PPOTorchLearner IMPALALearner IMPALATorchLearner APPOLearner APPOTorchLearner "
-        "DQNTorchLearner SACTorchLearner MARWILLearner MARWILTorchLearner CQLTorchLearner IQLLearner IQLTorchLearner "
-        "make_target_network"
+        "DQNTorchLearner SACTorchLearner TQCTorchLearner MARWILLearner MARWILTorchLearner CQLTorchLearner IQLLearner "
+        "IQLTorchLearner make_target_network"
     ),
     "layers": "MLPEncoderConfig MLPHeadConfig",
     "lookback_buffers": "InfiniteLookbackBuffer",
@@ -183,6 +183,10 @@ MODULES = {
     "algorithms.sac.sac": "SAC SACConfig",
     "algorithms.sac.sac_catalog": "SACCatalog",
     "algorithms.sac.torch.sac_torch_learner": "SACTorchLearner",
+    "algorithms.tqc": "TQC TQCConfig TQCCatalog",
+    "algorithms.tqc.tqc": "TQC TQCConfig",
+    "algorithms.tqc.tqc_catalog": "TQCCatalog",
+    "algorithms.tqc.torch.tqc_torch_learner": "TQCTorchLearner",
     "callbacks.callbacks": "RLlibCallback",
     "callbacks.utils": "make_multi_callbacks",
     # Connectors.
