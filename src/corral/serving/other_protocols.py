@@ -30,7 +30,10 @@ def recognize(connection: Connection, ways: Ways) -> bool:
     if first.isdigit():
         link = RLlink(ways)
         connection.reader, connection.pack, connection.give_policy = link.read, link.pack, link.take_policy
-        link.begin(connection)
+        if ways.obs_space is None:
+            ways.refuse(connection, "protocol", "this server has several agents, and a client of RLlink has one.")
+        else:
+            link.begin(connection)
     elif first in _HTTP:
         connection.pack = _http_error
         ways.refuse(connection, "protocol", _NO_HTTP)

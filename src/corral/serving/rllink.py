@@ -92,7 +92,7 @@ class Ways:
         send: Sends bytes.
         want_policy: Lets a client have the policy from now on.
         max_message_bytes: Size of the largest message that a client may send.
-        obs_space: Space of one observation, a tree of spaces without Dict and Tuple.
+        obs_space: Space of one observation, a tree of spaces without Dict and Tuple; `None` with several agents.
         action_space: Space of one action, such a tree too.
     """
 

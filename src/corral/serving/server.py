@@ -284,8 +284,6 @@ class PolicyServer:
     def _speaks_another_protocol(self, connection: Connection) -> bool:
         """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
         limit, spaces = self._settings.max_message_bytes, (self._obs_space, self._action_space)
-        if self._seats is not None:
-            return False
         return recognize(connection, Ways(self._take, self._refuse, self._send, self._want_policy, limit, *spaces))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
