@@ -112,7 +112,11 @@ def test_a_run_that_continues_is_not_ended_by_an_early_mean_before_its_first_ite
         assert algo.fit(stop=stop, resume=tmp_path / "run", progress=False)["training_iteration"] == 2
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_env_runners": 2, "engine_name": "local"}], ids=["embedded", "runners"])
+# On a busy machine, a runner that was slow for a moment would get a smaller share.
+RUNNERS = {"num_env_runners": 2, "engine_name": "local", "straggler_factor": None}
+
+
+@pytest.mark.parametrize("settings", [{}, RUNNERS], ids=["embedded", "runners"])
 def test_which_episodes_are_over_travels_in_checkpoints(settings: dict[str, Any], tmp_path: Path) -> None:
     made = config(**settings)
     with made.build() as algo:
