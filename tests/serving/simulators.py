@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 import numpy as np
@@ -133,8 +133,38 @@ class Stranger:
         return data
 
 
+class Playing:
+    """A simulator in a thread, which plays until the server stops; `join` raises what it raised."""
+
+    error: BaseException | None = None
+
+    def __init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> Self:
+        self.thread.start()
+        return self
+
+    def join(self) -> None:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            self.connect_and_play()
+        except ServerStopped:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def connect_and_play(self) -> None:
+        raise NotImplementedError
+
+
 @dataclass
-class Simulator:
+class Simulator(Playing):
     """Plays episodes of random lengths in some envs; each of its observations is another one.
 
     An observation is the number of the client, of the env, of the episode, and of the step. In a message are the envs
@@ -153,32 +183,16 @@ class Simulator:
     num_breaks: int = 0
     episodes: dict[tuple[int, int], list[Step]] = field(default_factory=dict)
     versions: list[int] = field(default_factory=list)
-    error: BaseException | None = None
 
     def __post_init__(self) -> None:
+        super().__init__()
         self._rng = np.random.default_rng(self.number)
-        self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> Simulator:
-        self.thread.start()
-        return self
-
-    def join(self) -> None:
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            local: Any = {"acts_locally": True, "steps_per_message": self.steps_per_message, "seed": self.number}
-            settings = local if self.acts_locally else {}
-            with PolicyClient(self.address, self.num_envs, name=f"simulator {self.number}", **settings) as client:
-                self.play(client)
-        except ServerStopped:
-            pass
-        except BaseException as error:
-            self.error = error
+    def connect_and_play(self) -> None:
+        local: Any = {"acts_locally": True, "steps_per_message": self.steps_per_message, "seed": self.number}
+        settings = local if self.acts_locally else {}
+        with PolicyClient(self.address, self.num_envs, name=f"simulator {self.number}", **settings) as client:
+            self.play(client)
 
     def _obs(self, env: int) -> tuple[float, ...]:
         return (float(self.number), float(env), float(self._episode[env]), float(self._t[env]))

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces
-from simulators import Stranger, address_of, free_ports, runner_of
+from simulators import Playing, Stranger, address_of, free_ports, runner_of
 
 from agent_steps import AGENTS, build, module_of
 from corral import APPOConfig, DQNConfig, ExternalEnv, PPOConfig
@@ -24,7 +24,7 @@ from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import ClientError, EpisodesLost, MultiAgentPolicyClient, PolicyClient, ServerStopped, drive
+from corral.serving.client import ClientError, EpisodesLost, MultiAgentPolicyClient, PolicyClient, drive
 from random_agents import RandomAgents
 from scripted_agents import ScriptedAgents
 from watched_episodes import Watching, WatchingWholes, assert_same
@@ -40,7 +40,7 @@ def config(num_envs: int, *, apart: bool = False, **callbacks: Any) -> PPOConfig
 
 
 @dataclass
-class Simulator:
+class Simulator(Playing):
     """A client that plays scripted episodes in some envs, each at a pace of its own.
 
     Sometimes it gives one up, or plays one that does not count; `counted` are the others, by env.
@@ -55,33 +55,17 @@ class Simulator:
     apart: bool = False
     envs: list[ScriptedAgents] = field(default_factory=list)
     counted: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    error: BaseException | None = None
 
     def __post_init__(self) -> None:
+        super().__init__()
         self._rng = np.random.default_rng(self.number)
         self.envs = [ScriptedAgents(100 + 10 * self.number + i, apart=self.apart) for i in range(self.num_envs)]
         self.may_play = threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> Simulator:
-        self.thread.start()
-        return self
-
-    def join(self) -> None:
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            with MultiAgentPolicyClient(address_of(self.runner), self.num_envs) as client:
-                self.may_play.wait(30)
-                self._play(client)
-        except ServerStopped:
-            pass
-        except BaseException as error:
-            self.error = error
+    def connect_and_play(self) -> None:
+        with MultiAgentPolicyClient(address_of(self.runner), self.num_envs) as client:
+            self.may_play.wait(30)
+            self._play(client)
 
     def _play(self, client: MultiAgentPolicyClient) -> None:
         actions: dict[int, Any] = {}
@@ -257,6 +241,24 @@ def test_events_of_the_episodes(watching_class: Any, num_timesteps: int, drops: 
         steps = [("created", 0), ("start", 0), *(("step", t) for t in range(1, length + 1))]
         assert events == [*steps, ("end", length)] if events in ended else steps
     assert len(ended) > 8 and watching.num_hanging > 10
+
+
+def test_events_where_samples_end_before_anybody_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that its time limit cuts off has chosen actions, whose steps come in a later one."""
+    monkeypatch.setattr("corral.runners.served_stepping.WAIT_S", 0.005)
+    watching = WatchingWholeSeats()
+    num_empty = 0
+    with runner_of(config(2, **watching.events())) as runner:
+        simulators = Simulator(runner, 0, 1, pause_s=0.03), Simulator(runner, 1, 1, pause_s=0.02)
+        with played_by(runner, *simulators) as watching.envs:
+            ends_s = time.monotonic() + 60
+            while sum(event == "end" for event, *_ in watching.trace) < 8 or num_empty < 20:
+                assert time.monotonic() < ends_s
+                rollout = runner.collect(SampleRequest(num_timesteps=1000, time_limit_s=0.004))
+                num_empty += rollout.num_env_steps == 0
+                for episode in rollout:
+                    episode.validate()
+    assert watching.num_hanging > 5
 
 
 def test_evaluation_plays_so_many_episodes() -> None:

@@ -90,7 +90,7 @@ class ServedMultiAgentRollout(MultiAgentRollout):
         self.exchanges = np.append(self.exchanges, np.full((capacity - before, self.num_envs), -1), 0)
 
     def complete(self, valid: NDArray[np.bool_]) -> None:
-        """End the rollout.
+        """End the rollout; it has a row, which does not count, also if nobody reported a step.
 
         Args:
             valid: Which steps count, by their rows of `ServedSteps`, bool `[E, N]`.
@@ -98,8 +98,9 @@ class ServedMultiAgentRollout(MultiAgentRollout):
         self.num_rows = max(1, int(self.clock.max()))
         self.resize(self.num_rows)
         self.exchanges = self.exchanges[: self.num_rows]
-        counted = valid[np.maximum(self.exchanges, 0), np.arange(self.num_envs)]
-        self.columns["valid"] = counted & (self.exchanges >= 0)
+        rows, envs = (self.exchanges >= 0).nonzero()
+        self.columns["valid"] = counted = np.zeros_like(self.columns["valid"])
+        counted[rows, envs] = valid[self.exchanges[rows, envs], envs]
 
 
 class ServedSteps(Rollout):

@@ -81,6 +81,7 @@ class ServedMultiAgentStepping(ServedStepping):
     def allocate(self, num_rows: int) -> Rollout:
         """Return what is written of the exchanges, with room for so many rows."""
         self.agents.ended = []
+        self._whole = ServedMultiAgentRollout(0, self.host.num_envs)  # until the sample begins
         return super().allocate(num_rows)
 
     def _forget_totals(self) -> None:
@@ -216,9 +217,9 @@ class ServedMultiAgentStepping(ServedStepping):
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
-        if not rollout.num_rows:
-            return ServedMultiAgentRollout(0, self.host.num_envs)
         whole = self._whole
+        if not whole.capacity:  # no step was asked for
+            return whole
         whole.num_env_steps = rollout.num_env_steps
         whole.complete(rollout.valid)
         self.agents.finish(whole, explore=explore, timestep=timestep)
