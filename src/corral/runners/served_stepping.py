@@ -355,7 +355,7 @@ class ServedStepping(Stepping):
         waves: list[list[Entries]] = []
         ends: list[list[tuple[Session, NDArray[np.int64]]]] = []
         for session, entries in messages:
-            entries = replace(entries, envs=session.seats[entries.envs])
+            entries.envs = session.seats[entries.envs]
             if not self._is_sound(session, entries):
                 continue
             for index, part in enumerate(parts := list(_split(entries))):
@@ -363,8 +363,8 @@ class ServedStepping(Stepping):
                     waves.append([])
                     ends.append([])
                 waves[index].append(part)
-            wants = np.zeros(len(entries), np.bool_) if entries.is_acted else ~entries.ends
-            ends[len(parts) - 1].append((session, entries.envs[wants]))
+            wants = entries.envs[:0] if entries.is_acted else entries.envs[~entries.ends]
+            ends[len(parts) - 1].append((session, wants))
         for parts, sessions in zip(waves, ends, strict=True):
             yield Wave(_join(parts), [part for part in parts if part.is_acted], sessions)
 
@@ -549,7 +549,7 @@ def _join(parts: list[Entries]) -> Entries:
 
 def _split(entries: Entries) -> Iterator[Entries]:
     """Return the entries in parts, one after the other in time, with at most one step of each seat in a part."""
-    if len(np.unique(entries.envs)) == len(entries):
+    if len(entries) == 1 or len(np.unique(entries.envs)) == len(entries):
         yield entries
         return
     part_of, latest = np.zeros(len(entries), np.int64), dict[int, int]()

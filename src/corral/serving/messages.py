@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgpack
@@ -85,7 +86,7 @@ class Entries:
         """Return the number of entries K."""
         return len(self.envs)
 
-    @property
+    @cached_property
     def ends(self) -> NDArray[np.bool_]:
         """Whether the episode ended, bool `[K]`."""
         return self.terminated | self.truncated
@@ -287,9 +288,11 @@ def read_arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
     array = _array(given, place)
     if problem := mismatch(space, array, "it", batch=(count,)):
         raise ClientMessageError(place, problem.removeprefix("it "))
+    if array.dtype == space.dtype:
+        return array
     if isinstance(space, spaces.Box) and array.dtype.kind == "f" and np.dtype(space.dtype).kind == "f":
         with np.errstate(over="ignore"):
-            array = array.astype(space.dtype, copy=False)
+            array = array.astype(space.dtype)
         if not np.isfinite(array).all():
             raise ClientMessageError(place, f"holds numbers that are too large for {space.dtype}")
     return array.astype(space.dtype, copy=False)
