@@ -66,7 +66,7 @@ OFF_POLICY: dict[str, Any] = {
 def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> AlgorithmConfig:
     """The config of a small run: `algo` is the name of an algorithm, or SAC-discrete."""
     config: Any = SACConfig() if algo == "SAC-discrete" else config_class(algo)()
-    config.environment(env, env_config={"box": algo in ("SAC", "TQC", "TD3", "DDPG")}, wrappers=[limited])
+    config.environment(env, env_config={"box": algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG")}, wrappers=[limited])
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=3).rl_module(model_config=SMALL)
     if algo == "PPO":
         config.training(train_batch_size_per_learner=90, minibatch_size=32, num_epochs=2, lr=[[0, 1e-2], [900, 1e-3]])
@@ -74,6 +74,11 @@ def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> Algo
         config.env_runners(num_env_runners=0, rollout_fragment_length=10)
         config.training(train_batch_size_per_learner=30, lr=[[0, 1e-2], [900, 1e-3]])
         config.reporting(min_sample_timesteps_per_iteration=90)
+    elif algo == "CrossQ":
+        config.training(**{name: OFF_POLICY[name] for name in OFF_POLICY if name != "target_network_update_freq"})
+        config.reporting(min_sample_timesteps_per_iteration=60).rl_module(
+            model_config={**SMALL, "critic_hiddens": [16], "renorm_warmup_updates": 3}
+        )
     else:
         config.training(**OFF_POLICY).reporting(min_sample_timesteps_per_iteration=60)
     copied: AlgorithmConfig = config.copy(**settings)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from corral.algorithms.bc import BCConfig as BCConfig
     from corral.algorithms.cql import CQL as CQL
     from corral.algorithms.cql import CQLConfig as CQLConfig
+    from corral.algorithms.crossq import CrossQ as CrossQ
+    from corral.algorithms.crossq import CrossQConfig as CrossQConfig
     from corral.algorithms.dqn import DQN as DQN
     from corral.algorithms.dqn import DQNConfig as DQNConfig
     from corral.algorithms.impala import IMPALA as IMPALA
@@ -97,6 +99,8 @@ _HOMES = {
     "IMPALAConfig": "corral.algorithms.impala",
     "TQC": "corral.algorithms.tqc",
     "TQCConfig": "corral.algorithms.tqc",
+    "CrossQ": "corral.algorithms.crossq",
+    "CrossQConfig": "corral.algorithms.crossq",
     "CQL": "corral.algorithms.cql",
     "CQLConfig": "corral.algorithms.cql",
     "IQL": "corral.algorithms.iql",

@@ -30,6 +30,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     },
     "SAC": {**OFF_POLICY, "lr": 3e-3},
     "TQC": {**OFF_POLICY, "lr": 3e-3},
+    "CrossQ": {**OFF_POLICY, "lr": 3e-3},
     "TD3": OFF_POLICY,
     "DDPG": OFF_POLICY,
 }
@@ -48,4 +49,6 @@ def small_config(algo: str, space: Any = None, **training: Any) -> Any:
         config.env_runners(num_env_runners=0, num_envs_per_env_runner=8, rollout_fragment_length=16)
     if algo != "PPO":
         config.reporting(min_sample_timesteps_per_iteration=100 if algo == "DQN" else 50)
+    if algo == "CrossQ":
+        return config.rl_module(model_config={"fcnet_hiddens": [32, 32], "critic_hiddens": [32, 32]})
     return config.rl_module(model_config={"fcnet_hiddens": [16, 16] if algo == "DQN" else [32, 32]})

@@ -18,13 +18,13 @@ from exact_runs import differences, without_times
 
 FORMS = [
     *((algo, "discrete") for algo in (*ON_POLICY, "DQN", "SAC")),
-    *((algo, "box") for algo in ("SAC", "TQC", "TD3", "DDPG")),
+    *((algo, "box") for algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG")),
 ]
 OFF_POLICY_FORMS = [form for form in FORMS if form[0] not in ON_POLICY]
 SLOW_FORMS = [("SAC", "box_uneven"), ("SAC", "discrete_from_minus_2"), ("DDPG", "box")]
 # Settings that make it learn faster.
 FAST = {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}
-SOLVES: dict[str, dict[str, Any]] = {"SAC": FAST, "TQC": FAST}
+SOLVES: dict[str, dict[str, Any]] = {"SAC": FAST, "TQC": FAST, "CrossQ": FAST}
 
 
 PRIORITIZED = {"replay_buffer_config": {"type": "prioritized", "capacity": 2000}}
@@ -98,7 +98,7 @@ def test_a_state_holds_all_that_updates_continue_from(algo: str, space: str) -> 
             found.append({name: float(np.mean(value)) for name, value in update.items()})
         return found
 
-    delay = {"policy_delay": 3} if algo in ("TD3", "DDPG") else {}
+    delay = {"policy_delay": 3} if algo in ("CrossQ", "TD3", "DDPG") else {}
     config = small_config(
         algo, space, store_buffer_in_checkpoints=True, num_steps_sampled_before_learning_starts=32, gamma=0.9, **delay
     )
@@ -113,7 +113,7 @@ def test_a_state_holds_all_that_updates_continue_from(algo: str, space: str) -> 
         assert learn(other) == expected
 
 
-@pytest.mark.parametrize(("algo", "space"), OFF_POLICY_FORMS)
+@pytest.mark.parametrize(("algo", "space"), [form for form in OFF_POLICY_FORMS if form[0] != "CrossQ"])
 def test_targets_become_the_networks_as_tau_says(algo: str, space: str) -> None:
     delay = {"policy_delay": 1} if algo in ("TD3", "DDPG") else {}
     moved = {}
@@ -140,7 +140,7 @@ WHOLE_PARTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "space"), FORMS)
+@pytest.mark.parametrize(("algo", "space"), [form for form in FORMS if form[0] != "CrossQ"])  # whose batches normalise
 def test_learners_together_take_the_steps_of_one(algo: str, space: str) -> None:
     def weights(num_learners: int) -> dict[str, Any]:
         config = small_config(algo, space, **WHOLE_PARTS.get(algo, {}))
@@ -216,6 +216,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"num_critics": 0}, "num_critics=0 must be at least 1"),
         ({"num_quantiles": 0}, "num_quantiles=0 must be at least 1"),
         ({"num_dropped_quantiles": -1}, "num_dropped_quantiles=-1 must be at least 0"),
+    ],
+    "CrossQ": [
+        *OFF_POLICY,
+        *OF_ACTOR,
+        ({"num_critics": 0}, "num_critics=0 must be at least 1"),
+        ({"policy_delay": 0}, "policy_delay=0 must be at least 1"),
     ],
     "TD3": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],
     "DDPG": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],

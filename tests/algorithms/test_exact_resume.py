@@ -77,6 +77,7 @@ SLOW["DQN-gru"] = (
     {"burn_in_len": 2, "model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 4}},
 )
 SLOW["TQC"] = ("TQC", NOISY)
+SLOW["CrossQ"] = ("CrossQ", {})
 SLOW["SAC-evaluating"] = ("SAC", IN_PARALLEL)
 SLOW["DDPG"] = ("DDPG", {})
 SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})

@@ -38,6 +38,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "DQN": OFF_POLICY,
     "SAC": OFF_POLICY,
     "TQC": OFF_POLICY,
+    "CrossQ": OFF_POLICY,
     "TD3": OFF_POLICY,
     "DDPG": OFF_POLICY,
     "BC": FROM_DATA,
@@ -56,7 +57,7 @@ RECORDED = {
 
 def sample_config(algo: str) -> AlgorithmConfig:
     """Return the small config of an algorithm's sample."""
-    space = "box" if algo in ("SAC", "TQC", "TD3", "DDPG") else "discrete"
+    space = "box" if algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG") else "discrete"
     config = (
         config_class(algo)()
         .environment("corral.testing.envs:IdentityEnv", env_config={"space": space})

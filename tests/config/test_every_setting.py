@@ -94,7 +94,7 @@ def recorded_walks(reward: float = 1.0, actions: str = "discrete") -> dict[str, 
 
 
 def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
-    actions = "bounded" if algo in ("TD3", "DDPG", "CQL", "TQC") else "discrete"
+    actions = "bounded" if algo in ("TD3", "DDPG", "CQL", "TQC", "CrossQ") else "discrete"
     config: Any = config_class(algo)().environment(Walk, env_config={"actions": actions}).debugging(seed=1)
     config.learners(num_threads=1)  # convolutions with more wait for each other on a busy machine
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})

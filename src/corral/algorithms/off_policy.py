@@ -44,6 +44,7 @@ from corral.transforms.transform import TemporalTransform
 
 if TYPE_CHECKING:
     from corral.algorithms.recorded_episodes import RecordedEpisodes
+    from corral.core.goals import GoalFunctions
 
 log = logging.getLogger("corral")
 
@@ -233,6 +234,7 @@ class OffPolicyAlgorithm(Algorithm):
                 self._replay_configs[module_id],
                 num_runners=max(1, config.num_env_runners),
                 seed=module_seed(config.seed, module_id),
+                find_goals=self._find_goals,
             )
         check_memory(
             {
@@ -243,6 +245,17 @@ class OffPolicyAlgorithm(Algorithm):
         )
         if self.recorded is not None:
             self.recorded.set_modules(self, lambda module_id: None)
+
+    def _find_goals(self) -> GoalFunctions:
+        """Return what the env computes for other goals."""
+        from corral.envs.goals import find_goal_functions
+        from corral.envs.vector import EnvContext
+
+        if self.config.is_multi_agent:
+            raise ConfigError(
+                "replay_buffer_config: type='hindsight' is for one agent, and this env has several: use type='uniform'."
+            )
+        return find_goal_functions(self.config.env, EnvContext(self.config.env_config), self.config.all_wrappers)
 
     def _bytes_per_step(self, module_id: str, frame_stack: int) -> int:
         """Return the bytes that a step takes in the replay buffer of a module."""
@@ -283,6 +296,29 @@ class OffPolicyAlgorithm(Algorithm):
         """Take one update of a module from a batch, then move its targets if that is due; return the results."""
         results = self.learner_group.update({module_id: batch}, {module_id: settings})
         self.update_target_if_due(module_id)
+        return results[module_id]
+
+    def update_actor_late(
+        self, module_id: str, batch: Batch, settings: UpdateSettings, counts: dict[str, int]
+    ) -> dict[str, Any]:
+        """Take one update of the critics; every `policy_delay` updates, also of all else, and move the targets.
+
+        Args:
+            module_id: Id of the module.
+            batch: Its batch.
+            settings: How it learns; the loss gets the coefficient `actor_coeff`, 1 or 0.
+            counts: Updates so far by module id, which are counted here.
+        """
+        counts[module_id] = count = counts.get(module_id, 0) + 1
+        moves_actor = count % self.records[module_id].config.policy_delay == 0
+        settings = replace(
+            settings,
+            groups=None if moves_actor else ("critic",),
+            coefficients={**settings.coefficients, "actor_coeff": float(moves_actor)},
+        )
+        results = self.learner_group.update({module_id: batch}, {module_id: settings})
+        if moves_actor:
+            self.update_target_if_due(module_id)
         return results[module_id]
 
     # The training step.

@@ -22,6 +22,7 @@ ALGORITHMS = {
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
     "TQC": "corral.algorithms.tqc:TQCConfig",
+    "CrossQ": "corral.algorithms.crossq:CrossQConfig",
     "TD3": "corral.algorithms.td3:TD3Config",
     "DDPG": "corral.algorithms.td3:DDPGConfig",
     "BC": "corral.algorithms.bc:BCConfig",

@@ -125,7 +125,7 @@ class SAC(OffPolicyAlgorithm):
 
     config: SACConfig
 
-    def make_loss(self, config: Any) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
+    def make_loss(self, config: Any) -> Callable[..., tuple[Any, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
         given = config.target_entropy
         target_entropy = None if given == "auto" else given

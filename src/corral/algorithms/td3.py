@@ -9,7 +9,7 @@ implementation details by number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
@@ -164,17 +164,7 @@ class TD3(OffPolicyAlgorithm):
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         """Take one update of the critics; every `policy_delay` updates, also of the actor and of the targets."""
-        self._num_updates[module_id] = count = self._num_updates.get(module_id, 0) + 1
-        moves_actor = count % self.records[module_id].config.policy_delay == 0
-        settings = replace(
-            settings,
-            groups=("actor", "critic") if moves_actor else ("critic",),
-            coefficients={**settings.coefficients, "actor_coeff": float(moves_actor)},
-        )
-        results = self.learner_group.update({module_id: batch}, {module_id: settings})
-        if moves_actor:
-            self.update_target_if_due(module_id)
-        return results[module_id]
+        return self.update_actor_late(module_id, batch, settings, self._num_updates)
 
 
 class DDPG(TD3):

@@ -322,6 +322,32 @@ class TQCTrainingArgs(TrainingArgs, total=False):
     num_dropped_quantiles: int
 
 
+class CrossQTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)` of CrossQ; see `CrossQConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | None
+    n_step: int | Sequence[int]
+    burn_in_len: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int | None
+    recorded_fraction: float
+    imitation_coeff: ScheduleArg
+    twin_q: bool
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+    td_error_loss_fn: Literal["huber", "mse"]
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+    alpha_lr: ScheduleArg | None
+    num_critics: int
+    policy_delay: int
+
+
 class TD3TrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of TD3; see `TD3Config`."""
 

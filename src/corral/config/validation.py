@@ -612,9 +612,9 @@ def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: 
             f"rl_module: {what} gives the module memory: for {config.algo_name} it must be a subclass of "
             f"{with_memory.__module__}.{with_memory.__name__}."
         )
-    if getattr(config, "replay_buffer_config", {}).get("type") == "prioritized":
+    if (kind := getattr(config, "replay_buffer_config", {}).get("type", "uniform")) != "uniform":
         raise ConfigError(
-            f"replay_buffer_config: type='prioritized' draws single steps, and {what.removesuffix(', which')} makes "
+            f"replay_buffer_config: type={kind!r} draws single steps, and {what.removesuffix(', which')} makes "
             "the algorithm draw sequences: set type='uniform'."
         )
     kind = exploration_class(resolved(config.exploration_config, config.default_exploration)["type"])

@@ -21,6 +21,7 @@ def _same(path: str) -> Meanings:
 
 _TOTAL_BATCH = "it counts the env steps of all sub-envs together: the steps of each sub-env times their number"
 _SCHEDULE = "a schedule is a list [[env step, value], ...]"
+_HINDSIGHT = "for replay_buffer_config type 'hindsight'"
 _PRIORITIZED = "for replay_buffer_config type 'prioritized'"
 
 SETTINGS: Mapping[str, Meanings] = {
@@ -75,7 +76,9 @@ SETTINGS: Mapping[str, Meanings] = {
     "autotune": (("training.initial_alpha", "SAC always learns the temperature, from this value"),),
     # Replay and targets.
     "buffer_size": (("training.replay_buffer_config.capacity", ""),),
-    "replay_buffer_class": (("training.replay_buffer_config.type", "'uniform' or 'prioritized'"),),
+    "replay_buffer_class": (("training.replay_buffer_config.type", "'uniform', 'prioritized' or 'hindsight'"),),
+    "n_sampled_goal": (("training.replay_buffer_config.num_goals", _HINDSIGHT),),
+    "goal_selection_strategy": (("training.replay_buffer_config.goal_strategy", _HINDSIGHT),),
     "replay_buffer_kwargs": (("training.replay_buffer_config", "its keys have other names: type, capacity, ..."),),
     "prioritized_replay": (("training.replay_buffer_config.type", "'uniform' or 'prioritized'"),),
     "prioritized_replay_alpha": (("training.replay_buffer_config.alpha", _PRIORITIZED),),

@@ -173,6 +173,10 @@ class NetworkConfig:
         parts = leaves(space_tree(space))
         return [] if all(is_image(leaf, self) for leaf in parts) else list(self.DEFAULT_HIDDENS)
 
+    def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
+        """Return the widths of the hidden layers of critics for observations of a space."""
+        return self.hiddens_for(space)
+
     def make_head_layers(self, num_inputs: int, make_linear: MakeLinear | None = None) -> nn.Sequential:
         """Return the hidden layers of a head, by default plain ones; the identity if there are none."""
         return mlp(
@@ -180,12 +184,16 @@ class NetworkConfig:
             self.head_hiddens or (),
             self.head_activation or self.fcnet_activation,
             layernorm=self.use_layernorm if self.head_use_layernorm is None else self.head_use_layernorm,
-            make_linear=make_linear or partial(linear, config=self, part="head"),
+            make_linear=make_linear or partial(self.make_linear, part="head"),
         )
 
-    def make_last_layer(self, num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+    def make_last_layer(self, num_inputs: int, num_outputs: int, gain: float) -> Any:
         """Return the last layer of a head on features of this width, or on the head's hidden layers."""
-        return linear([num_inputs, *(self.head_hiddens or ())][-1], num_outputs, gain, config=self, part="head")
+        return self.make_linear([num_inputs, *(self.head_hiddens or ())][-1], num_outputs, gain, "head")
+
+    def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
+        """Return a linear layer of a part, `"fcnet"` or `"head"`; the gain is the one with which weights may start."""
+        return linear(num_inputs, num_outputs, gain, config=self, part=part)
 
 
 class Module(Viewable, nn.Module):

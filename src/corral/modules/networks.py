@@ -101,6 +101,9 @@ class EncoderConfig(Protocol):
     channel_axis: Literal["first", "last"] | None
     image_scale: float | Literal["auto"]
 
+    def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
+        """Return a linear layer."""
+
 
 def orthogonal(layer: LayerT, gain: float) -> LayerT:
     """Initialise a layer orthogonally with zero bias (Andrychowicz et al. 2021, arXiv:2006.05990) and return it."""
@@ -356,7 +359,7 @@ class Encoder(nn.Module):
             hiddens,
             config.fcnet_activation,
             layernorm=config.use_layernorm,
-            make_linear=partial(linear, config=config, part="fcnet"),
+            make_linear=partial(config.make_linear, part="fcnet"),
         )
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
         self._is_nested = isinstance(self._space, (dict, tuple))

@@ -20,7 +20,7 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
-from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, linear, mlp
+from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, mlp
 from corral.modules.targets import Follower
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
@@ -88,7 +88,7 @@ class CriticNetwork(nn.Module):
         """Build the layers; the first hidden layer reads the encoded observation and the Box action."""
         super().__init__()
         self._is_scalar = num_quantiles is None and not isinstance(action_space, spaces.Discrete)
-        hiddens = config.hiddens_for(observation_space)
+        hiddens = config.critic_hiddens_for(observation_space)
         self.encoder = Encoder(observation_space, [], config)
         num_features = self.encoder.num_outputs
         num_values = num_quantiles or 1
@@ -101,7 +101,7 @@ class CriticNetwork(nn.Module):
             hiddens,
             config.fcnet_activation,
             layernorm=config.use_layernorm,
-            make_linear=partial(linear, config=config, part="fcnet"),
+            make_linear=partial(config.make_linear, part="fcnet"),
         )
         num_features = hiddens[-1] if hiddens else num_features
         self.mlp = nn.Sequential(*layers, *config.make_head_layers(num_features))
@@ -163,7 +163,7 @@ class SACModule(Module):
         initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
         self.actor = self.make_actor()
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
-        self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+        self.target_q = self.make_targets()
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self._targets = Follower({self.target_q: self.q})
 
@@ -196,6 +196,10 @@ class SACModule(Module):
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
         return CriticNetwork(self.features_space, self.action_space, SACNetworkConfig.parse(self.model_config))
+
+    def make_targets(self) -> nn.ModuleList:
+        """Return the target critics, copies of the critics."""
+        return copy.deepcopy(self.q).requires_grad_(False)
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""

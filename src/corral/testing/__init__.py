@@ -2,6 +2,7 @@
 
 from corral.testing.envs import (
     IDENTITY_ACTION_SPACES,
+    BitFlippingEnv,
     CartPolePositions,
     CountingEnv,
     DeepSea,
@@ -16,6 +17,7 @@ from corral.testing.envs import (
 
 __all__ = [
     "IDENTITY_ACTION_SPACES",
+    "BitFlippingEnv",
     "CartPolePositions",
     "CountingEnv",
     "DeepSea",

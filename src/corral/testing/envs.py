@@ -162,6 +162,71 @@ class TimeLimitCorridor(_Plain, gym.Env[NDArray[np.float32], int]):
         return np.ones(1, np.float32), 1.0, False, self._t >= self._length, {}
 
 
+class BitFlippingEnv(_Plain, gym.Env[Any, Any]):
+    """Env with goals: bits that start at random are to become other random bits (Andrychowicz et al. 2017).
+
+    A Discrete action flips one bit, and a Box action all bits whose entry is above 0. The reward is 0 where the bits
+    are the goal, and -1 elsewhere, so that with many bits an agent that never reaches a goal learns nothing. An episode
+    has as many steps as bits; with `terminates` it ends where the goal is reached. Each `info` says `is_success`.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("_t", "_bits", "_goal")
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Read `num_bits` (8), `space` ("discrete" or "box") and `terminates` (True) from the config."""
+        config = config or {}
+        self._num_bits = num_bits = int(config.get("num_bits", 8))
+        self._terminates = bool(config.get("terminates", True))
+        bits = spaces.Box(0.0, 1.0, (num_bits,), np.float32)
+        names = ("observation", "achieved_goal", "desired_goal")
+        self.observation_space = spaces.Dict(dict.fromkeys(names, bits))
+        self.action_space = spaces.Discrete(num_bits)
+        if config.get("space", "discrete") == "box":
+            self.action_space = spaces.Box(-1.0, 1.0, (num_bits,), np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, with the generator from which bits are drawn."""
+        return {**super().get_state(), "rng": get_rng(self.np_random)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`."""
+        super().set_state(state)
+        set_rng(self.np_random, state["rng"])
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Draw the bits, and another goal."""
+        super().reset(seed=seed)
+        self._t = 0
+        self._bits, self._goal = self.np_random.integers(0, 2, (2, self._num_bits)).astype(np.float32)
+        if (self._bits == self._goal).all():
+            self._goal[0] = 1 - self._goal[0]
+        return self._obs(), {}
+
+    def _obs(self) -> dict[str, NDArray[np.float32]]:
+        return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}
+
+    def step(self, action: Any) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Flip bits."""
+        self._t += 1
+        flipped = action > 0 if isinstance(self.action_space, spaces.Box) else np.arange(self._num_bits) == action
+        self._bits = np.where(flipped, 1 - self._bits, self._bits).astype(np.float32)
+        reached = bool((self._bits == self._goal).all())
+        is_over = self._terminates and reached
+        truncated = self._t >= self._num_bits and not is_over
+        reward = float(self.compute_reward(self._bits, self._goal, {}))
+        return self._obs(), reward, is_over, truncated, {"is_success": reached}
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        """Return the rewards `[...]` of achieved goals `[..., bits]`."""
+        return np.float32((achieved_goal == desired_goal).all(-1)) - 1
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        """Return whether episodes terminate, `[...]`."""
+        return (achieved_goal == desired_goal).all(-1) & self._terminates
+
+
 class FaultyEnv(CountingEnv):
     """A `CountingEnv` that fails in one sub-env after some steps.
 

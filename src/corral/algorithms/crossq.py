@@ -1,0 +1,152 @@
+"""CrossQ (Bhatt et al. 2024, arXiv:1902.05605): SAC without target networks, complete in this file.
+
+Observations and next observations go through the critics in one pass, whose layers are normalised by batches. Batch
+renormalisation makes target networks needless, and learning per env step faster. `docs/algorithms/crossq.md` lists the
+metrics and the implementation details by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+
+import torch
+from torch import Tensor
+
+from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.sac import SAC, SACConfig, reported_values, soft_targets
+from corral.core.settings import Need, NonNegativeSchedule, PositiveInt
+from corral.learners.losses import Batch
+from corral.learners.settings import UpdateSettings
+from corral.modules.batch_renorm import evaluating
+from corral.modules.crossq_module import CrossQModule
+from corral.modules.module import Module
+
+if TYPE_CHECKING:
+    from corral.config.setter_types import CrossQTrainingArgs
+
+NO_TARGETS = Need("SAC: CrossQ has no target networks", lambda config: False)
+
+
+@dataclass(kw_only=True)
+class CrossQConfig(SACConfig):
+    """Settings of CrossQ; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
+
+    Attributes:
+        num_critics: Number of critics; the lowest value is used.
+        policy_delay: Number of updates of the critics for each update of the actor and of the temperature.
+    """
+
+    LEARNS_SEQUENCES: ClassVar[bool] = False
+
+    lr: NonNegativeSchedule = 1e-3
+    optimizer_config: dict[str, Any] = field(default_factory=lambda: {"betas": (0.5, 0.999)})
+    num_critics: PositiveInt = 2
+    policy_delay: PositiveInt = 3
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "twin_q": Need("SAC: CrossQ has num_critics", lambda config: False),
+        "tau": NO_TARGETS,
+        "target_network_update_freq": NO_TARGETS,
+    }
+
+    def training(self, **settings: Unpack[CrossQTrainingArgs]) -> Self:
+        """Set how to learn; see `TrainingSettings` and the settings above."""
+        return self._set("training", settings)
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """`CrossQ`."""
+        return CrossQ
+
+    @property
+    def default_module_class(self) -> type[Module]:
+        """`CrossQModule`."""
+        return CrossQModule
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the module in addition to its layers."""
+        return {"num_critics": self.num_critics, "initial_alpha": self.initial_alpha}
+
+
+class CrossQ(SAC):
+    """SAC with batch renormalisation and without target networks."""
+
+    STATE = (*SAC.STATE, "_num_updates")
+    FIXED_SETTINGS = SAC.FIXED_SETTINGS | {"num_critics"}
+    VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
+
+    config: CrossQConfig
+
+    def setup(self) -> None:
+        """Make the replay buffer, and count updates."""
+        super().setup()
+        self._num_updates: dict[str, int] = {}
+
+    def make_loss(self, config: Any) -> Callable[..., tuple[Any, dict[str, Tensor]]]:
+        """Return the loss with a config's constants."""
+        given = config.target_entropy
+        target_entropy = None if given == "auto" else given
+        return partial(crossq_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
+
+    def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
+        """Take one update of the critics; every `policy_delay` updates, also of the actor and of the temperature."""
+        return self.update_actor_late(module_id, batch, settings, self._num_updates)
+
+    def update_target_if_due(self, module_id: str) -> None:
+        """Do nothing: there are no targets."""
+
+
+def crossq_loss(
+    module: CrossQModule,
+    batch: Batch,
+    coefficients: Mapping[str, float],
+    *,
+    target_entropy: float | None,
+    huber: bool = False,
+    outputs: dict[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the losses of a minibatch by group of parameters; it moves the running statistics of the module.
+
+    - Critics: half the mean squared error of each critic, or its Huber loss, as in `sac_loss`. The values of the
+      actions taken and of the next actions come from one pass; the latter have no gradient.
+    - Actor and temperature: as in `sac_loss`, with critics that are normalised by their running statistics.
+
+    Args:
+        module: Module with a policy, values and a temperature.
+        batch: Columns `[B, ...]` of a replay buffer, and `noise` and `next_noise`, as tensors.
+        coefficients: `actor_coeff`; with 0 the losses of actor and temperature are not computed.
+        target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
+        huber: Whether the loss of the critics is linear for errors above 1.
+        outputs: Receives `q_taken`, `[C, B]`, and `targets`, `[B]`; and, if the loss of the actor is computed, the
+            policy's `actions`, `[B, d]`, and their `logp`, `[B]`.
+
+    Returns:
+        The scalars to minimise by group, and what to report: scalars, and the column `td_error`, float32 `[B]`, the
+        absolute errors averaged over the critics.
+    """
+    alpha = module.log_alpha.detach().exp()
+    with torch.no_grad(), evaluating(module.actor):
+        next_actions, next_logp = module.sample(batch["next_obs"], batch["next_noise"])
+    taken = batch["actions"].reshape(len(next_logp), -1).tanh()
+    q_taken, next_q = module.joint_q_values(batch["obs"], taken, batch["next_obs"], next_actions)
+    targets = soft_targets(batch, next_q.detach().amin(0) - alpha * next_logp)
+    errors = q_taken - targets
+    sizes = errors.abs()
+    squares = 0.5 * errors.square()
+    critic_losses = torch.where(sizes > 1, sizes - 0.5, squares) if huber else squares
+    losses = {"critic": (batch["weights"] * critic_losses).mean(-1).sum()}
+    outputs = {} if outputs is None else outputs
+    outputs |= {"q_taken": q_taken, "targets": targets}
+    if coefficients["actor_coeff"]:
+        actions, logp = module.sample(batch["obs"], batch["noise"])
+        with evaluating(module.q):
+            losses["actor"] = (alpha * logp - module.q_values(batch["obs"], actions).amin(0)).mean()
+        aim = module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy
+        losses["alpha"] = module.log_alpha * (-logp.detach().mean() - aim)
+        outputs |= {"actions": actions, "logp": logp}
+    reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {"alpha": alpha}
+    return losses, reported | reported_values(q_taken.detach(), sizes.detach().mean(0), next_logp)

@@ -1,0 +1,99 @@
+"""The module of CrossQ: SAC's without target critics, with batch renormalisation before each linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor, nn
+
+from corral.core.settings import NonNegativeInt, PositiveInt
+from corral.core.tree import Tree, map_tree
+from corral.errors import ConfigError
+from corral.modules.batch_renorm import BatchRenorm, RenormLinear
+from corral.modules.networks import linear
+from corral.modules.sac_module import ActorNetwork, CriticNetwork, SACModule, SACNetworkConfig
+
+
+@dataclass
+class CrossQNetworkConfig(SACNetworkConfig):
+    """Settings of the default module of CrossQ, in addition to `SACNetworkConfig`.
+
+    Attributes:
+        critic_hiddens: Widths of the hidden layers of the critics; the paper has `(2048, 2048)`.
+        renorm_momentum: Fraction by which a batch moves the running statistics of the normalisation.
+        renorm_warmup_updates: Updates of a network in which its batches are normalised by their own statistics alone.
+    """
+
+    critic_hiddens: tuple[PositiveInt, ...] = (1024, 1024)
+    renorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.01
+    renorm_warmup_updates: NonNegativeInt = 100_000
+
+    def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
+        """Return `critic_hiddens`."""
+        return list(self.critic_hiddens)
+
+    def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
+        """Return a linear layer of a part, after a normalisation of its inputs."""
+        norm = BatchRenorm(num_inputs, self.renorm_momentum, self.renorm_warmup_updates)
+        return RenormLinear(norm, linear(num_inputs, num_outputs, gain, config=self, part=part))
+
+
+class CrossQModule(SACModule):
+    """SAC's module for Box actions, without target critics."""
+
+    CONFIG = CrossQNetworkConfig
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        model_config: Mapping[str, Any],
+    ) -> None:
+        """Build the networks.
+
+        Args:
+            observation_space: Space of one observation.
+            action_space: Space of one action.
+            model_config: The algorithm's settings `num_critics` and `initial_alpha`, and the settings of the networks.
+
+        Raises:
+            ConfigError: The actions are no floats with finite bounds.
+        """
+        if isinstance(action_space, spaces.Discrete):
+            raise ConfigError(
+                f"CrossQ takes a Box of floats, and the env's actions are {action_space}: use SAC or DQN."
+            )
+        super().__init__(observation_space, action_space, model_config)
+
+    def make_actor(self) -> nn.Module:
+        """Return a new actor; see `SACModule.make_actor`."""
+        config = CrossQNetworkConfig.parse(self.model_config)
+        bounds = config.log_std_bounds
+        num_inputs = self.distribution.num_inputs
+        return ActorNetwork(self.features_space, num_inputs, config, clamp_log_std=True, log_std_bounds=bounds)
+
+    def make_critic(self) -> nn.Module:
+        """Return a new critic; see `SACModule.make_critic`."""
+        return CriticNetwork(self.features_space, self.action_space, CrossQNetworkConfig.parse(self.model_config))
+
+    def make_targets(self) -> nn.ModuleList:
+        """Return no networks."""
+        return nn.ModuleList()
+
+    def joint_q_values(self, obs: Tree, actions: Tensor, next_obs: Tree, next_actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of all critics for two sets of Box actions in [-1, 1], both `[C, B]`.
+
+        One pass computes both, so that a layer that normalises by batches sees one distribution.
+        """
+        both = map_tree(lambda now, then: torch.cat([now, then]), obs, next_obs)
+        values = self.q_values(both, torch.cat([actions, next_actions]))
+        now, then = values.chunk(2, 1)
+        return now, then
+
+    def update_target(self, tau: float) -> None:
+        """Do nothing."""

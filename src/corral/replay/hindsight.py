@@ -1,0 +1,246 @@
+"""Hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495) for envs whose observations hold a goal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunctions
+from corral.core.returns import n_step_returns
+from corral.core.tree import Tree, map_tree
+from corral.errors import ConfigError
+from corral.replay.buffer import NumSteps, ReplayBuffer
+from corral.replay.layout import Layout
+from corral.replay.observations import array_of
+from corral.replay.storage import Column, put_rows
+
+if TYPE_CHECKING:
+    from corral.episodes.lanes import LaneRollout
+    from corral.episodes.rollout import Rollout
+
+Strategy = Literal["future", "final", "episode"]
+"""From which steps of an episode goals come."""
+
+
+class HindsightReplayBuffer(ReplayBuffer):
+    """Draws transitions uniformly, and gives most of them another goal, which their episode achieved.
+
+    The goal of a transition that is relabelled is what was achieved in a step of its episode: with `"future"` in this
+    step or a later one, drawn evenly; with `"episode"` in any step; with `"final"` in the last one. Of an episode that
+    is not over, or not whole in the buffer, only the steps that are there count. Observations are dicts with the keys
+    `observation`, `achieved_goal` and `desired_goal`.
+
+    Args:
+        capacity: See `ReplayBuffer`, also for the arguments that are not listed here.
+        goals: What the env computes for other goals. Without `terminates`, `terminated` stays as it was.
+        strategy: From which steps of the episode goals come.
+        num_goals: Transitions that are relabelled for each one that is not.
+
+    Raises:
+        ConfigError: A number is out of range, or the directory does not exist.
+    """
+
+    kind = "hindsight"
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        goals: GoalFunctions,
+        strategy: Strategy = "future",
+        num_goals: float = 4,
+        num_runners: int = 1,
+        directory: str | os.PathLike[str] | None = None,
+        seed: int | Sequence[int] | None = None,
+    ) -> None:
+        """Check the numbers."""
+        if not num_goals > 0:
+            raise ConfigError(f"replay buffer: num_goals={num_goals} must be more than 0.")
+        self._goals = goals
+        self.strategy, self.num_goals = strategy, num_goals
+        super().__init__(capacity, num_runners=num_runners, directory=directory, seed=seed)
+
+    def close(self) -> None:
+        """Free memory and disk space, and close the env that computes rewards."""
+        super().close()
+        self._goals.close()
+
+    # Episodes. Those of a lane are numbered. A table of R entries for each lane holds the first and the last row of
+    # each episode by its number: no more than R episodes of a lane are in the ring.
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._numbers: Column | None = None  # of the episode of each row
+        self._bounds: list[Column] = []  # first and last row of each episode, counting all rows ever written
+
+    def _make_columns(self, layout: Layout, num_linked_rows: int | None = None) -> Layout:
+        keys = layout.tree.keys() if isinstance(layout.tree, dict) else ()
+        missing = [key for key in GOAL_KEYS if key not in keys]
+        if missing:
+            raise ConfigError(
+                f"replay_buffer_config: type='hindsight' needs observations with the keys {', '.join(GOAL_KEYS)}, and "
+                f"{missing[0]!r} is not among {', '.join(layout.paths)}: use another type, or leave out transforms "
+                "that change the form of the observations before they are stored."
+            )
+        super()._make_columns(layout, num_linked_rows)
+        shape = self._num_rows, self._num_lanes
+        self._numbers, *self._bounds = (Column(self._storage.zeros(shape, np.int64)) for _ in range(3))
+        self._latest = np.zeros(self._num_lanes, np.int64)  # number of the newest episode of each lane
+        self._is_over = np.ones(self._num_lanes, np.bool_)  # whether the next row begins another one
+        return layout
+
+    def _add_lanes(self, rollout: LaneRollout, layout: Layout) -> None:
+        raise ConfigError(
+            "replay_buffer_config: type='hindsight' needs one agent whose envs step together, and these steps come "
+            "from several agents or from clients of a policy server: use type='uniform'."
+        )
+
+    def _add(self, rollout: Rollout, layout: Layout) -> None:
+        before = self._written.copy()
+        super()._add(rollout, layout)
+        assert self._numbers is not None
+        block = self._block_of(rollout.worker_index)
+        lanes = slice(block * layout.num_envs, (block + 1) * layout.num_envs)
+        stop = int(self._written[block]) - 1  # the row of the last observation
+        num_rows = min(rollout.num_rows, self._num_rows - self.frame_stack)
+        rows = np.arange(stop - num_rows, stop)
+        if rows[0] != before[block] - 1:  # the rollout does not continue the one before
+            self._is_over[lanes] = True
+        valid, over = (self._columns[name].grid[rows % self._num_rows, lanes] for name in ("valid", "terminated"))
+        over = over | self._columns["truncated"].grid[rows % self._num_rows, lanes] | ~valid
+        begins = np.concatenate([self._is_over[None, lanes], over[:-1]])
+        numbers = self._latest[lanes] + np.cumsum(begins, 0)
+        self._latest[lanes], self._is_over[lanes] = numbers[-1], over[-1]
+        put_rows([(self._numbers, numbers)], int(rows[0]), lanes)
+        for column, where in zip(self._bounds, (begins & valid, valid), strict=True):
+            at, lane = where.nonzero()  # in the order of time, so that of several rows the last one stays
+            column.grid[numbers[at, lane] % self._num_rows, lanes.start + lane] = rows[at]
+
+    def _achieved_later(self, flat: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return a goal for each of the steps, `[M, ...]`.
+
+        Args:
+            flat: Flat indices of the steps, `[M]`.
+            rows: Their rows, counting all rows ever written, `[M]`.
+        """
+        assert self._numbers is not None and self._layout is not None
+        lanes = flat % self._num_lanes
+        entries = self._numbers.at(flat) % self._num_rows * self._num_lanes + lanes
+        first, last = (column.at(entries) for column in self._bounds)
+        if self.strategy == "final":
+            chosen = last
+        else:
+            oldest = self._written[lanes // self._layout.num_envs] - self._num_rows
+            start = rows if self.strategy == "future" else np.maximum(first, oldest)
+            chosen = start + (self._rng.random(len(rows)) * (last + 1 - start)).astype(np.int64)
+        return self._achieved_after(chosen % self._num_rows * self._num_lanes + lanes)
+
+    def _achieved_after(self, flat: NDArray[np.int64]) -> NDArray[Any]:
+        """Return what was achieved after steps, `[M, ...]`."""
+        assert self._observations is not None
+        achieved: NDArray[Any] = self._observations.after(flat)[ACHIEVED]
+        return achieved
+
+    # Batches out.
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        n_step: NumSteps = 1,
+        gamma: float = 1.0,
+        beta: float = 0.0,
+        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+    ) -> dict[str, Tree]:
+        """Draw transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
+        batch = super().sample(batch_size, n_step=n_step, gamma=gamma, beta=beta, reward_fn=reward_fn)
+        (at,) = (self._rng.random(batch_size) * (1 + self.num_goals) < self.num_goals).nonzero()
+        stamps: NDArray[np.int64] = batch["indices"][at]
+        flat = stamps % (self._num_rows * self._num_lanes)
+        goals = self._achieved_later(flat, stamps // self._num_lanes)
+        self._relabel(batch, at, flat, goals, gamma, reward_fn)
+        return batch
+
+    def _relabel(
+        self,
+        batch: dict[str, Any],
+        at: NDArray[np.int64],
+        flat: NDArray[np.int64],
+        goals: NDArray[Any],
+        gamma: float,
+        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None,
+    ) -> None:
+        """Give transitions of a batch other goals.
+
+        Args:
+            batch: The batch, which is changed.
+            at: Places of the transitions in the batch, `[M]`.
+            flat: Flat indices of their first steps, `[M]`.
+            goals: Their goals, `[M, ...]`.
+            gamma: Discount per step.
+            reward_fn: Function of the rewards of single steps.
+        """
+        assert self._observations is not None
+        num_steps = batch["num_steps"][at]
+        longest = int(num_steps.max(initial=1))
+        steps = self._links.window(flat, longest)
+        achieved = self._achieved_after(steps.reshape(-1))
+        desired = np.concatenate([goals] * longest)
+        rewards = _checked(self._goals.rewards_of(achieved, desired), "compute_reward").reshape(steps.shape)
+        if reward_fn is not None:
+            rewards = self._changed_rewards(reward_fn, rewards.astype(np.float32), steps)
+        terminated = self._columns["terminated"].at(steps)
+        truncated = self._columns["truncated"].at(steps)
+        if self._goals.terminates is not None:
+            terminated = _checked(self._goals.terminates(achieved, desired), "compute_terminated") != 0
+            terminated = terminated.reshape(steps.shape)
+        within = np.arange(longest)[:, None] < num_steps
+        batch["rewards"][at], taken, batch["discounts"][at] = n_step_returns(
+            rewards, within, terminated | truncated, gamma=gamma
+        )
+        ends = taken - 1, np.arange(len(at))
+        batch["num_steps"][at] = taken
+        batch["terminated"][at], batch["truncated"][at] = terminated[ends], truncated[ends]
+        if (taken < num_steps).any():  # the other goal was achieved earlier
+            after = self._observations.after(steps[ends])
+            map_tree(lambda leaf, now: leaf.__setitem__(at, now), batch["next_obs"], after)
+        for name in ("obs", "next_obs"):
+            batch[name][DESIRED][at] = goals
+
+    # State.
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "strategy": self.strategy, "num_goals": self.num_goals}
+
+    def get_state(self, *, copy: bool = True) -> dict[str, Any]:
+        """Return the state as plain data; see `ReplayBuffer.get_state`."""
+        state = super().get_state(copy=copy)
+        if self._numbers is None:
+            return state
+        num_rows = self._num_rows_in_use
+        parts = (self._numbers, *self._bounds)
+        episodes = [np.array(part.grid[:num_rows], copy=copy or None) for part in parts]
+        return {**state, "episodes": episodes, "latest": self._latest.copy(), "is_over": self._is_over.copy()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        assert self._numbers is not None
+        num_rows = min(max(state["written"]), self._num_rows)
+        shape = num_rows, self._num_lanes
+        episodes = [array_of(part, np.int64, shape) for part in state["episodes"]]
+        latest = array_of(state["latest"], np.int64, shape[1:])
+        is_over = array_of(state["is_over"], np.bool_, shape[1:])
+        super()._load(state)
+        for column, rows in zip((self._numbers, *self._bounds), episodes, strict=True):
+            column.grid[:num_rows] = rows
+        self._latest, self._is_over = latest.copy(), is_over.copy()
+
+
+def _checked(values: Any, name: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise ConfigError(f"replay_buffer_config: {name} of the env must return finite numbers, got {values!r:.100}.")
+    return array

@@ -1,0 +1,313 @@
+"""Hindsight replay: goals come from the steps that the strategy names, and all that depends on goals follows."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from corral import DQNConfig, SACConfig
+from corral.core.goals import GoalFunctions
+from corral.errors import CheckpointError, ConfigError
+from corral.replay.config import ReplayConfig, make_replay_buffer
+from corral.replay.hindsight import HindsightReplayBuffer
+from corral.runners.runner import EnvRunner
+from corral.testing import BitFlippingEnv
+
+
+class Diary(gym.Env[Any, Any]):
+    """Env whose achieved goals say where they were achieved: `[sub-env, episode, t]`; episodes have 2 to 6 steps.
+
+    Every third episode is truncated, the others terminate. The reward is 0 if the goal is achieved, and -1 elsewhere.
+    """
+
+    observation_space = spaces.Dict(
+        dict.fromkeys(("observation", "achieved_goal", "desired_goal"), spaces.Box(-1e6, 1e6, (3,), np.float32))
+    )
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.index, self.episode = config.vector_index + 10 * config.worker_index, -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self.obs(), {}
+
+    def obs(self) -> dict[str, Any]:
+        place = np.array([self.index, self.episode, self.t], np.float32)
+        return {"observation": place, "achieved_goal": place, "desired_goal": np.full(3, -1, np.float32)}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        over = self.t >= length_of(self.index, self.episode)
+        return self.obs(), -1.0, over and self.episode % 3 > 0, over and self.episode % 3 == 0, {}
+
+
+def length_of(index: Any, episode: Any) -> Any:
+    return 2 + (3 * index + 2 * episode) % 5
+
+
+def rewards_of(achieved: Any, desired: Any) -> Any:
+    return (achieved == desired).all(-1) - 1.0
+
+
+def make_runner(num_envs: int = 3, worker_index: int = 0, **settings: Any) -> EnvRunner:
+    config = DQNConfig().environment(Diary).debugging(seed=0)
+    config.env_runners(num_envs_per_env_runner=num_envs, **settings)
+    return EnvRunner(config, worker_index=worker_index)
+
+
+def make_buffer(capacity: int = 500, **settings: Any) -> HindsightReplayBuffer:
+    given: dict[str, Any] = {"goals": GoalFunctions(rewards_of), "seed": 0, **settings}
+    return HindsightReplayBuffer(capacity, **given)
+
+
+def relabelled(batch: dict[str, Any]) -> Any:
+    return (batch["obs"]["desired_goal"] >= 0).all(-1)
+
+
+def check_goals(batch: dict[str, Any], strategy: str, newest: dict[tuple[int, int], int]) -> None:
+    """Check each goal; `newest` has the last t of each episode that was added."""
+    chosen = relabelled(batch)
+    np.testing.assert_array_equal(batch["obs"]["desired_goal"], batch["next_obs"]["desired_goal"])
+    for place, goal in zip(batch["obs"]["observation"][chosen], batch["obs"]["desired_goal"][chosen], strict=True):
+        index, episode, t = place.astype(int)
+        last = newest[index, episode]
+        assert goal[:2].tolist() == [index, episode]
+        if strategy == "final":
+            assert goal[2] == last
+        else:
+            assert (t if strategy == "future" else 0) < goal[2] <= last
+    reached = (batch["next_obs"]["achieved_goal"] == batch["obs"]["desired_goal"]).all(-1)
+    np.testing.assert_array_equal(batch["rewards"], np.where(reached & chosen, 0.0, -1.0))
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("num_rows", [1, 4, 40])
+def test_goals_are_of_the_steps_that_the_strategy_names(strategy: str, autoreset_mode: str, num_rows: int) -> None:
+    """In rollouts of any length, of two runners, in a ring that has been written many times."""
+    runners = [make_runner(worker_index=index, autoreset_mode=autoreset_mode) for index in (1, 2)]
+    buffer, newest = make_buffer(60, strategy=strategy, num_runners=2), dict[tuple[int, int], int]()
+    for _ in range(160 // num_rows):
+        for runner in runners:
+            rollout = runner.sample(num_timesteps=3 * num_rows)
+            for row, lane in np.argwhere(rollout.valid).tolist():
+                index, episode, t = rollout.obs["observation"][row, lane].astype(int).tolist()
+                newest[index, episode] = t + 1
+            buffer.add(rollout)
+        batch = buffer.sample(200)
+        check_goals(batch, strategy, newest)
+    assert 0.7 < relabelled(batch).mean() < 0.9
+    for runner in runners:
+        runner.stop()
+
+
+def filled(num_rows: int = 100, **settings: Any) -> HindsightReplayBuffer:
+    runner, buffer = make_runner(), make_buffer(**settings)
+    buffer.add(runner.sample(num_timesteps=3 * num_rows))
+    runner.stop()
+    return buffer
+
+
+def test_future_goals_are_drawn_evenly() -> None:
+    buffer = filled(capacity=5000, num_goals=1e9)
+    batch = buffer.sample(40_000)
+    index, episode, t = batch["obs"]["observation"].astype(int).T
+    whole = (episode > 0) & (length_of(index, episode) == 5) & (t == 1) & (episode < episode.max())
+    counts = np.bincount(batch["obs"]["desired_goal"][whole, 2].astype(int), minlength=6)[2:]
+    assert len(counts) == 4 and abs(counts / counts.sum() - 0.25).max() < 0.03
+
+
+def test_as_many_steps_are_relabelled_as_were_asked_for() -> None:
+    for num_goals in (0.25, 1.0, 4.0):
+        share = relabelled(filled(num_goals=num_goals).sample(20_000)).mean()
+        assert share == pytest.approx(num_goals / (1 + num_goals), abs=0.02)
+
+
+def slow_sum(index: int, episode: int, t: int, goal: Any, n: int, gamma: float, stops: bool) -> tuple[float, int, bool]:
+    """Return the sum of rewards, the number of steps, and whether the last one terminated, step by step."""
+    total, length = 0.0, int(length_of(index, episode))
+    for step in range(n):
+        reached = goal.tolist() == [index, episode, t + step + 1]
+        total += gamma**step * (0.0 if reached else -1.0)
+        over = t + step + 1 == length
+        terminated = reached if stops else over and episode % 3 > 0
+        if terminated or over:
+            return total, step + 1, terminated
+    return total, n, False
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_all_columns_follow_the_goal(n_step: int, stops: bool) -> None:
+    """The sums of rewards, the numbers of steps and the next observations are those of a slow loop."""
+
+    def terminates(achieved: Any, desired: Any) -> Any:
+        return (achieved == desired).all(-1)
+
+    goals = GoalFunctions(rewards_of, terminates if stops else None)
+    batch = filled(goals=goals, num_goals=1e9, capacity=2000).sample(3000, n_step=n_step, gamma=0.9)
+    assert relabelled(batch).all()
+    seen = set[tuple[int, bool, bool]]()
+    newest = batch["obs"]["observation"][:, 1].max() - 1  # the steps of the last episodes are not all there
+    for row in np.flatnonzero(batch["obs"]["observation"][:, 1] < newest).tolist():
+        index, episode, t = batch["obs"]["observation"][row].astype(int).tolist()
+        total, steps, terminated = slow_sum(index, episode, t, batch["obs"]["desired_goal"][row], n_step, 0.9, stops)
+        assert batch["rewards"][row] == pytest.approx(total)
+        assert (batch["num_steps"][row], batch["terminated"][row]) == (steps, terminated)
+        assert batch["discounts"][row] == pytest.approx(0.9**steps)
+        assert batch["next_obs"]["observation"][row].tolist() == [index, episode, t + steps]
+        seen.add((steps, terminated, bool(batch["truncated"][row])))
+    assert len(seen) >= (3 if n_step == 1 else 5)
+
+
+def test_rewards_are_changed_before_they_are_summed() -> None:
+    batch = filled(num_goals=1e9).sample(500, n_step=2, gamma=0.5, reward_fn=lambda rewards: rewards * 10 + 1)
+    inner = {1: (-9.0, 1.0), 2: (-9.0, 1.0)}
+    sums = {
+        sum(0.5**i * r for i, r in enumerate(each)) for n in inner for each in itertools.product(inner[n], repeat=n)
+    }
+    assert set(batch["rewards"].tolist()) <= sums and len(set(batch["rewards"].tolist())) > 3
+
+
+def test_a_buffer_continues_from_its_state() -> None:
+    runner, buffer = make_runner(autoreset_mode="same_step"), make_buffer(100)
+    for _ in range(30):
+        buffer.add(runner.sample(num_timesteps=9))
+    copied = make_buffer(100)
+    copied.set_state(buffer.get_state())
+    for _ in range(3):
+        rollout = runner.sample(num_timesteps=9)
+        for each in (buffer, copied):
+            each.add(rollout)
+        first, second = (each.sample(64, n_step=2) for each in (buffer, copied))
+        for name in ("rewards", "indices", "num_steps"):
+            np.testing.assert_array_equal(first[name], second[name])
+        np.testing.assert_array_equal(first["obs"]["desired_goal"], second["obs"]["desired_goal"])
+    with pytest.raises(CheckpointError, match="strategy='future'"):
+        make_buffer(100, strategy="final").set_state(buffer.get_state())
+    runner.stop()
+
+
+def test_columns_may_be_in_files(tmp_path: Path) -> None:
+    first, second = filled(directory=tmp_path).sample(50), filled().sample(50)
+    np.testing.assert_array_equal(first["obs"]["desired_goal"], second["obs"]["desired_goal"])
+
+
+# In an algorithm.
+
+
+def small_dqn(**replay: Any) -> DQNConfig:
+    config = DQNConfig().environment(BitFlippingEnv, env_config={"num_bits": 4}).debugging(seed=0)
+    config.training(num_steps_sampled_before_learning_starts=50, train_batch_size_per_learner=16)
+    config.training(replay_buffer_config={"type": "hindsight", "capacity": 1000, **replay})
+    config.rl_module(model_config={"fcnet_hiddens": [16]})
+    return config.reporting(min_sample_timesteps_per_iteration=100)
+
+
+def test_the_buffer_of_an_algorithm_relabels_by_the_env() -> None:
+    with small_dqn(num_goals=9).env_runners(num_envs_per_env_runner=2).build() as algorithm:
+        for _ in range(2):
+            algorithm.train()
+        buffer = algorithm.local_replay_buffer
+        assert isinstance(buffer, HindsightReplayBuffer)
+        batch = buffer.sample(500)
+        reached = (batch["next_obs"]["achieved_goal"] == batch["obs"]["desired_goal"]).all(-1)
+        np.testing.assert_array_equal(batch["rewards"], reached - 1.0)
+        np.testing.assert_array_equal(batch["terminated"], reached)
+        assert 0.3 < reached.mean() < 0.9
+
+
+class OnceEach(BitFlippingEnv):
+    """Computes the reward of one goal at a time."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return 0.0 if bool((achieved_goal == desired_goal).all()) and achieved_goal.ndim == 1 else -1.0
+
+
+def test_functions_of_one_goal_are_called_for_each() -> None:
+    with small_dqn(num_goals=9).environment(OnceEach).build() as algorithm:
+        algorithm.train()
+        batch = algorithm.local_replay_buffer.sample(200)
+    assert set(batch["rewards"].tolist()) == {-1.0, 0.0}
+
+
+class ReadsInfo(BitFlippingEnv):
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return -1.0 - info["cost"]
+
+    def step(self, action: Any) -> Any:
+        return self._obs(), -1.0, False, False, {"cost": 0.0}
+
+
+class Shaped(gym.RewardWrapper[Any, Any]):
+    def reward(self, reward: Any) -> Any:
+        return 2.0 * reward
+
+
+class NoMethod(BitFlippingEnv):
+    compute_reward = None  # type: ignore[assignment]
+
+    def step(self, action: Any) -> Any:
+        return self._obs(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            {"env": "CartPole-v1", "env_config": {}},
+            "needs observations that are a Dict with the keys observation, achieved_goal, desired_",
+        ),
+        ({"env": ReadsInfo}, "compute_reward of env 'ReadsInfo' raised KeyError with an empty info"),
+        ({"env": NoMethod}, r"needs a method compute_reward\(achieved_goal, desired_goal, info\) of env 'NoMethod'"),
+        ({"wrappers": [Shaped]}, "gives -1.0 for the goals of a step whose reward was -2.0.*leave out wrappers"),
+    ],
+)
+def test_envs_without_such_rewards_are_refused_at_build(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        small_dqn().environment(**change).build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"type": "uniform", "num_goals": 2}, "num_goals=2 contradicts type='uniform': set type='hindsight'"),
+        ({"type": "hindsight", "alpha": 0.5}, "alpha=0.5 contradicts type='hindsight': set type='prioritized'"),
+        ({"type": "hindsight", "num_goals": 0}, "num_goals=0 must be positive"),
+        ({"type": "hindsight", "goal_strategy": "next"}, "goal_strategy='next' must be"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ReplayConfig.parse(settings)
+
+
+def test_stacks_of_frames_are_refused() -> None:
+    with pytest.raises(ConfigError, match="stacks of 4 frames"):
+        config = ReplayConfig.parse({"type": "hindsight", "frame_stack": 4})
+        make_replay_buffer(config, num_runners=1, seed=0, find_goals=lambda: GoalFunctions(rewards_of))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_sac_flips_bits_only_with_hindsight(seed: int) -> None:
+    """With 14 bits random actions reach a goal in 1 of 1,200 episodes."""
+    found = {}
+    for kind in ("uniform", "hindsight"):
+        config = SACConfig().environment(BitFlippingEnv, env_config={"num_bits": 14, "space": "box"})
+        config.training(replay_buffer_config={"type": kind}, num_steps_sampled_before_learning_starts=500, lr=1e-3)
+        config.rl_module(model_config={"fcnet_hiddens": [128, 128]}).debugging(seed=seed).learners(num_threads=1)
+        with config.build() as algorithm:
+            for _ in range(8):
+                algorithm.train()
+            result = algorithm.evaluate()["env_runners"]
+        found[kind] = result["episode_return_mean"]
+    assert found["uniform"] < -12 and found["hindsight"] > -3
