@@ -18,7 +18,7 @@ from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, m
         ({"capacit": 1}, r"unknown setting 'capacit'. Did you mean 'capacity'\?.*type, capacity, alpha"),
         ({"capacity": 0}, "capacity=0 must be at least 1"),
         ({"capacity": "many"}, "capacity='many'"),
-        ({"type": "best"}, "type='best'.*'uniform' or 'prioritized'"),
+        ({"type": "best"}, "type='best'.*'uniform', 'prioritized' or 'hindsight'"),
         ({"alpha": 0.5}, r"alpha=0.5 contradicts type='uniform'.*set type='prioritized'"),
         ({"type": "uniform", "beta": 0.4}, "beta=0.4 contradicts type='uniform'"),
         ({"epsilon": 1e-3}, "epsilon=0.001 contradicts"),
