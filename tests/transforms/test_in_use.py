@@ -31,7 +31,7 @@ from corral import (
 from corral.cli.main import main
 from corral.config.config import AlgorithmConfig
 from corral.core.tree import map_tree
-from corral.errors import CheckpointError, ConfigError, ExportError
+from corral.errors import CheckpointError, ConfigError, CorralError, ExportError
 from corral.modules.distributions import action_distribution
 from corral.modules.module import ActorCritic
 from corral.transforms.pipeline import Pipeline
@@ -321,3 +321,51 @@ def test_normalized_rewards_follow_the_discount_of_the_algorithm(engine: Any, tm
         algo.save(tmp_path / "saved")
     with type(algo).from_checkpoint(tmp_path / "saved") as again:
         assert list(again.get_pipeline().discounts.values()) == [0.3, 0.5]  # type: ignore[union-attr]
+
+
+class Speaking(gym.Env[Any, Any]):
+    """Env with parts of observations that no network reads."""
+
+    observation_space: Any = spaces.Dict(
+        {
+            "place": spaces.Box(-1.0, 1.0, (2,), np.float32),
+            "said": spaces.Text(10),
+            "seen": spaces.Dict({"far": spaces.Sequence(spaces.Discrete(2)), "near": spaces.Discrete(2)}),
+            "kind": spaces.Discrete(3),
+        }
+    )
+    action_space: Any = spaces.Discrete(2)
+
+    def obs(self) -> Any:
+        return {"place": np.ones(2, np.float32), "said": "hello", "seen": {"far": (0, 1), "near": 1}, "kind": 2}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.obs(), 1.0, self.t == 4, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_parts_that_no_network_reads_are_left_out(tmp_path: Path, vectorization: str) -> None:
+    config = PPOConfig().environment(Speaking).training(train_batch_size_per_learner=32, minibatch_size=16)
+    config.env_runners(num_envs_per_env_runner=2, vectorization=vectorization)
+    with pytest.raises(CorralError, match="unsupported observation space Text"):
+        config.copy().build()
+    config.env_runners(transforms=[FlattenObservations(left_out=("said", "seen"))])
+    with config.build() as algorithm:
+        assert algorithm.train()["env_runners"]["episode_return_mean"] == 4.0
+        assert algorithm.get_module().observation_space == spaces.Box(
+            np.array([0, 0, 0, -1, -1], np.float32), np.ones(5, np.float32)
+        )
+        assert algorithm.env_runner is not None
+        seen = algorithm.env_runner.sample(num_timesteps=8).obs
+        assert seen["said"].tolist() == np.zeros(seen["kind"].shape).tolist() and (seen["kind"] == 2).all()
+        algorithm.save(tmp_path)
+        assert evaluate_policy(algorithm, Speaking, episodes=2).episode_return_mean == 4.0
+    policy = load_policy(tmp_path)
+    for env in (Speaking, Speaking()):
+        assert evaluate_policy(policy, env, episodes=2).episode_return_mean == 4.0

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -315,3 +316,49 @@ def test_statistics_before_a_stack_are_of_the_observations_of_the_env() -> None:
 def test_statistics_between_two_transforms_that_look_back_are_refused() -> None:
     with pytest.raises(ConfigError, match="NormalizeObservations stands between two transforms that look at earlier"):
         build(FrameStack(2), NormalizeObservations(), FrameStack(2))
+
+
+COUNTS: Any = spaces.Dict(
+    {
+        "place": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        "counts": spaces.Box(0, 1000, (3,), np.int64),
+        "level": spaces.Box(0, 10, (), np.uint8),
+        "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+        "kind": spaces.Discrete(3),
+        "action_mask": spaces.Box(0, 1, (2,), np.int8),
+    }
+)
+
+
+def test_vectors_of_integers_are_normalised_if_asked_for() -> None:
+    pipeline, rng = build(NormalizeObservations(integers=True), space=COUNTS), np.random.default_rng(0)
+    obs = {
+        "place": rng.random((50, 2), np.float32),
+        "counts": rng.integers(0, 1000, (50, 3)),
+        "level": rng.integers(0, 11, 50).astype(np.uint8),
+        "image": rng.integers(0, 256, (50, 8, 8, 3)).astype(np.uint8),
+        "kind": rng.integers(0, 3, 50),
+        "action_mask": np.ones((50, 2), np.int8),
+    }
+    pipeline = pickle.loads(pickle.dumps(pipeline.merged([pipeline.measure((), obs, {})])))
+    seen = pipeline.from_stored(obs)
+    for name in ("place", "counts", "level"):
+        numbers = obs[name].astype(np.float64)
+        expected = (numbers - numbers.mean(0)) / np.sqrt(numbers.var(0) + 1e-8)
+        np.testing.assert_allclose(seen[name], expected, rtol=1e-4, atol=1e-4)
+        assert seen[name].dtype == np.float32 == pipeline.module_space[name].dtype
+    for name in ("image", "kind", "action_mask"):
+        assert seen[name] is obs[name] and pipeline.module_space[name] == COUNTS[name]
+    tensors = pipeline.tensors_from_stored({name: torch.from_numpy(np.asarray(leaf)) for name, leaf in obs.items()})
+    np.testing.assert_allclose(tensors["counts"], seen["counts"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_space_of_integers_alone_says_how_to_normalise_it() -> None:
+    space = spaces.Box(0, 9, (4,), np.int32)
+    with pytest.raises(ConfigError, match=r"no floating-point Box.*set integers=True for Boxes of integers"):
+        build(NormalizeObservations(), space=space)
+    with pytest.raises(ConfigError, match="leave the transform out"):
+        build(NormalizeObservations(integers=True), space=spaces.Discrete(4))
+    pipeline = build(NormalizeObservations(integers=True), space=space)
+    pipeline = pipeline.merged([pipeline.measure((), np.array([[0, 1, 2, 3], [2, 3, 4, 9]], np.int32), {})])
+    assert pipeline.from_stored(np.array([[0, 1, 2, 9]], np.int32)).round(3).tolist() == [[-1, -1, -1, 1]]

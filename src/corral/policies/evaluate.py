@@ -27,6 +27,7 @@ from corral.envs.step_checks import check_step_columns
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import Restarts, call_directly, env_error, original
 from corral.envs.sync_vector import SyncVectorEnv
+from corral.envs.unread_parts import unread_wrappers
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.errors import ConfigError, CorralError, EnvError, SubEnvError
 from corral.evaluation.statistics import summarize_episodes
@@ -190,6 +191,12 @@ def evaluate_policy(
         )
     by_batch = isinstance(policy, (Policy, AgentPolicies)) or hasattr(policy, "compute_actions")
     default_num_envs = min(episodes, DEFAULT_NUM_ENVS) if by_batch else 1
+    blanking = unread_wrappers(_transforms_of(policy))
+    if isinstance(env, gym.Env):
+        for wrapper in blanking:
+            env = wrapper(env)
+    elif not isinstance(env, VectorEnv):
+        wrappers = [*wrappers, *blanking]
     restarts = episodes * MAX_BROKEN_PER_EPISODE if restart_failed_sub_environments and resets is None else 0
     faults = _Faults(env_name(env), env_step_timeout_s, restarts)
     with (
@@ -198,6 +205,13 @@ def evaluate_policy(
     ):
         acting = _acting(policy, vector_env, faults.name, explore)
         return _play_episodes(acting, vector_env, faults, episodes, seed, max_episode_steps)
+
+
+def _transforms_of(policy: Any) -> Sequence[Any]:
+    """Return the transforms of a policy or of an algorithm; several policies and functions have none here."""
+    if isinstance(policy, Policy):
+        return () if policy.pipeline is None else policy.pipeline.transforms
+    return getattr(getattr(policy, "config", None), "transforms", ())
 
 
 class _Faults:

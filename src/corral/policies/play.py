@@ -20,6 +20,7 @@ from corral.envs.env_state import warn_of_statistics
 from corral.envs.seats import Seats
 from corral.envs.step_checks import check_step
 from corral.envs.sync_vector import SyncVectorEnv
+from corral.envs.unread_parts import unread_wrappers
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second
 from corral.errors import ConfigError, EnvError, MissingPackageError
@@ -85,7 +86,9 @@ def play_episodes(
             raise MissingPackageError(f"recording {file_format} needs {package}: run `pip install 'corral[play]'`.")
     name, mode = env_name(env), "human" if record is None else "rgb_array"
     with contextlib.ExitStack() as opened:
-        made = _make_env(env, name, mode, env_config or {}, wrappers)
+        pipeline = getattr(policy, "pipeline", None)
+        blanking = [] if pipeline is None else unread_wrappers(pipeline.transforms)
+        made = _make_env(env, name, mode, env_config or {}, [*wrappers, *blanking])
         opened.callback(made.close)
         if isinstance(policy, AgentPolicies):
             acting = _joint_acting(policy, policy.find_seats(made.observation_space, name), explore)

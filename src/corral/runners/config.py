@@ -130,6 +130,15 @@ class RunnerConfig(
         in_evaluation: bool
         gamma: float
 
+    @property
+    def all_wrappers(self) -> list[Any]:
+        """The wrappers of each sub-env, and one that blanks what transforms leave out and nothing can read."""
+        if not any(getattr(each, "left_out", ()) for each in self.transforms):
+            return super().all_wrappers
+        from corral.envs.unread_parts import unread_wrappers
+
+        return [*super().all_wrappers, *unread_wrappers(self.transforms)]
+
     def for_runner(self) -> Self:
         """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""
         other = copy.copy(self)

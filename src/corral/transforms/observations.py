@@ -32,22 +32,25 @@ Number = Annotated[float, Field(allow_inf_nan=True)]  # an infinite bound clips 
 class NormalizeObservations(Transform):
     """Subtracts the running mean of the observations, divides by their deviation, and clips the result.
 
-    Floating-point Boxes are normalised, each number with statistics of its own; images of integers, action masks and
-    other leaves stay as they are. The statistics count each observation in which an action was taken once, over all
-    runners and sub-envs. They are fixed while a fragment is sampled, and before the first fragment mean 0 and
-    deviation 1. Evaluation uses them and does not change them.
+    Floating-point Boxes are normalised, each number with statistics of its own; with `integers`, so are Boxes of
+    integers with at most one axis. Images of integers, action masks and other leaves stay as they are. The statistics
+    count each observation in which an action was taken once, over all runners and sub-envs. They are fixed while a
+    fragment is sampled, and before the first fragment mean 0 and deviation 1. Evaluation uses them and does not change
+    them.
 
     Attributes:
         clip: Largest absolute value of the result; `None` does not clip.
         epsilon: Number that is added to the variance.
         center: Whether the mean is subtracted.
         scale: Whether the result is divided by the deviation.
+        integers: Whether Boxes of integers with at most one axis, such as counts, are normalised too.
     """
 
     clip: PositiveFloat | None = 10.0
     epsilon: PositiveFloat = 1e-8
     center: bool = True
     scale: bool = True
+    integers: bool = False
     _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,21 +75,26 @@ class NormalizeObservations(Transform):
 
     def __reduce__(self) -> Any:
         """Travel without what is computed from the statistics: each rollout carries its transforms."""
-        return type(self), (self.clip, self.epsilon, self.center, self.scale, self._state)
+        return type(self), (self.clip, self.epsilon, self.center, self.scale, self.integers, self._state)
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
         """Return the statistics of no observations.
 
         Raises:
-            ConfigError: The space has no floating-point Box.
+            ConfigError: The space has nothing that is normalised.
         """
-        shapes = {name: leaf.shape for name, leaf in named_leaves(space_tree(space)) if _is_float(leaf)}
+        shapes = {name: leaf.shape for name, leaf in named_leaves(space_tree(space)) if self._normalizes(leaf, name)}
         if not shapes:
+            remedy = "leave the transform out" if self.integers else "set integers=True for Boxes of integers"
             raise ConfigError(
-                f"NormalizeObservations: {space} has no floating-point Box, and nothing else is normalised: leave the "
-                "transform out."
+                f"NormalizeObservations: {space} has no floating-point Box, and nothing else is normalised: {remedy}."
             )
         return no_moments(shapes)
+
+    def _normalizes(self, leaf: Any, name: str) -> bool:
+        """Return whether a leaf is normalised, given its path."""
+        is_integer = isinstance(leaf, spaces.Box) and leaf.dtype.kind in "iu" and len(leaf.shape) <= 1
+        return _is_float(leaf) or (self.integers and is_integer and name != MASK_KEY)
 
     def with_state(self, state: State) -> Self:
         """Return the transform with other statistics."""
@@ -99,9 +107,11 @@ class NormalizeObservations(Transform):
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the space, with other bounds where observations are normalised."""
         bound = math.inf if self.clip is None else self.clip
-        return _map_boxes(
-            space, lambda leaf: spaces.Box(-bound, bound, leaf.shape, np.float32) if _is_float(leaf) else leaf
-        )
+
+        def changed(name: str, leaf: Any) -> Any:
+            return spaces.Box(-bound, bound, leaf.shape, np.float32) if self._normalizes(leaf, name) else leaf
+
+        return _map_boxes(space, changed)
 
     def transform_obs(self, obs: Tree) -> Tree:
         """Return normalised observations, float32, a tree of `[B, ...]`."""
@@ -112,14 +122,14 @@ class NormalizeObservations(Transform):
 
     def transform_tensors(self, obs: Tree) -> Tree:
         """Return what `transform_obs` returns, for tensors."""
-        scales = {name: tuple(map(torch.from_numpy, pair)) for name, pair in self._scales.items()}  # type: ignore[attr-defined]
+        scales = {name: tuple(map(torch.as_tensor, pair)) for name, pair in self._scales.items()}  # type: ignore[attr-defined]
         return _map_named(
             lambda name, leaf: self._normalized_tensor(leaf, *scales[name]) if name in scales else leaf, obs
         )
 
     def _normalized(self, leaf: NDArray[Any], name: str) -> NDArray[Any]:
         mean, scale = self._rows(name, len(leaf)) if leaf.size <= SMALL_ROW else self._scales[name]  # type: ignore[attr-defined]
-        found: NDArray[Any] = leaf - mean
+        found: NDArray[Any] = leaf - mean if leaf.dtype.kind == "f" else np.subtract(leaf, mean, dtype=np.float32)
         found *= scale
         if self.clip is not None:
             found.clip(*self._limits, out=found)  # type: ignore[attr-defined]
@@ -162,7 +172,7 @@ class ClipObservations(Transform):
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the space with narrower bounds."""
 
-        def clipped(leaf: Any) -> Any:
+        def clipped(name: str, leaf: Any) -> Any:
             if not _is_float(leaf):
                 return leaf
             low, high = (np.clip(bound, self.low, self.high).astype(leaf.dtype) for bound in (leaf.low, leaf.high))
@@ -187,7 +197,8 @@ class FlattenObservations(Transform):
     vectors. An action mask, under the key `action_mask`, stays, and the vector is under `observations`.
 
     Attributes:
-        left_out: Keys of a Dict observation that the vector does not hold.
+        left_out: Keys of a Dict observation that the vector does not hold. They may have spaces that no network reads,
+            such as `gymnasium.spaces.Text`: episodes then hold 0 in their place.
     """
 
     left_out: tuple[str, ...] = ()
@@ -275,12 +286,14 @@ def _is_float(space: Any) -> bool:
     return isinstance(space, spaces.Box) and space.dtype.kind == "f"
 
 
-def _map_boxes(space: spaces.Space[Any], fn: Callable[[Any], Any]) -> spaces.Space[Any]:
+def _map_boxes(space: spaces.Space[Any], fn: Callable[[str, Any], Any], path: str = "") -> spaces.Space[Any]:
+    """Return a space of the results of `fn(path, leaf)`, with the paths of `named_leaves`."""
+    inside = f"{path}/" if path else ""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _map_boxes(part, fn) for key, part in space.spaces.items()})
+        return spaces.Dict({key: _map_boxes(part, fn, f"{inside}{key}") for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([_map_boxes(part, fn) for part in space.spaces])
-    found: spaces.Space[Any] = fn(space)
+        return spaces.Tuple([_map_boxes(part, fn, f"{inside}{index}") for index, part in enumerate(space.spaces)])
+    found: spaces.Space[Any] = fn(path, space)
     return found
 
 
