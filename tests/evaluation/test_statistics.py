@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.evaluation.statistics import bootstrap_interval, interquartile_mean, summarize_episodes
+from corral.core.comparisons import interquartile_mean
+from corral.evaluation.statistics import bootstrap_interval, summarize_episodes
 
 
 def test_the_statistics_of_known_episodes() -> None:

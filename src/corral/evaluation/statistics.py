@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.comparisons import interquartile_mean
 from corral.metrics.result import NO_IMPROVEMENT
 
 CONFIDENCE = 0.95
@@ -51,16 +52,6 @@ def summarize_episodes(returns: Sequence[float], lens: Sequence[int]) -> dict[st
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if len(values) else math.nan
-
-
-def interquartile_mean(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return the mean without the lowest and the highest quarter of the values; NaN without values.
-
-    Each quarter is rounded down to whole values, as in Agarwal et al. 2021 (arXiv:2108.13264).
-    """
-    ordered = np.sort(np.asarray(values, np.float64))
-    quarter = len(ordered) // 4
-    return _mean(ordered[quarter : len(ordered) - quarter])
 
 
 def bootstrap_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
