@@ -196,6 +196,7 @@ ELSEWHERE = {
     },
     ("evaluate", "--module"): "offline/test_estimate_return.py::test_one_of_several_modules_is_chosen",
     ("export", "--module"): "cli/test_export_command.py::test_the_policy_of_one_of_several_agents",
+    ("report", "--threshold"): "report/test_comparison.py::test_the_page_holds_the_table",
     ("report", "--open"): "report/test_report_page.py::test_the_command",
     ("report", "--watch"): "report/test_watched_report.py::test_the_command_serves_until_it_is_interrupted",
     ("report", "--port"): "report/test_watched_report.py::test_the_command_serves_until_it_is_interrupted",

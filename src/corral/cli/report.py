@@ -33,6 +33,11 @@ def add_report_commands(commands: Any) -> None:
         "--host",
         help="with --watch, the address to serve at; 127.0.0.1 if left out, which only this machine can read",
     )
+    page.add_argument(
+        "--threshold",
+        type=float,
+        help="a return of which the page says when the runs reached it; Gymnasium's for the env if left out",
+    )
     page.set_defaults(run="corral.cli.report:report")
 
     picture = commands.add_parser("plot", help="draw a number of runs over training")
@@ -72,7 +77,7 @@ def report(options: argparse.Namespace) -> int:
         raise ConfigError("--port and --host go with --watch, which serves the page.")
     from corral.report import write_report
 
-    path = write_report(options.runs, options.output or Path("report.html"))
+    path = write_report(options.runs, options.output or Path("report.html"), threshold=options.threshold)
     print(f"The report is stored in {path}", flush=True)
     if options.open:
         webbrowser.open(path.absolute().as_uri())
@@ -86,7 +91,7 @@ def _watch(options: argparse.Namespace) -> int:
 
     os.nice(10)  # the runs go first
     host, port = options.host or HOST, PORT if options.port is None else options.port
-    with served_report(options.runs, host, port) as server:
+    with served_report(options.runs, host, port, threshold=options.threshold) as server:
         url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/"
         print(f"The report is at {url} and follows the runs; Ctrl-C ends it.", flush=True)
         if options.open:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from corral import __version__
 from corral.core.paths import resolve_path
+from corral.report.comparison import compare_groups
 from corral.report.figures import group_color
 from corral.report.groups import Group, group_runs, repeated_seeds
 from corral.report.live import COLUMNS as LIVE_COLUMNS
@@ -32,7 +33,9 @@ from corral.report.tables import SUMMARY_COLUMNS, fault_rows, settings_of, summa
 REPORT_FILE = "report.html"
 
 
-def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REPORT_FILE) -> Path:
+def write_report(
+    runs: str | Path | Sequence[str | Path], path: str | Path = REPORT_FILE, *, threshold: float | None = None
+) -> Path:
     """Write a report on runs as one HTML file, which shows everything without a server and without a network.
 
     Runs that differ only in the seed are one experiment: their curves are shown as mean with a 95% interval. Files that
@@ -42,6 +45,8 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
     Args:
         runs: Directories of runs, or directories that hold such directories, up to three levels below, as searches do.
         path: The file to write; an existing one is replaced.
+        threshold: Return of which the report says when the runs reached it; `None` is the one that Gymnasium has for
+            the env, if it has one.
 
     Returns:
         The path of the file.
@@ -52,16 +57,18 @@ def write_report(runs: str | Path | Sequence[str | Path], path: str | Path = REP
         ConfigError: The packages of the extra `report` are not installed.
     """
     target = resolve_path(path, "the report")
-    return write_file(target, make_page(RunsReader([runs] if isinstance(runs, (str, Path)) else runs)))
+    reader = RunsReader([runs] if isinstance(runs, (str, Path)) else runs)
+    return write_file(target, make_page(reader, threshold=threshold))
 
 
-def make_page(reader: RunsReader, live_version: int | None = None) -> bytes:
+def make_page(reader: RunsReader, live_version: int | None = None, threshold: float | None = None) -> bytes:
     """Return the page on runs; see `write_report`.
 
     Args:
         reader: Reads the runs.
         live_version: Number of the page among those that a server has made, for a page that asks the server for the
             present numbers, and for the next page when there is one.
+        threshold: See `write_report`.
 
     Raises:
         RunDirectoryError: A directory does not exist, or holds no run.
@@ -69,7 +76,7 @@ def make_page(reader: RunsReader, live_version: int | None = None) -> bytes:
     """
     plotly_js = _packed_plotly_js()
     groups, searches = group_runs(reader.read()), find_searches(reader.paths)
-    return _page(groups, searches, plotly_js, live_version).encode("utf-8", errors="replace")
+    return _page(groups, searches, plotly_js, live_version, threshold).encode("utf-8", errors="replace")
 
 
 def _packed_plotly_js() -> str:
@@ -92,7 +99,13 @@ def _packed(code: str) -> str:
     return base64.b64encode(gzip.compress(code.encode(), mtime=0)).decode()
 
 
-def _page(groups: Sequence[Group], searches: Sequence[SearchRecord], plotly_js: str, live_version: int | None) -> str:
+def _page(
+    groups: Sequence[Group],
+    searches: Sequence[SearchRecord],
+    plotly_js: str,
+    live_version: int | None,
+    threshold: float | None,
+) -> str:
     """Return the text of the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -113,6 +126,7 @@ def _page(groups: Sequence[Group], searches: Sequence[SearchRecord], plotly_js: 
         written=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         columns=SUMMARY_COLUMNS,
         rows=summary_rows(groups, colors),
+        comparisons=compare_groups(groups, colors, threshold),
         repeated={group.label: seeds for group in groups if (seeds := repeated_seeds(group))},
         sections=[
             *map(search_section, searches),

@@ -31,17 +31,18 @@ class LiveReport:
         version: Number of pages that were made so far.
     """
 
-    def __init__(self, runs: Sequence[str | Path]) -> None:
+    def __init__(self, runs: Sequence[str | Path], threshold: float | None = None) -> None:
         """Make the first page.
 
         Args:
             runs: As for `write_report`.
+            threshold: As for `write_report`.
 
         Raises:
             RunDirectoryError: A directory does not exist, or holds no run.
             MissingPackageError: The packages of the extra `report` are not installed.
         """
-        self._reader = RunsReader(runs)
+        self._reader, self._threshold = RunsReader(runs), threshold
         self._lock = threading.Lock()
         self.version = 0
         self._page, self._rows = b"", dict[str, Any]()
@@ -75,7 +76,7 @@ class LiveReport:
         self._not_before_s[what] = end_s + PAUSE * (end_s - start_s)
 
     def _make_page(self, run_dirs: dict[str, Path]) -> None:
-        self._page = make_page(self._reader, live_version=self.version + 1)
+        self._page = make_page(self._reader, live_version=self.version + 1, threshold=self._threshold)
         self.version += 1
 
     def _read_rows(self, run_dirs: dict[str, Path]) -> None:
@@ -95,20 +96,23 @@ def _state_of_files(run_dir: Path) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def served_report(runs: Sequence[str | Path], host: str = HOST, port: int = PORT) -> Iterator[ThreadingHTTPServer]:
+def served_report(
+    runs: Sequence[str | Path], host: str = HOST, port: int = PORT, *, threshold: float | None = None
+) -> Iterator[ThreadingHTTPServer]:
     """Serve the report of runs in a thread of its own, until the end of the block.
 
     Args:
         runs: As for `write_report`.
         host: Address to listen on; others than a loopback address let other machines read the report.
         port: Port; 0 is any that is free, in `server_port` of what the block gets.
+        threshold: As for `write_report`.
 
     Raises:
         ReportError: The address cannot be used.
         RunDirectoryError: A directory does not exist, or holds no run.
         MissingPackageError: The packages of the extra `report` are not installed.
     """
-    report = LiveReport(runs)
+    report = LiveReport(runs, threshold)
 
     class Handler(_Handler):
         live = report
