@@ -26,6 +26,7 @@ from corral.cli.seed_display import SeedDisplay, describe_summary
 from corral.cli.seed_processes import SeedRun, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.cli.seeds import status_of_set
+from corral.core.comparisons import estimate_iqm
 from corral.core.intervals import t_interval
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run import locked
@@ -80,6 +81,10 @@ def test_the_summary_has_mean_deviation_and_interval(tmp_path: Path) -> None:
     assert found.std == pytest.approx(math.sqrt(sum((value - 32) ** 2 for value in returns) / 4))
     assert (found.interval_low, found.interval_high) == t_interval(returns)
     assert found.interval_low < 32 < found.interval_high
+    assert found.iqm == 30.0  # of 20, 30 and 40
+    assert (found.iqm, found.iqm_low, found.iqm_high) == estimate_iqm([returns])
+    said = f"interquartile mean 30.0, {found.iqm_low:.1f} .. {found.iqm_high:.1f}"
+    assert describe_summary(found).endswith(f" .. {found.interval_high:.1f}; {said}")
 
 
 def test_evaluated_returns_count_where_all_runs_have_them(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class SeedDisplay:
 
 
 def describe_summary(summary: RunsSummary) -> str:
-    """Return mean, deviation and interval of a summary as the end of a sentence; `""` without a mean."""
+    """Return the means of a summary with their intervals as the end of a sentence; `""` without a mean."""
     if math.isnan(summary.mean):
         return ""
     what = "evaluated return" if summary.metric == EVALUATED else "mean return"
@@ -137,7 +137,10 @@ def describe_summary(summary: RunsSummary) -> str:
     if not math.isnan(summary.std):
         text += f", standard deviation {summary.std:,.1f}"
     if not math.isnan(summary.interval_low):
-        return f"{text}, 95% interval {summary.interval_low:,.1f} .. {summary.interval_high:,.1f}"
+        text += f", 95% interval {summary.interval_low:,.1f} .. {summary.interval_high:,.1f}"
+        if math.isnan(summary.iqm_low):
+            return text
+        return f"{text}; interquartile mean {summary.iqm:,.1f}, {summary.iqm_low:,.1f} .. {summary.iqm_high:,.1f}"
     return f"{text}, no 95% interval with fewer than 2 seeds"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.comparisons import NO_ESTIMATE, estimate_iqm
 from corral.core.intervals import t_interval
 from corral.core.run_files import RESULTS_FILE
 from corral.metrics.result import describe_faults, flat_result, without_early_means
@@ -51,6 +52,9 @@ class RunsSummary:
         std: Standard deviation of the returns, with n - 1 in the denominator.
         interval_low: Lower end of the 95% confidence interval of the mean; see `t_interval`.
         interval_high: Upper end of the interval.
+        iqm: Interquartile mean of the returns: without the lowest and the highest quarter.
+        iqm_low: Lower end of its 95% bootstrap interval, from three runs on; see `corral.core.comparisons`.
+        iqm_high: Upper end of this interval.
     """
 
     metric: str
@@ -59,6 +63,9 @@ class RunsSummary:
     std: float
     interval_low: float
     interval_high: float
+    iqm: float
+    iqm_low: float
+    iqm_high: float
 
 
 def summarize_runs(run_dirs: Sequence[Path]) -> RunsSummary:
@@ -75,6 +82,7 @@ def summarize_numbers(numbers: Sequence[RunNumbers]) -> RunsSummary:
     evaluated = bool(numbers) and not any(math.isnan(run.evaluated_return) for run in numbers)
     returns = [run.evaluated_return if evaluated else run.trained_return for run in numbers]
     low, high = t_interval(returns if all(map(math.isfinite, returns)) else [])
+    iqm = estimate_iqm([returns]) if all(map(math.isfinite, returns)) else NO_ESTIMATE
     return RunsSummary(
         metric=EVALUATED if evaluated else TRAINED,
         returns=returns,
@@ -82,6 +90,9 @@ def summarize_numbers(numbers: Sequence[RunNumbers]) -> RunsSummary:
         std=float(np.std(returns, ddof=1)) if len(returns) > 1 else math.nan,
         interval_low=float(low),
         interval_high=float(high),
+        iqm=iqm.value,
+        iqm_low=iqm.low,
+        iqm_high=iqm.high,
     )
 
 
