@@ -111,6 +111,20 @@ def test_goals_are_of_the_steps_that_the_strategy_names(strategy: str, autoreset
         runner.stop()
 
 
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_rollouts_that_are_not_added_leave_no_goals_to_other_episodes(strategy: str) -> None:
+    """Neither do rollouts that are larger than the buffer, of which the last rows are kept."""
+    runner, buffer = make_runner(autoreset_mode="same_step"), make_buffer(90, strategy=strategy)
+    for turn in range(60):
+        rollout = runner.sample(num_timesteps=3 * (50 if turn % 20 == 19 else 1 + turn % 4))
+        if turn % 3:
+            buffer.add(rollout)
+            batch = buffer.sample(100)
+            chosen, goals = relabelled(batch), batch["obs"]["desired_goal"]
+            np.testing.assert_array_equal(goals[chosen, :2], batch["obs"]["observation"][chosen, :2])
+    runner.stop()
+
+
 def filled(num_rows: int = 100, **settings: Any) -> HindsightReplayBuffer:
     runner, buffer = make_runner(), make_buffer(**settings)
     buffer.add(runner.sample(num_timesteps=3 * num_rows))
@@ -417,6 +431,24 @@ def test_goals_may_be_numbers_and_arrays_of_different_precision(dtypes: Any) -> 
     np.testing.assert_array_equal(batch["rewards"], reached - 1.0)
     np.testing.assert_array_equal(batch["terminated"], reached)
     assert 0.3 < reached.mean() < 0.9
+
+
+def test_the_env_that_computes_rewards_is_closed() -> None:
+    made, closed = [], []
+
+    class Closes(BitFlippingEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    with small_dqn().environment(Closes).build() as algorithm:
+        algorithm.train()
+        num_open = len(made) - len(closed)
+    assert num_open == 2 and len(closed) == len(made)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ class HindsightReplayBuffer(ReplayBuffer):
             return batch
         stamps: NDArray[np.int64] = batch["indices"][at]
         flat = stamps % (self._num_rows * self._num_lanes)
-        goals = self._achieved_later(flat, stamps // self._num_lanes).astype(batch["obs"][DESIRED].dtype, copy=False)
+        goals = self._achieved_later(flat, stamps // self._num_lanes)
         self._relabel(batch, at, flat, goals, gamma, reward_fn)
         return batch
 
