@@ -212,6 +212,14 @@ def test_a_buffer_continues_from_its_state() -> None:
     runner.stop()
 
 
+def test_the_size_has_the_columns_of_the_episodes() -> None:
+    buffer = make_buffer(90)
+    assert buffer.nbytes == 0
+    buffer = filled(capacity=90)
+    arrays = [*buffer._columns.values(), *buffer._observations._columns]  # type: ignore[union-attr]
+    assert buffer.nbytes == sum(column.grid.nbytes for column in arrays) + 3 * 8 * 3 * 31
+
+
 def test_columns_may_be_in_files(tmp_path: Path) -> None:
     first, second = filled(directory=tmp_path).sample(50), filled().sample(50)
     np.testing.assert_array_equal(first["obs"]["desired_goal"], second["obs"]["desired_goal"])

@@ -64,6 +64,12 @@ class HindsightReplayBuffer(ReplayBuffer):
         self.strategy, self.num_goals = strategy, num_goals
         super().__init__(capacity, num_runners=num_runners, directory=directory, seed=seed)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, or of disk space, that the columns take."""
+        episodes = () if self._numbers is None else (self._numbers, *self._bounds)
+        return super().nbytes + sum(column.grid.nbytes for column in episodes)
+
     def close(self) -> None:
         """Free memory and disk space, and close the env that computes rewards."""
         super().close()
