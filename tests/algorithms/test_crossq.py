@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_tqc import OBS, PLANE, make_batch
 
 from corral import CrossQConfig
 from corral.algorithms.crossq import crossq_loss
+from corral.algorithms.imitation import with_imitation
 from corral.errors import ConfigError
 from corral.modules.batch_renorm import BatchRenorm
 from corral.modules.crossq_module import CrossQModule
@@ -117,6 +119,24 @@ def test_the_losses_and_the_statistics_are_those_of_a_slow_reference() -> None:
     assert int(norms_of(module.actor)[0].num_batches) == int(norms_of(module.q)[0].num_batches) == 8
 
 
+def test_imitation_normalises_by_the_pass_of_the_actors_loss() -> None:
+    """It moves no statistics of its own, and its gradient is the one of that pass."""
+    plain, imitating, batch = make_module(), make_module(), make_batch(16)
+    batch["recorded"] = torch.arange(16) < 8
+    outputs: dict[str, torch.Tensor] = {}
+    expected, _ = crossq_loss(plain, batch, BOTH, target_entropy=None, outputs=outputs)
+    loss = with_imitation(partial(crossq_loss, target_entropy=None), in_values=True)
+    found, reported = loss(imitating, batch, {**BOTH, "imitation_coeff": 2.0})
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(imitating.state_dict()[name], value)
+    means = outputs["dist_inputs"].chunk(2, -1)[0].tanh()
+    imitation = (means - batch["actions"].tanh())[:8].square().mean()
+    torch.testing.assert_close(reported["imitation_loss"], imitation.detach())
+    torch.testing.assert_close(
+        found["actor"], expected["actor"] + 2.0 * outputs["q_taken"].detach().abs().mean() * imitation
+    )
+
+
 def test_targets_have_no_gradient_and_the_policys_values_are_differentiable() -> None:
     module, batch = make_module(), make_batch(16)
     outputs: dict[str, torch.Tensor] = {}
@@ -165,6 +185,10 @@ def test_the_actor_moves_every_third_update() -> None:
     moved = []
     with config.build() as algorithm:
         while len(moved) < 6:
+            if len(moved) == 4:  # states hold the number of updates
+                state = algorithm.get_state()
+                algorithm._num_updates.clear()  # type: ignore[attr-defined]
+                algorithm.set_state(state)
             before = copy.deepcopy(algorithm.get_module().state_dict())
             algorithm.train()
             after = algorithm.get_module().state_dict()

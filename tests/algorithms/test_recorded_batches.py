@@ -18,6 +18,10 @@ MARK = 100.0
 """First entry of the observations in the recorded data; observations of the env are far below."""
 
 
+BOX = ("SAC", "TD3", "CrossQ")
+"""Algorithms that get Box actions here."""
+
+
 def recorded(is_box: bool, num_steps: int = 400) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(num_steps, 3)).astype(np.float32)
@@ -29,7 +33,7 @@ def recorded(is_box: bool, num_steps: int = 400) -> dict[str, Any]:
 
 def with_data(algo: str, **training: Any) -> Any:
     """Return a config that learns from data for 12 updates, 4 in an iteration, and then samples 40 steps at a time."""
-    is_box = algo in ("SAC", "TD3")
+    is_box = algo in BOX
     config: Any = config_class(algo)().environment(Drift, env_config={"box": is_box}).debugging(seed=1)
     config.offline_data(input_=recorded(is_box)).learners(num_threads=1).rl_module(model_config={"fcnet_hiddens": [8]})
     config.reporting(min_sample_timesteps_per_iteration=40)
@@ -53,7 +57,7 @@ class CountMarks(Callback):
         self.shares.append(float((np.asarray(train_batch["obs"])[:, 0] == MARK).mean()))
 
 
-ALGOS = ("SAC", "TD3", "DQN", "IQL", "CQL")
+ALGOS = ("SAC", "TD3", "CrossQ", "DQN", "IQL", "CQL")
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -177,7 +181,7 @@ def test_training_continues_exactly_before_and_after_the_first_step(algo: str, n
             expected = [algorithm.train()["learners"] for _ in range(2)]
         else:
             expected = []
-    with Algorithm.from_checkpoint(path, input_=recorded(algo in ("SAC", "TD3"))) as restored:
+    with Algorithm.from_checkpoint(path, input_=recorded(algo in BOX)) as restored:
         found = [restored.train() for _ in range(2)]
     if num_before == 1:
         assert [result["learners"] for result in found] == expected
@@ -207,7 +211,7 @@ def test_the_loss_of_validation_episodes_neither_depends_on_a_checkpoint_nor_cha
         algorithm.train()
         path = algorithm.save(tmp_path / "checkpoint")
         expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
-    with Algorithm.from_checkpoint(path, input_=recorded(algo in ("SAC", "TD3"))) as restored:
+    with Algorithm.from_checkpoint(path, input_=recorded(algo in BOX)) as restored:
         assert [restored.train()["learners"]["default_policy"] for _ in range(2)] == expected
     assert np.isfinite(expected[0]["validation_loss"])
 

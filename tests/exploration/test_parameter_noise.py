@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -136,6 +137,22 @@ def test_noise_changes_only_where_and_as_it_is_told(space: spaces.Space[Any]) ->
     assert changed[~rows] == pytest.approx(0, abs=1e-5)
     assert changed[rows].min() > 1e-2
     assert np.array_equal(inference(obs[:3]), inference(obs[:3], perturbed=False))  # a batch of another size
+
+
+@pytest.mark.parametrize("axes", ["HWC", "CHW"])
+def test_networks_of_images_have_noise_too(axes: str) -> None:
+    """Here policy and values share the convolutions, which keep their weights."""
+    shape = (12, 12, 3) if axes == "HWC" else (3, 12, 12)
+    space = spaces.Box(0, 255, shape, np.uint8)
+    explorer = Explorer("ParameterNoise", FOUR, observation_space=space, model_config={"conv_filters": [[4, 3, 2]]})
+    inference = explorer.inference
+    obs = np.repeat(np.random.default_rng(1).integers(0, 256, (1, *shape), np.uint8), 3, 0)
+    before = inference(obs)
+    inference.perturb(0.5, np.ones(3, np.bool_), np.random.default_rng(0))
+    perturbed, plain = inference(obs), inference(obs, perturbed=False)
+    np.testing.assert_array_equal(plain, before)
+    assert min(np.abs(one - other).max() for one, other in itertools.combinations([*perturbed, plain[0]], 2)) > 1e-2
+    np.testing.assert_array_equal(inference(obs), perturbed)
 
 
 @pytest.mark.parametrize(("initial", "factor"), [(1e-4, 1.01), (50.0, 1 / 1.01), (0.0, 1.01)])

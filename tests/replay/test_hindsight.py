@@ -13,6 +13,8 @@ from gymnasium import spaces
 
 from corral import DQNConfig, SACConfig
 from corral.core.goals import GoalFunctions
+from corral.envs.goals import find_goal_functions
+from corral.envs.vector import EnvContext
 from corral.errors import CheckpointError, ConfigError
 from corral.replay.config import ReplayConfig, make_replay_buffer
 from corral.replay.hindsight import HindsightReplayBuffer
@@ -109,6 +111,20 @@ def test_goals_are_of_the_steps_that_the_strategy_names(strategy: str, autoreset
         runner.stop()
 
 
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_rollouts_that_are_not_added_leave_no_goals_to_other_episodes(strategy: str) -> None:
+    """Neither do rollouts that are larger than the buffer, of which the last rows are kept."""
+    runner, buffer = make_runner(autoreset_mode="same_step"), make_buffer(90, strategy=strategy)
+    for turn in range(60):
+        rollout = runner.sample(num_timesteps=3 * (50 if turn % 20 == 19 else 1 + turn % 4))
+        if turn % 3:
+            buffer.add(rollout)
+            batch = buffer.sample(100)
+            chosen, goals = relabelled(batch), batch["obs"]["desired_goal"]
+            np.testing.assert_array_equal(goals[chosen, :2], batch["obs"]["observation"][chosen, :2])
+    runner.stop()
+
+
 def filled(num_rows: int = 100, **settings: Any) -> HindsightReplayBuffer:
     runner, buffer = make_runner(), make_buffer(**settings)
     buffer.add(runner.sample(num_timesteps=3 * num_rows))
@@ -196,6 +212,14 @@ def test_a_buffer_continues_from_its_state() -> None:
     runner.stop()
 
 
+def test_the_size_has_the_columns_of_the_episodes() -> None:
+    buffer = make_buffer(90)
+    assert buffer.nbytes == 0
+    buffer = filled(capacity=90)
+    arrays = [*buffer._columns.values(), *buffer._observations._columns]  # type: ignore[union-attr]
+    assert buffer.nbytes == sum(column.grid.nbytes for column in arrays) + 3 * 8 * 3 * 31
+
+
 def test_columns_may_be_in_files(tmp_path: Path) -> None:
     first, second = filled(directory=tmp_path).sample(50), filled().sample(50)
     np.testing.assert_array_equal(first["obs"]["desired_goal"], second["obs"]["desired_goal"])
@@ -239,6 +263,58 @@ def test_functions_of_one_goal_are_called_for_each() -> None:
     assert set(batch["rewards"].tolist()) == {-1.0, 0.0}
 
 
+class ByPlaces(BitFlippingEnv):
+    """Computes the reward of one goal, and for ten goals of ten bits something else of the same shape."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return (achieved_goal == desired_goal).all(0) - 1.0
+
+
+def test_a_function_of_one_goal_is_not_taken_for_one_of_many() -> None:
+    """Also where the number of goals that are compared is the number of their entries."""
+    for num_bits in range(2, 25):
+        goals = find_goal_functions(ByPlaces, EnvContext({"num_bits": num_bits}))
+        ones = np.ones((num_bits, num_bits), np.float32)
+        assert goals.rewards_of(ones, np.triu(ones)).tolist() == [0.0] + [-1.0] * (num_bits - 1)
+        goals.close()
+
+
+class GivesRewards(gym.Wrapper[Any, Any]):
+    """Changes the rewards, and says so in its method."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return 3.0 * (achieved_goal == desired_goal).all(-1)
+
+    def step(self, action: Any) -> Any:
+        obs, _, *others = self.env.step(action)
+        return obs, self.compute_reward(obs["achieved_goal"], obs["desired_goal"], {}), *others
+
+
+def test_a_wrapper_may_compute_the_rewards() -> None:
+    config = small_dqn(num_goals=9).environment(wrappers=[GivesRewards, Renamed])
+    with config.build() as algorithm:
+        algorithm.train()
+        batch = algorithm.local_replay_buffer.sample(300)
+    reached = (batch["next_obs"]["achieved_goal"] == batch["obs"]["desired_goal"]).all(-1)
+    np.testing.assert_array_equal(batch["rewards"], 3.0 * reached)
+
+
+def test_only_steps_of_transitions_are_given_to_the_functions() -> None:
+    """With several steps, and in batches in which no step gets another goal."""
+    buffer = filled(num_goals=0.2)
+    newest, calls = 100 / 2, []
+
+    def checked(achieved: Any, desired: Any) -> Any:
+        calls.append(len(achieved))
+        assert len(achieved) and (achieved[:, :2] == desired[:, :2]).all() and (achieved[:, 1] < newest).all()
+        return rewards_of(achieved, desired)
+
+    buffer._goals = GoalFunctions(checked)
+    for _ in range(50):
+        buffer.sample(3, n_step=4)
+    assert calls and len(calls) < 50
+
+
 class ReadsInfo(BitFlippingEnv):
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return -1.0 - info["cost"]
@@ -259,6 +335,17 @@ class NoMethod(BitFlippingEnv):
         return self._obs(), 0.0, False, False, {}
 
 
+class RewardsGoals(gym.RewardWrapper[Any, Any]):
+    """Changes nothing that steps with random actions show where goals are hard to reach."""
+
+    def reward(self, reward: Any) -> Any:
+        return 5.0 if reward == 0 else reward
+
+
+class Renamed(gym.Wrapper[Any, Any]):
+    pass
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -268,12 +355,108 @@ class NoMethod(BitFlippingEnv):
         ),
         ({"env": ReadsInfo}, "compute_reward of env 'ReadsInfo' raised KeyError with an empty info"),
         ({"env": NoMethod}, r"needs a method compute_reward\(achieved_goal, desired_goal, info\) of env 'NoMethod'"),
+        (
+            {"env_config": {"num_bits": 30}, "wrappers": [RewardsGoals, Renamed]},
+            "RewardsGoals of env 'BitFlippingEnv' changes the reward of a goal that is achieved from 0.0 to 5.0",
+        ),
         ({"wrappers": [Shaped]}, "gives -1.0 for the goals of a step whose reward was -2.0.*leave out wrappers"),
     ],
 )
 def test_envs_without_such_rewards_are_refused_at_build(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         small_dqn().environment(**change).build()
+
+
+BITS = spaces.Box(0, 1, (4,), np.float32)
+NESTED = spaces.Dict({"bits": spaces.MultiBinary(4)})
+
+
+@pytest.mark.parametrize(
+    ("achieved", "desired"),
+    [
+        (NESTED, NESTED),
+        (spaces.Discrete(4), spaces.Discrete(3)),
+        (BITS, spaces.Box(0, 1, (3,), np.float32)),
+        (BITS, spaces.Box(0, 1, (4,), np.int64)),
+        (BITS, spaces.MultiBinary(4)),
+    ],
+)
+def test_goals_of_which_one_may_not_stand_for_the_other_are_refused(
+    achieved: spaces.Space[Any], desired: spaces.Space[Any]
+) -> None:
+    class Unequal(BitFlippingEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            goals = {"achieved_goal": achieved, "desired_goal": desired}
+            self.observation_space = spaces.Dict({"observation": BITS, **goals})
+
+    with pytest.raises(ConfigError, match=rf"goals of one space.*'Unequal' has .*{type(desired).__name__}"):
+        find_goal_functions(Unequal, EnvContext({"num_bits": 4}))
+
+
+class Ring(gym.Env[Any, Any]):
+    """Five places in a ring, with goals that are numbers, or arrays of two dtypes."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.dtypes = config.get("dtypes")
+        goals = [spaces.Box(0, 5, (1,), dtype) for dtype in self.dtypes or ()] or [spaces.Discrete(5)] * 2
+        names = ("observation", "achieved_goal", "desired_goal")
+        self.observation_space = spaces.Dict(dict(zip(names, (spaces.Discrete(5), *goals), strict=True)))
+
+    def obs(self) -> dict[str, Any]:
+        goals = self.place, self.goal
+        if self.dtypes:
+            goals = tuple(np.array([x / 7], dtype) for x, dtype in zip(goals, self.dtypes, strict=True))
+        return {"observation": self.place, "achieved_goal": goals[0], "desired_goal": goals[1]}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t, self.place, self.goal = 0, *self.np_random.integers(5, size=2).tolist()
+        return self.obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t, self.place = self.t + 1, (self.place + 2 * int(action) - 1) % 5
+        obs = self.obs()
+        reached = bool(self.compute_terminated(obs["achieved_goal"], obs["desired_goal"], {}))
+        return obs, reached - 1.0, reached, self.t >= 6 and not reached, {}
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return np.all(abs(achieved_goal - desired_goal) < 1e-3, axis=-1 if self.dtypes else ())
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return self.compute_terminated(achieved_goal, desired_goal, info) - 1.0
+
+
+@pytest.mark.parametrize("dtypes", [None, (np.float64, np.float32), (np.float32, np.float64)])
+def test_goals_may_be_numbers_and_arrays_of_different_precision(dtypes: Any) -> None:
+    config = small_dqn(num_goals=9).environment(Ring, env_config={"dtypes": dtypes} if dtypes else {})
+    with config.build() as algorithm:
+        algorithm.train()
+        batch = algorithm.local_replay_buffer.sample(300)
+    reached = np.isclose(batch["next_obs"]["achieved_goal"], batch["obs"]["desired_goal"], atol=1e-3).reshape(-1)
+    np.testing.assert_array_equal(batch["rewards"], reached - 1.0)
+    np.testing.assert_array_equal(batch["terminated"], reached)
+    assert 0.3 < reached.mean() < 0.9
+
+
+def test_the_env_that_computes_rewards_is_closed() -> None:
+    made, closed = [], []
+
+    class Closes(BitFlippingEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__(config)
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    with small_dqn().environment(Closes).build() as algorithm:
+        algorithm.train()
+        num_open = len(made) - len(closed)
+    assert num_open == 2 and len(closed) == len(made)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.batch_renorm import evaluating
 from corral.modules.crossq_module import CrossQModule
+from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def crossq_loss(
         target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
         huber: Whether the loss of the critics is linear for errors above 1.
         outputs: Receives `q_taken`, `[C, B]`, and `targets`, `[B]`; and, if the loss of the actor is computed, the
-            policy's `actions`, `[B, d]`, and their `logp`, `[B]`.
+            policy's `dist_inputs`, `[B, D]`, its `actions`, `[B, d]`, and their `logp`, `[B]`.
 
     Returns:
         The scalars to minimise by group, and what to report: scalars, and the column `td_error`, float32 `[B]`, the
@@ -142,11 +143,13 @@ def crossq_loss(
     outputs = {} if outputs is None else outputs
     outputs |= {"q_taken": q_taken, "targets": targets}
     if coefficients["actor_coeff"]:
-        actions, logp = module.sample(batch["obs"], batch["noise"])
+        dist_inputs = module.actor_outputs(batch["obs"])
+        assert isinstance(module.distribution, SquashedGaussian)
+        actions, logp = module.distribution.squashed_sample(dist_inputs, batch["noise"])
         with evaluating(module.q):
             losses["actor"] = (alpha * logp - module.q_values(batch["obs"], actions).amin(0)).mean()
         aim = module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy
         losses["alpha"] = module.log_alpha * (-logp.detach().mean() - aim)
-        outputs |= {"actions": actions, "logp": logp}
+        outputs |= {"dist_inputs": dist_inputs, "actions": actions, "logp": logp}
     reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {"alpha": alpha}
     return losses, reported | reported_values(q_taken.detach(), sizes.detach().mean(0), next_logp)

@@ -23,7 +23,7 @@ def with_imitation(loss: Callable[..., Any], *, in_values: bool) -> Loss:
     `imitation_loss`, the mean over them, without coefficient. Where the coefficient is 0 nothing is computed.
 
     Args:
-        loss: A loss that gives `q_taken` in its `outputs`, if `in_values`.
+        loss: A loss that gives `q_taken` in its `outputs`, if `in_values`, and may give the policy's `dist_inputs`.
         in_values: Whether the policy seeks values, so that imitation is multiplied by the mean absolute value of the
             batch. A coefficient of 0.4 is then TD3+BC with its alpha of 2.5 (Fujimoto and Gu 2021, arXiv:2106.06860,
             eqs. 3 and 5). If actions are chosen by their values themselves, nothing multiplies it.
@@ -47,7 +47,10 @@ def _loss_with_imitation(
     if not coefficient or (isinstance(total, Mapping) and "actor" not in total):  # an update of the critics alone
         return total, reported
     actions: Any = batch["actions"]
-    losses = imitation_losses(module.distribution, module.policy_for_learning(batch["obs"]), actions)
+    dist_inputs = outputs.get("dist_inputs")  # of the policy, where another pass would move running statistics
+    if dist_inputs is None:
+        dist_inputs = module.policy_for_learning(batch["obs"])
+    losses = imitation_losses(module.distribution, dist_inputs, actions)
     is_recorded: Any = batch["recorded"]
     imitation = (losses * is_recorded).sum() / is_recorded.sum().clamp(min=1)
     reported = {**reported, "imitation_loss": imitation.detach()}

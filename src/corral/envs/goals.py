@@ -59,12 +59,12 @@ def _functions_of(env: gym.Env[Any, Any], name: str) -> GoalFunctions:
             f"{NEED} needs observations that are a Dict with the keys {', '.join(GOAL_KEYS)}, and env {name!r} has "
             f"{space}: use another type."
         )
-    if space[ACHIEVED].shape != space[DESIRED].shape:
+    if not _may_replace(space[ACHIEVED], space[DESIRED]):
         raise ConfigError(
-            f"{NEED}: env {name!r} has goals of two shapes, {ACHIEVED} {space[ACHIEVED].shape} and {DESIRED} "
-            f"{space[DESIRED].shape}: give both the same."
+            f"{NEED} needs goals of one space, Box, Discrete, MultiDiscrete or MultiBinary, and env {name!r} has "
+            f"{ACHIEVED} {space[ACHIEVED]} and {DESIRED} {space[DESIRED]}: give both the same."
         )
-    methods = {each: getattr(env.unwrapped, each, None) for each in ("compute_reward", "compute_terminated")}
+    methods = {each: _find_method(env, each) for each in ("compute_reward", "compute_terminated")}
     if not callable(methods["compute_reward"]):
         raise ConfigError(f"{NEED} needs a method compute_reward(achieved_goal, desired_goal, info) of env {name!r}.")
     try:
@@ -76,7 +76,37 @@ def _functions_of(env: gym.Env[Any, Any], name: str) -> GoalFunctions:
         if callable(function := methods[method]):
             found[method] = _checked(function, method, name, achieved, desired, seen)
     assert found["compute_reward"] is not None
+    _check_reward_wrappers(env, name, float(found["compute_reward"](achieved[:1], achieved[:1])[0]))
     return GoalFunctions(found["compute_reward"], found["compute_terminated"], env.close)
+
+
+def _may_replace(achieved: spaces.Space[Any], desired: spaces.Space[Any]) -> bool:
+    """Return whether achieved goals may stand where desired goals do: in observations, and in the module."""
+    if not (isinstance(achieved, spaces.Box) and isinstance(desired, spaces.Box)):
+        return achieved == desired and isinstance(achieved, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
+    return achieved.shape == desired.shape and np.can_cast(achieved.dtype, desired.dtype, "same_kind")
+
+
+def _find_method(env: gym.Env[Any, Any], method: str) -> Any:
+    """Return a method of the outermost wrapper that has it, or of the env; `None` if there is none."""
+    return env.get_wrapper_attr(method) if env.has_wrapper_attr(method) else None
+
+
+def _check_reward_wrappers(env: gym.Env[Any, Any], name: str, reward: float) -> None:
+    """Check that no wrapper changes the reward of a goal that is achieved, which random steps may not show.
+
+    Raises:
+        ConfigError: A wrapper changes it.
+    """
+    while isinstance(env, gym.Wrapper) and "compute_reward" not in dir(type(env)):
+        changed = float(env.reward(reward)) if isinstance(env, gym.RewardWrapper) else reward
+        if not np.isclose(changed, reward, rtol=1e-4, atol=1e-6):
+            raise ConfigError(
+                f"{NEED}: wrapper {type(env).__name__} of env {name!r} changes the reward of a goal that is achieved "
+                f"from {reward} to {changed}: leave it out (transforms may change rewards), or give it a method "
+                "compute_reward that does the same."
+            )
+        env = env.env
 
 
 def _take_steps(env: gym.Env[Any, Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -108,6 +138,8 @@ def _checked(
     """
     what = "reward" if method == "compute_reward" else "value of terminated"
     one_by_one = partial(_call_each, function)
+    # Steps that achieve their goals are among them, which steps with random actions may not be.
+    achieved, desired = np.concatenate([achieved, achieved]), np.concatenate([desired, achieved.astype(desired.dtype)])
     try:
         values = one_by_one(achieved, desired)
     except Exception as error:
@@ -115,7 +147,7 @@ def _checked(
             f"{NEED}: {method} of env {name!r} raised {type(error).__name__} with an empty info: {error}. A replay "
             "buffer keeps no infos: compute it from the goals alone."
         ) from error
-    different = np.flatnonzero(~np.isclose(values.astype(float), seen.astype(float), rtol=1e-4, atol=1e-6))
+    different = np.flatnonzero(~np.isclose(values[: len(seen)].astype(float), seen.astype(float), rtol=1e-4, atol=1e-6))
     if len(different):
         index = int(different[0])
         raise ConfigError(
@@ -123,13 +155,18 @@ def _checked(
             f"{seen[index]}. Both must be the same: leave out wrappers that change rewards (transforms may change "
             "them), and what goals do not decide."
         )
+    # For two numbers of goals: a function of single goals may give an array that has the right shape by chance.
+    takes_many = all(_gives(function, achieved[:size], desired[:size], values[:size]) for size in (len(values), 3))
+    return (lambda achieved, desired: np.asarray(function(achieved, desired, {}))) if takes_many else one_by_one
+
+
+def _gives(function: Callable[..., Any], achieved: NDArray[Any], desired: NDArray[Any], expected: NDArray[Any]) -> bool:
+    """Return whether a function of many goals at once gives what is expected."""
     try:
-        together = np.asarray(function(achieved, desired, {}))
+        found = np.asarray(function(achieved, desired, {}))
+        return found.shape == expected.shape and np.allclose(found.astype(float), expected.astype(float))
     except Exception:
-        return one_by_one
-    if together.shape == values.shape and np.allclose(together.astype(float), values.astype(float)):
-        return lambda achieved, desired: np.asarray(function(achieved, desired, {}))
-    return one_by_one
+        return False
 
 
 def _call_each(function: Callable[..., Any], achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[Any]:

@@ -385,7 +385,8 @@ class PerturbedModule:
 
         def one(row_weights: dict[str, torch.Tensor], row: Tree) -> torch.Tensor:
             batch = map_tree(lambda leaf: leaf.unsqueeze(0), row)
-            outputs: torch.Tensor = torch.func.functional_call(self._policy, row_weights, (batch,))
+            # Where two networks share a layer, torch would put back wrong weights with `tie_weights=True`.
+            outputs: torch.Tensor = torch.func.functional_call(self._policy, row_weights, (batch,), tie_weights=False)
             return outputs[0]
 
         outputs: FloatArray = torch.func.vmap(one)(weights, obs).numpy()

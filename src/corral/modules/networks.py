@@ -299,8 +299,9 @@ class ImageEncoder(nn.Module):
         """Encode images to `[B, num_outputs]`."""
         images = obs.permute(self._axes)
         images = images.reshape(self._shape) if images.ndim != 4 else images
-        # Learning is a quarter faster on CPUs with the channels of a pixel next to each other.
-        images = images.contiguous(memory_format=torch.channels_last)
+        # Learning is a quarter faster on CPUs with the channels of a pixel next to each other. `torch.vmap`, by which
+        # noise of the weights is computed, does not take `memory_format=torch.channels_last`, which is the same.
+        images = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         pixels = images.float()
         if self._has_offset:
             pixels = pixels - self._offset

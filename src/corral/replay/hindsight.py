@@ -64,6 +64,12 @@ class HindsightReplayBuffer(ReplayBuffer):
         self.strategy, self.num_goals = strategy, num_goals
         super().__init__(capacity, num_runners=num_runners, directory=directory, seed=seed)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, or of disk space, that the columns take."""
+        episodes = () if self._numbers is None else (self._numbers, *self._bounds)
+        return super().nbytes + sum(column.grid.nbytes for column in episodes)
+
     def close(self) -> None:
         """Free memory and disk space, and close the env that computes rewards."""
         super().close()
@@ -159,6 +165,8 @@ class HindsightReplayBuffer(ReplayBuffer):
         """Draw transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
         batch = super().sample(batch_size, n_step=n_step, gamma=gamma, beta=beta, reward_fn=reward_fn)
         (at,) = (self._rng.random(batch_size) * (1 + self.num_goals) < self.num_goals).nonzero()
+        if not len(at):
+            return batch
         stamps: NDArray[np.int64] = batch["indices"][at]
         flat = stamps % (self._num_rows * self._num_lanes)
         goals = self._achieved_later(flat, stamps // self._num_lanes)
@@ -188,17 +196,16 @@ class HindsightReplayBuffer(ReplayBuffer):
         num_steps = batch["num_steps"][at]
         longest = int(num_steps.max(initial=1))
         steps = self._links.window(flat, longest)
-        achieved = self._achieved_after(steps.reshape(-1))
-        desired = np.concatenate([goals] * longest)
-        rewards = _checked(self._goals.rewards_of(achieved, desired), "compute_reward").reshape(steps.shape)
+        within = np.arange(longest)[:, None] < num_steps
+        achieved, desired = self._achieved_after(steps[within]), goals[within.nonzero()[1]]
+        rewards = np.zeros(steps.shape, np.float32)
+        rewards[within] = _checked(self._goals.rewards_of(achieved, desired), "compute_reward")
         if reward_fn is not None:
-            rewards = self._changed_rewards(reward_fn, rewards.astype(np.float32), steps)
+            rewards = self._changed_rewards(reward_fn, rewards, steps)
         terminated = self._columns["terminated"].at(steps)
         truncated = self._columns["truncated"].at(steps)
         if self._goals.terminates is not None:
-            terminated = _checked(self._goals.terminates(achieved, desired), "compute_terminated") != 0
-            terminated = terminated.reshape(steps.shape)
-        within = np.arange(longest)[:, None] < num_steps
+            terminated[within] = _checked(self._goals.terminates(achieved, desired), "compute_terminated") != 0
         batch["rewards"][at], taken, batch["discounts"][at] = n_step_returns(
             rewards, within, terminated | truncated, gamma=gamma
         )
