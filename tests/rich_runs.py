@@ -31,6 +31,7 @@ from corral import (
 )
 from corral.checkpoint import codec
 from corral.curriculum import LearningProgressSampler, ThresholdCurriculum
+from corral.testing import BitFlippingEnv
 from random_agents import RandomAgents
 
 
@@ -349,6 +350,12 @@ def bandit() -> AlgorithmConfig:
     return config.exploration(exploration_config={"type": "UpperConfidenceBound"})
 
 
+def dqn_with_hindsight() -> AlgorithmConfig:
+    """DQN that gives steps other goals, of several steps, from a buffer that has been written more than once."""
+    config = _begin(DQNConfig(), BitFlippingEnv, num_bits=5)
+    return config.training(replay_buffer_config={"type": "hindsight", "capacity": 90}, n_step=2)
+
+
 FAST: dict[str, Callable[[], AlgorithmConfig]] = {
     made.__name__: made
     for made in (
@@ -364,6 +371,7 @@ FAST: dict[str, Callable[[], AlgorithmConfig]] = {
         appo,
         marwil,
         cql_from_data_to_the_env,
+        dqn_with_hindsight,
     )
 }
 SLOW: dict[str, Callable[[], AlgorithmConfig]] = {

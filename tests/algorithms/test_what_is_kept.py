@@ -19,7 +19,16 @@ from corral import Algorithm, AlgorithmConfig, Callback
 from corral.checkpoint import codec
 from corral.envs.env_state import WRAPPERS, continues, get_env_state, set_env_state
 from corral.errors import CheckpointError, CorralError
-from corral.testing import CountingEnv, DeepSea, FaultyEnv, FindSquare, IdentityEnv, PoorHabit, TimeLimitCorridor
+from corral.testing import (
+    BitFlippingEnv,
+    CountingEnv,
+    DeepSea,
+    FaultyEnv,
+    FindSquare,
+    IdentityEnv,
+    PoorHabit,
+    TimeLimitCorridor,
+)
 from exact_runs import Drift, StatefulDrift, differences, make_config, play, without_times
 
 LOCAL: dict[str, Any] = {"engine_name": "local"}
@@ -202,6 +211,8 @@ def test_a_state_that_is_not_plain_names_env_and_type(vectorization: str) -> Non
         (IdentityEnv, {"episode_length": 5}),
         (IdentityEnv, {"episode_length": 5, "space": "box"}),
         (TimeLimitCorridor, {"episode_length": 7}),
+        (BitFlippingEnv, {"num_bits": 3}),
+        (BitFlippingEnv, {"num_bits": 3, "space": "box"}),
         (DeepSea, {"size": 4}),
         (PoorHabit, {"episode_length": 3}),
         (FindSquare, {"side": 14, "episode_length": 5}),

@@ -79,6 +79,8 @@ WITHOUT_EFFECT = {
     "replay_buffer*/num_runners": "a setting, by which other buffers are refused",
     "replay_buffer*/frame_stack": "a setting, by which other buffers are refused",
     "replay_buffer*/alpha": "a setting, by which other buffers are refused",
+    "replay_buffer*/strategy": "a setting, by which other buffers are refused",
+    "replay_buffer*/num_goals": "a setting, by which other buffers are refused",
     "replay_buffer*/epsilon": "a setting, by which other buffers are refused",
 }
 """Keys that make no difference, or never change, with the reason or the test that has them instead."""
@@ -175,7 +177,6 @@ ELSEWHERE = {
     "RemoteLearnerGroup": "test_learners_of_an_engine",
     "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
     "ServedEvents": "the episodes are in other programs, and end with the process: tests/serving/test_serve_command.py",
-    "_Plain": "corral.testing: test_the_small_envs_continue",
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
     "TMaze": "corral.testing: test_the_small_envs_continue",
 }

@@ -36,6 +36,9 @@ IMPORTED = frozenset(
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""
 
+IMPORTED_IN_MODEL_CONFIG = ("action_distribution", "features_extractor")
+"""Keys of `model_config` whose strings are read as import paths."""
+
 _ALIASES = {alias: name for aliases in ALIASES.values() for alias, name in aliases.items()}
 
 # Here a string without a colon is a name: `"CartPole-v1"`, `"adam"`.
@@ -88,8 +91,7 @@ def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
         elif name == "policies_to_train" and isinstance(value, list):
             continue  # ids
         elif name == "model_config":
-            custom = value.get("action_distribution") if isinstance(value, Mapping) else None
-            yield from (("action_distribution", path) for path in _strings(custom) if _is_path(path))
+            yield from _paths_of_model(value)
         elif name in ("transforms", "loggers"):
             types = [part.get("type") if isinstance(part, Mapping) else part for part in value or ()]
             yield from ((name, path) for path in _strings(types) if _is_path(path))
@@ -99,6 +101,12 @@ def _import_paths(values: Any) -> Iterator[tuple[str, str]]:
             yield from (
                 (name, path) for path in _strings(value) if ":" in path or (name not in _NAMED and _is_path(path))
             )
+
+
+def _paths_of_model(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield name and import path of what a `model_config` names."""
+    for key in IMPORTED_IN_MODEL_CONFIG if isinstance(config, Mapping) else ():
+        yield from ((key, path) for path in _strings(config.get(key)) if _is_path(path))
 
 
 def _is_path(text: str) -> bool:
@@ -131,6 +139,10 @@ def _problem(path: str, setting: str) -> str | None:
         return None  # the id of an env, or an error that the setting itself gives
     if _is_standard(getattr(found, "__module__", "builtins")):
         return "is from Python's standard library"
+    if setting == "features_extractor":  # it is called with arguments from the file
+        from torch import nn
+
+        return None if inspect.isclass(found) and issubclass(found, nn.Module) else "is no class of torch.nn.Module"
     return _problem_of_env(found, setting) if setting in ("env", "wrappers") else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from corral.checkpoint.imports import IMPORTED, check_imports, import_paths
+from corral.checkpoint.imports import IMPORTED, IMPORTED_IN_MODEL_CONFIG, check_imports, import_paths
 from corral.core.settings import found_by_name, path_of
 from corral.errors import ConfigError, nearest
 from corral.transforms.settings import settings_of
@@ -45,6 +45,7 @@ def _unnamed(value: Any, place: str, imported: bool) -> Iterator[tuple[str, Any]
             if not isinstance(key, str):
                 yield place, value
             is_kind = place.endswith(".exploration_config") and key == "type"
+            is_kind |= place.endswith(".model_config") and key in IMPORTED_IN_MODEL_CONFIG
             is_override = place.startswith(_OVERRIDES) and key in IMPORTED
             yield from _unnamed(part, f"{place}.{key}", imported or is_kind or is_override)
     elif isinstance(value, (list, tuple)):

@@ -116,6 +116,8 @@ SETTINGS: Mapping[str, Meanings] = {
     # The network.
     "policy": (("rl_module.module_class", "a network of your own; without it, the default network fits the spaces"),),
     "policy_kwargs": (("rl_module.model_config", "net_arch is fcnet_hiddens, activation_fn is fcnet_activation"),),
+    "features_extractor_class": (("rl_module.model_config.features_extractor", ""),),
+    "features_extractor_kwargs": (("rl_module.model_config.features_extractor_config", ""),),
     "model": _same("rl_module.model_config"),
     "model_config_dict": _same("rl_module.model_config"),
     "rl_module_spec": (("rl_module.module_class", "a corral.Module subclass; its settings are in model_config"),),

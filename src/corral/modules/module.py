@@ -15,7 +15,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY, has_mask, without_mask
-from corral.core.settings import Need, OneOf, PositiveFloat, PositiveInt, parse_settings, setting_types
+from corral.core.settings import Importable, Need, OneOf, PositiveFloat, PositiveInt, parse_settings, setting_types
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves
 from corral.core.views import Viewable
@@ -87,6 +87,11 @@ class NetworkConfig:
         image_scale: Number by which the numbers in images are multiplied. `"auto"` scales them by the bounds of their
             space to [0, 1], and integers that may be negative to within [-1, 1]; numbers within [-1, 1], and floats
             that may be negative, stay as they are.
+        features_extractor: Class or function that makes the layers from observations to features, in place of the
+            convolutions and the encoding of each part: called with the observation space and
+            `features_extractor_config`, it returns a `torch.nn.Module` from observations, a tree of `[B, ...]`, to
+            features `[B, F]`, which the hidden layers read. Each network has its own one. It may be an import path.
+        features_extractor_config: Keyword arguments of `features_extractor`.
         head_hiddens: Widths of the hidden layers of each head, between the encoder and the last layer of the head. With
             `None` the last of `fcnet_hiddens` is the hidden layer of each stream of a Q-network, and other networks
             have none.
@@ -119,6 +124,8 @@ class NetworkConfig:
     conv_features: PositiveInt | None = 512
     channel_axis: Literal["first", "last"] | None = None
     image_scale: PositiveFloat | Literal["auto"] = "auto"
+    features_extractor: Importable = None
+    features_extractor_config: dict[str, Any] = field(default_factory=dict)
     head_hiddens: tuple[PositiveInt, ...] | None = None
     head_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] | None = None
     head_use_layernorm: bool | None = None
@@ -150,6 +157,14 @@ class NetworkConfig:
             Need("hidden layers (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ()),
         ),
         **_needs_of_arguments("fcnet", "conv", "head"),
+        **dict.fromkeys(
+            (
+                *("conv_filters", "conv_activation", "conv_features", "channel_axis", "image_scale"),
+                *("conv_kernel_initializer", "conv_bias_initializer"),
+            ),
+            Need("the built-in encoder: leave out features_extractor", lambda config: not config.features_extractor),
+        ),
+        "features_extractor_config": Need("features_extractor", attrgetter("features_extractor")),
     }
 
     @classmethod
@@ -171,6 +186,8 @@ class NetworkConfig:
         if self.fcnet_hiddens is not None:
             return list(self.fcnet_hiddens)
         parts = leaves(space_tree(space))
+        if self.features_extractor is not None:
+            return list(self.DEFAULT_HIDDENS)
         return [] if all(is_image(leaf, self) for leaf in parts) else list(self.DEFAULT_HIDDENS)
 
     def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:

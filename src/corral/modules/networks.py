@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corral.core.settings import PositiveInt, import_path
-from corral.core.spaces import space_tree
+from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError, nearest
 from corral.modules.pixels import Number, find_scaling
@@ -100,6 +100,8 @@ class EncoderConfig(Protocol):
     conv_features: int | None
     channel_axis: Literal["first", "last"] | None
     image_scale: float | Literal["auto"]
+    features_extractor: Any
+    features_extractor_config: dict[str, Any]
 
     def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
         """Return a linear layer."""
@@ -342,19 +344,28 @@ class Flat(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Encodes observations of any supported space: one part per leaf, concatenated, then an MLP."""
+    """Encodes observations of any supported space: one part per leaf, concatenated, then an MLP.
+
+    A features extractor of the user takes the place of the parts.
+    """
 
     def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: EncoderConfig) -> None:
         """Build the parts for the leaves of a (nested) space, and an MLP of these hidden layers.
 
         Raises:
-            ConfigError: A leaf is not supported, or there are filters and no image that they fit.
+            ConfigError: A leaf is not supported, there are filters and no image that they fit, or the features
+                extractor cannot be made, or returns something else than features.
         """
         super().__init__()
         self._space = space_tree(space)
-        _check_image_settings(space, config)
-        self.parts = nn.ModuleList(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
-        num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
+        self.extractor: nn.Module | None = None
+        self.parts = nn.ModuleList()
+        if config.features_extractor is not None:
+            self.extractor, num_inputs = _make_extractor(space, config)
+        else:
+            _check_image_settings(space, config)
+            self.parts.extend(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
+            num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
         self.mlp = mlp(
             num_inputs,
             hiddens,
@@ -374,6 +385,8 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         """Encode a tree of tensors `[B, ...]` to `[B, num_outputs]`."""
+        if self.extractor is not None:
+            return cast(Tensor, self.mlp(self.extractor(obs)))
         if not self._is_nested:
             return cast(Tensor, self.mlp(self.parts[0](obs)))
         # In the order of the space: the keys of a user's dict may come in any other.
@@ -435,6 +448,36 @@ def _check_image_settings(space: spaces.Space[Any], config: EncoderConfig) -> No
             f"observations {space} is an image: a Box of rank 3 or 4, or of rank 2 with uint8 up to 255, in which the "
             f"filters fit. Add an axis of one channel to the observations, or leave {given[0]} out."
         )
+
+
+def _make_extractor(space: spaces.Space[Any], config: EncoderConfig) -> tuple[nn.Module, int]:
+    """Return the features extractor of a config, and the number of its features.
+
+    Raises:
+        ConfigError: It cannot be made, raises, or returns something else than features `[B, F]`.
+    """
+    make = config.features_extractor
+    name = f"model_config: features_extractor={getattr(make, '__name__', make)}"
+    try:
+        extractor = make(space, **config.features_extractor_config)
+    except Exception as error:
+        given = f"(observation_space, **{config.features_extractor_config})"
+        raise ConfigError(f"{name} raised {type(error).__name__} when it was called {given}: {error}") from error
+    if not isinstance(extractor, nn.Module):
+        raise ConfigError(f"{name} returned {type(extractor).__name__}: it must return a torch.nn.Module.")
+    blank = map_tree(lambda leaf: torch.from_numpy(blank_array(leaf, 2)), space_tree(space))
+    was_training = extractor.training
+    try:
+        with torch.no_grad():
+            features = extractor.eval()(blank)
+    except Exception as error:
+        raise ConfigError(f"{name} raised {type(error).__name__} for two observations of {space}: {error}") from error
+    finally:
+        extractor.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2 or not features.is_floating_point():
+        found = f"{features.dtype} {list(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"{name} returned {found} for two observations: it must return features, float32 [2, F].")
+    return extractor, features.shape[1]
 
 
 def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:

@@ -66,7 +66,8 @@ class RecurrentSACModule(SACModule):
         config = SACMemoryConfig.parse(self.model_config)
         space = spaces.Box(-np.inf, np.inf, (config.cell_size,), np.float32)
         hiddens = tuple(config.hiddens_for(self.features_space)[-1:])
-        return space, replace(config, fcnet_hiddens=hiddens, conv_filters=None)  # the encoder has the convolutions
+        # The encoder has the convolutions, or the features extractor.
+        return space, replace(config, fcnet_hiddens=hiddens, conv_filters=None, features_extractor=None)
 
     def make_actor(self) -> nn.Module:
         """Return a new network from features `[B, H]` to `[B, distribution.num_inputs]`."""

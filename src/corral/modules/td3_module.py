@@ -17,7 +17,6 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import Flat
 from corral.modules.sac_module import ActorNetwork, CriticNetwork
 from corral.modules.targets import Follower
 
@@ -136,7 +135,6 @@ class TD3Module(Module):
         """Return the layers of the actor, if it is the default actor on flat observations."""
         if type(self).policy is not TD3Module.policy or type(self.actor) is not ActorNetwork:
             return None
-        parts = self.actor.encoder.parts
-        if len(parts) != 1 or not isinstance(parts[0], Flat) or not isinstance(self.observation_space, spaces.Box):
+        if not self.actor.encoder.is_flat or not isinstance(self.observation_space, spaces.Box):
             return None
         return [*self.actor.encoder.mlp, *self.actor.head, nn.Tanh()], None

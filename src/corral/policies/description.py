@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from corral.core.settings import import_path, path_of
+from corral.core.settings import found_by_name, import_path, path_of
 from corral.core.space_descriptions import describe_space, described_space
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.module import Module
@@ -49,7 +49,16 @@ def policy_description(
     Raises:
         CheckpointError: A space is of a type that Corral does not support.
     """
-    cls, unnamed = spec.module_class, [name for name, value in spec.model_config.items() if not _is_plain(value)]
+    from corral.checkpoint.imports import IMPORTED_IN_MODEL_CONFIG  # here: what writes checkpoints imports this module
+
+    cls = spec.module_class
+    paths = {
+        name: path_of(value)
+        for name in IMPORTED_IN_MODEL_CONFIG
+        if inspect.isclass(value := spec.model_config.get(name)) and found_by_name(value)
+    }
+    settings = {**spec.model_config, **paths}
+    unnamed = [name for name, value in settings.items() if not _is_plain(value)]
     own = MODULE_CLASSES.get(cls.__name__) == cls.__module__
     try:
         spaces = {name: describe_space(getattr(spec, name)) for name in ("observation_space", "action_space")}
@@ -59,7 +68,7 @@ def policy_description(
     return {
         **spaces,
         "module_class": cls.__name__ if own else path_of(cls),
-        "model_config": {name: value for name, value in spec.model_config.items() if name not in unnamed},
+        "model_config": {name: value for name, value in settings.items() if name not in unnamed},
         "unnamed": unnamed,
         "acts_by_module": acts_by_module,
         **transforms,
