@@ -43,7 +43,7 @@ def test_the_probability_of_improvement_is_the_share_of_pairs() -> None:
 
 
 def test_an_interval_has_the_percentiles_of_resamples_within_tasks() -> None:
-    """They are those of a slow bootstrap with other draws, up to its error."""
+    """A slow bootstrap with other draws has the same ends, up to its error."""
     rng = np.random.default_rng(2)
     tasks, others = ([rng.normal(shift + 5 * task, 1, 6) for task in range(3)] for shift in (0.6, 0.0))
     iqms, shares = [], []

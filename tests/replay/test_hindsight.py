@@ -163,7 +163,7 @@ def slow_sum(index: int, episode: int, t: int, goal: Any, n: int, gamma: float, 
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_all_columns_follow_the_goal(n_step: int, stops: bool) -> None:
-    """The sums of rewards, the numbers of steps and the next observations are those of a slow loop."""
+    """A slow loop has the same sums of rewards, numbers of steps and next observations."""
 
     def terminates(achieved: Any, desired: Any) -> Any:
         return (achieved == desired).all(-1)

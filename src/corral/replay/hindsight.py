@@ -75,7 +75,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         super().close()
         self._goals.close()
 
-    # Episodes. Those of a lane are numbered. A table of R entries for each lane holds the first and the last row of
+    # Episodes. The episodes of a lane are numbered. A table of R entries for each lane holds the first and the last row of
     # each episode by its number: no more than R episodes of a lane are in the ring.
 
     def _forget(self) -> None:
@@ -123,7 +123,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         self._latest[lanes], self._is_over[lanes] = numbers[-1], over[-1]
         put_rows([(self._numbers, numbers)], int(rows[0]), lanes)
         for column, where in zip(self._bounds, (begins & valid, valid), strict=True):
-            at, lane = where.nonzero()  # in the order of time, so that of several rows the last one stays
+            at, lane = where.nonzero()  # in the order of time, so the last one of several rows stays
             column.grid[numbers[at, lane] % self._num_rows, lanes.start + lane] = rows[at]
 
     def _achieved_later(self, flat: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
