@@ -75,8 +75,8 @@ class HindsightReplayBuffer(ReplayBuffer):
         super().close()
         self._goals.close()
 
-    # Episodes. The episodes of a lane are numbered. A table of R entries for each lane holds the first and the last row of
-    # each episode by its number: no more than R episodes of a lane are in the ring.
+    # The episodes of a lane are numbered. A table of R entries for each lane holds the first and the last row of each
+    # episode by its number: no more than R episodes of a lane are in the ring.
 
     def _forget(self) -> None:
         super()._forget()
