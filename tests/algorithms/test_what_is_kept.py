@@ -27,6 +27,7 @@ from corral.testing import (
     FindSquare,
     IdentityEnv,
     PoorHabit,
+    ReachEnv,
     TimeLimitCorridor,
 )
 from exact_runs import Drift, StatefulDrift, differences, make_config, play, without_times
@@ -212,6 +213,7 @@ def test_a_state_that_is_not_plain_names_env_and_type(vectorization: str) -> Non
         (IdentityEnv, {"episode_length": 5, "space": "box"}),
         (TimeLimitCorridor, {"episode_length": 7}),
         (BitFlippingEnv, {"num_bits": 3}),
+        (ReachEnv, {}),
         (BitFlippingEnv, {"num_bits": 3, "space": "box"}),
         (DeepSea, {"size": 4}),
         (PoorHabit, {"episode_length": 3}),

@@ -178,6 +178,7 @@ ELSEWHERE = {
     "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
     "ServedEvents": "the episodes are in other programs, and end with the process: tests/serving/test_serve_command.py",
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
+    "ReachEnv": "corral.testing: test_the_small_envs_continue",
     "TMaze": "corral.testing: test_the_small_envs_continue",
 }
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from corral import DQNConfig, SACConfig
+from corral import DQNConfig
+from corral.algorithms.registry import config_class
 from corral.core.goals import GoalFunctions
 from corral.envs.goals import find_goal_functions
 from corral.envs.vector import EnvContext
@@ -19,7 +20,7 @@ from corral.errors import CheckpointError, ConfigError
 from corral.replay.config import ReplayConfig, make_replay_buffer
 from corral.replay.hindsight import HindsightReplayBuffer
 from corral.runners.runner import EnvRunner
-from corral.testing import BitFlippingEnv
+from corral.testing import BitFlippingEnv, ReachEnv
 
 
 class Diary(gym.Env[Any, Any]):
@@ -479,18 +480,34 @@ def test_stacks_of_frames_are_refused() -> None:
         make_replay_buffer(config, num_runners=1, seed=0, find_goals=lambda: GoalFunctions(rewards_of))
 
 
+def share_of_goals(config: Any, num_iterations: int) -> float:
+    """Return the share of 50 episodes that end at their goals, after so many iterations of training."""
+    with config.debugging(seed=0).learners(num_threads=1).build() as algorithm:
+        for _ in range(num_iterations):
+            algorithm.train()
+        rollout = algorithm.env_runner.sample(num_episodes=50, explore=False)
+        return float((rollout.rewards[rollout.valid & rollout.done] == 0).mean())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_sac_flips_bits_only_with_hindsight(seed: int) -> None:
-    """With 14 bits random actions reach a goal in 1 of 1,200 episodes."""
+@pytest.mark.parametrize("algo", ["SAC", "TQC", "TD3"])
+def test_a_point_is_reached_only_with_hindsight(algo: str) -> None:
     found = {}
     for kind in ("uniform", "hindsight"):
-        config = SACConfig().environment(BitFlippingEnv, env_config={"num_bits": 14, "space": "box"})
-        config.training(replay_buffer_config={"type": kind}, num_steps_sampled_before_learning_starts=500, lr=1e-3)
-        config.rl_module(model_config={"fcnet_hiddens": [128, 128]}).debugging(seed=seed).learners(num_threads=1)
-        with config.build() as algorithm:
-            for _ in range(8):
-                algorithm.train()
-            result = algorithm.evaluate()["env_runners"]
-        found[kind] = result["episode_return_mean"]
-    assert found["uniform"] < -12 and found["hindsight"] > -3
+        config: Any = config_class(algo)().environment(ReachEnv).rl_module(model_config={"fcnet_hiddens": [64, 64]})
+        config.training(replay_buffer_config={"type": kind}, num_steps_sampled_before_learning_starts=1000, lr=1e-3)
+        found[kind] = share_of_goals(config.training(gamma=0.95), 5)
+    assert found["uniform"] < 0.2 and found["hindsight"] >= 0.95
+
+
+@pytest.mark.slow
+def test_dqn_flips_bits_only_with_hindsight() -> None:
+    found = {}
+    for kind in ("uniform", "hindsight"):
+        config = DQNConfig().environment(BitFlippingEnv, env_config={"num_bits": 12})
+        config.training(replay_buffer_config={"type": kind}, lr=1e-3, target_network_update_freq=200, gamma=0.95)
+        config.exploration(exploration_config={"epsilon_timesteps": 3000}).rl_module(
+            model_config={"fcnet_hiddens": [128, 128]}
+        )
+        found[kind] = share_of_goals(config, 12)
+    assert found["uniform"] < 0.2 and found["hindsight"] >= 0.9

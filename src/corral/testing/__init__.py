@@ -11,6 +11,7 @@ from corral.testing.envs import (
     FindSquare,
     IdentityEnv,
     PoorHabit,
+    ReachEnv,
     TimeLimitCorridor,
     TMaze,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "FindSquare",
     "IdentityEnv",
     "PoorHabit",
+    "ReachEnv",
     "TMaze",
     "TimeLimitCorridor",
 ]

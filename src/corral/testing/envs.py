@@ -227,6 +227,57 @@ class BitFlippingEnv(_Plain, gym.Env[Any, Any]):
         return (achieved_goal == desired_goal).all(-1) & self._terminates
 
 
+class ReachEnv(_Plain, gym.Env[Any, Any]):
+    """Env with goals: a point in a cube moves to another point, by at most 0.1 along each axis in a step.
+
+    The reward is 0 within 0.1 of the goal, and -1 elsewhere. An episode has 40 steps, after which it is truncated.
+    Random actions reach the goal in one of a hundred episodes. Each `info` says `is_success`.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("_t", "_place", "_goal")
+    NUM_STEPS: ClassVar[int] = 40
+    REACH: ClassVar[float] = 0.1
+
+    action_space: Any = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    observation_space: Any = spaces.Dict(
+        dict.fromkeys(("observation", "achieved_goal", "desired_goal"), spaces.Box(-1.0, 1.0, (3,), np.float32))
+    )
+
+    def __init__(self, config: dict[str, Any] | None = None) -> None:
+        """Take no settings."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state, with the generator from which points are drawn."""
+        return {**super().get_state(), "rng": get_rng(self.np_random)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of `get_state`."""
+        super().set_state(state)
+        set_rng(self.np_random, state["rng"])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Draw the point, and its goal."""
+        super().reset(seed=seed)
+        self._t = 0
+        self._place, self._goal = self.np_random.uniform(-1, 1, (2, 3)).astype(np.float32)
+        return self._obs(), {}
+
+    def _obs(self) -> dict[str, NDArray[np.float32]]:
+        place = self._place
+        return {"observation": place.copy(), "achieved_goal": place.copy(), "desired_goal": self._goal.copy()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Move the point."""
+        self._t += 1
+        self._place = np.clip(self._place + 0.1 * np.clip(action, -1, 1), -1, 1).astype(np.float32)
+        reward = float(self.compute_reward(self._place, self._goal, {}))
+        return self._obs(), reward, False, self._t >= self.NUM_STEPS, {"is_success": reward == 0}
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        """Return the rewards `[...]` of achieved goals `[..., 3]`."""
+        return np.float32(np.linalg.norm(achieved_goal - desired_goal, axis=-1) < self.REACH) - 1
+
+
 class FaultyEnv(CountingEnv):
     """A `CountingEnv` that fails in one sub-env after some steps.
 
