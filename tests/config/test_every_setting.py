@@ -44,6 +44,17 @@ from corral.replay import ReplayConfig
 PARTS, INITIALIZERS = ("fcnet", "conv", "head", "rnn"), ("kernel_initializer", "bias_initializer")
 
 
+class Scaled(torch.nn.Module):
+    """Features that are the observations times a number."""
+
+    def __init__(self, observation_space: Any, scale: float = 0.5) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.scale * obs
+
+
 class Walk(gym.Env[Any, Any]):
     """A walk of a few steps. Its return depends on the actions; episodes raise after `fails_after` steps of an env."""
 
@@ -266,6 +277,8 @@ VALUES: dict[str, Any] = {
     "model_config.head_hiddens": [4],
     "model_config.conv_filters": [[4, 3, 1]],
     "model_config.action_distribution": "no:Such",
+    "model_config.features_extractor": Scaled,
+    "model_config.features_extractor_config": {"scale": 3.0},
     "model_config.log_std_bounds": [-1.0, 1.0],
     "model_config.use_layernorm": True,
     "model_config.head_use_layernorm": True,
@@ -308,6 +321,7 @@ WITH: dict[str, dict[str, Any]] = {
     "clip_actions": {"normalize_actions": False, **BOX},
     "normalize_actions": BOX,
     "burn_in_len": LSTM,
+    "model_config.features_extractor_config": {"model_config": {"features_extractor": Scaled}},
     "on_error": {"callback_functions": {"on_episode_end": [raise_error]}},
     "evaluation_force_reset_envs_before_iteration": {
         **{"evaluation_duration_unit": "timesteps", "evaluation_duration": 14, "evaluation_interval": 1},
