@@ -120,7 +120,8 @@ TOPICS = {
         "Testing",
         "Small envs with known results, for your own tests.",
         "testing.CartPolePositions testing.CountingEnv testing.DeepSea testing.DoorCorridor testing.FaultyEnv "
-        "testing.FindSquare testing.IdentityEnv testing.PoorHabit testing.TMaze testing.TimeLimitCorridor",
+        "testing.FindSquare testing.IdentityEnv testing.PoorHabit testing.TMaze testing.TimeLimitCorridor "
+        "testing.BitFlippingEnv testing.ReachEnv",
     ),
     "errors": ("Errors", "All derive from `CorralError`, or from an error of Python that fits.", "*errors"),
 }
