@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.sac import SAC, SACConfig, reported_values, soft_targets
@@ -136,9 +137,10 @@ def crossq_loss(
     q_taken, next_q = module.joint_q_values(batch["obs"], taken, batch["next_obs"], next_actions)
     targets = soft_targets(batch, next_q.detach().amin(0) - alpha * next_logp)
     errors = q_taken - targets
-    sizes = errors.abs()
-    squares = 0.5 * errors.square()
-    critic_losses = torch.where(sizes > 1, sizes - 0.5, squares) if huber else squares
+    if huber:
+        critic_losses = functional.huber_loss(q_taken, targets.expand_as(q_taken), reduction="none")
+    else:
+        critic_losses = 0.5 * errors.square()
     losses = {"critic": (batch["weights"] * critic_losses).mean(-1).sum()}
     outputs = {} if outputs is None else outputs
     outputs |= {"q_taken": q_taken, "targets": targets}
@@ -152,4 +154,4 @@ def crossq_loss(
         losses["alpha"] = module.log_alpha * (-logp.detach().mean() - aim)
         outputs |= {"dist_inputs": dist_inputs, "actions": actions, "logp": logp}
     reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {"alpha": alpha}
-    return losses, reported | reported_values(q_taken.detach(), sizes.detach().mean(0), next_logp)
+    return losses, reported | reported_values(q_taken.detach(), errors.detach().abs().mean(0), next_logp)

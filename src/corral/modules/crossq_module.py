@@ -16,7 +16,7 @@ from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
 from corral.modules.batch_renorm import BatchRenorm, RenormLinear
 from corral.modules.networks import linear
-from corral.modules.sac_module import ActorNetwork, CriticNetwork, SACModule, SACNetworkConfig
+from corral.modules.sac_module import SACModule, SACNetworkConfig
 
 
 @dataclass
@@ -69,17 +69,6 @@ class CrossQModule(SACModule):
                 f"CrossQ takes a Box of floats, and the env's actions are {action_space}: use SAC or DQN."
             )
         super().__init__(observation_space, action_space, model_config)
-
-    def make_actor(self) -> nn.Module:
-        """Return a new actor; see `SACModule.make_actor`."""
-        config = CrossQNetworkConfig.parse(self.model_config)
-        bounds = config.log_std_bounds
-        num_inputs = self.distribution.num_inputs
-        return ActorNetwork(self.features_space, num_inputs, config, clamp_log_std=True, log_std_bounds=bounds)
-
-    def make_critic(self) -> nn.Module:
-        """Return a new critic; see `SACModule.make_critic`."""
-        return CriticNetwork(self.features_space, self.action_space, CrossQNetworkConfig.parse(self.model_config))
 
     def make_targets(self) -> nn.ModuleList:
         """Return no networks."""

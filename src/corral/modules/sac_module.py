@@ -180,7 +180,7 @@ class SACModule(Module):
         For Box actions the outputs are means and log standard deviations before the tanh; `LogStdClamp` keeps the
         latter in a safe range. For Discrete actions they are logits.
         """
-        config = SACNetworkConfig.parse(self.model_config)
+        config: Any = self.CONFIG.parse(self.model_config)
         return ActorNetwork(
             self.features_space,
             self.distribution.num_inputs,
@@ -195,7 +195,7 @@ class SACModule(Module):
         For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
-        return CriticNetwork(self.features_space, self.action_space, SACNetworkConfig.parse(self.model_config))
+        return CriticNetwork(self.features_space, self.action_space, self.CONFIG.parse(self.model_config))
 
     def make_targets(self) -> nn.ModuleList:
         """Return the target critics, copies of the critics."""
