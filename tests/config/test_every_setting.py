@@ -278,6 +278,7 @@ VALUES: dict[str, Any] = {
     "model_config.conv_filters": [[4, 3, 1]],
     "model_config.action_distribution": "no:Such",
     "model_config.features_extractor": Scaled,
+    "model_config.critic_hiddens": [4],
     "model_config.features_extractor_config": {"scale": 3.0},
     "model_config.log_std_bounds": [-1.0, 1.0],
     "model_config.use_layernorm": True,

@@ -48,6 +48,8 @@ CASES = [
     pytest.param(QModule, NESTED, spaces.Discrete(3), {"num_atoms": 7}, id="DQN-Dict-Discrete"),
     pytest.param(SACModule, NESTED, spaces.Discrete(3), {}, id="SAC-Dict-Discrete"),
     pytest.param(ActorCritic, FLAT, spaces.Box(-1, 1, ()), {"free_log_std": False}, id="PPO-Box-scalar"),
+    pytest.param(ActorCritic, NESTED, MULTI, {"architecture": "simba"}, id="PPO-simba"),
+    pytest.param(SACModule, FLAT, BOUNDED, {"architecture": "simba_v2"}, id="SAC-simba_v2"),
 ]
 
 

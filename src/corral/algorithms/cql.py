@@ -58,6 +58,7 @@ class CQLConfig(SACConfig):
     """
 
     LEARNS_SEQUENCES: ClassVar[bool] = False
+    LEARNS_ATOMS: ClassVar[bool] = False
 
     lr: Schedule = 3e-4
     actor_lr: NonNegativeSchedule | None = 1e-4

@@ -42,6 +42,7 @@ class CrossQConfig(SACConfig):
     """
 
     LEARNS_SEQUENCES: ClassVar[bool] = False
+    LEARNS_ATOMS: ClassVar[bool] = False
 
     lr: NonNegativeSchedule = 1e-3
     optimizer_config: dict[str, Any] = field(default_factory=lambda: {"betas": (0.5, 0.999)})

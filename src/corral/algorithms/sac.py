@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.critic_atoms import CriticAtomSettings
 from corral.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -41,8 +42,8 @@ actor; log-likelihood of the policy's own actions, `[B]`, detached."""
 
 
 @dataclass(kw_only=True)
-class SACConfig(OffPolicyConfig):
-    """Settings of SAC; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
+class SACConfig(OffPolicyConfig, CriticAtomSettings):
+    """Settings of SAC; those below, in `CriticAtomSettings` and in `OffPolicyConfig` belong to `.training(...)`.
 
     Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that. The
     buffer keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is allocated as steps
@@ -79,7 +80,8 @@ class SACConfig(OffPolicyConfig):
     alpha_lr: NonNegativeSchedule | None = None
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
-        "target_entropy": Need("alpha_lr above 0", lambda config: config.alpha_lr != 0)
+        "target_entropy": Need("alpha_lr above 0", lambda config: config.alpha_lr != 0),
+        "td_error_loss_fn": Need("num_atoms=1", lambda config: config.num_critic_atoms == 1),
     }
 
     def training(self, **settings: Unpack[SACTrainingArgs]) -> Self:
@@ -93,13 +95,19 @@ class SACConfig(OffPolicyConfig):
 
     @property
     def default_module_class(self) -> type[Module]:
-        """`SACModule`, or `RecurrentSACModule` with `use_lstm` or `use_gru`."""
-        return RecurrentSACModule if self.asks_for_memory else SACModule
+        """`SACModule`, `CategoricalSACModule` with atoms, or `RecurrentSACModule` with `use_lstm` or `use_gru`."""
+        if self.asks_for_memory:
+            return RecurrentSACModule
+        if self.num_critic_atoms > 1:
+            from corral.modules.categorical_critics import CategoricalSACModule
+
+            return CategoricalSACModule
+        return SACModule
 
     @property
     def module_settings(self) -> dict[str, Any]:
         """Settings of the module in addition to its layers."""
-        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha}
+        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha, **self.atom_settings}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
@@ -110,13 +118,14 @@ class SACConfig(OffPolicyConfig):
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         refuse_unscaled_actions(self, "SAC")
+        self.check_atoms()
 
 
 class SAC(OffPolicyAlgorithm):
     """Soft actor-critic."""
 
     STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng")
-    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha"}
+    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "initial_alpha", "num_atoms", "v_min", "v_max"}
     FIRST_SETTINGS = OffPolicyAlgorithm.FIRST_SETTINGS | {"initial_alpha"}
     METRICS = (
         *("critic_loss", "actor_loss", "alpha_loss", "alpha", "entropy", "qf_mean", "qf_min", "qf_max"),
@@ -129,6 +138,10 @@ class SAC(OffPolicyAlgorithm):
         """Return the loss with a config's constants."""
         given = config.target_entropy
         target_entropy = None if given == "auto" else given
+        if config.num_critic_atoms > 1:
+            from corral.algorithms.categorical_critics import categorical_sac_loss
+
+            return partial(categorical_sac_loss, target_entropy=target_entropy)
         return partial(sac_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:

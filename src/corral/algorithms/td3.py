@@ -8,7 +8,7 @@ implementation details by number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.critic_atoms import CriticAtomSettings
 from corral.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class TD3Config(OffPolicyConfig):
-    """Settings of TD3; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
+class TD3Config(OffPolicyConfig, CriticAtomSettings):
+    """Settings of TD3; those below, in `CriticAtomSettings` and in `OffPolicyConfig` belong to `.training(...)`.
 
     Until learning starts, actions are drawn uniformly from the action space; after that, Gaussian noise is added to the
     actor's actions. `exploration_config` changes both. The buffer keeps 1,000,000 env steps, unless
@@ -82,13 +83,17 @@ class TD3Config(OffPolicyConfig):
 
     @property
     def default_module_class(self) -> type[Module]:
-        """`TD3Module`."""
+        """`TD3Module`, or `CategoricalTD3Module` with atoms."""
+        if self.num_critic_atoms > 1:
+            from corral.modules.categorical_critics import CategoricalTD3Module
+
+            return CategoricalTD3Module
         return TD3Module
 
     @property
     def module_settings(self) -> dict[str, Any]:
         """Settings of the module in addition to its layers."""
-        return {"twin_q": self.twin_q}
+        return {"twin_q": self.twin_q, **self.atom_settings}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
@@ -104,6 +109,7 @@ class TD3Config(OffPolicyConfig):
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         refuse_unscaled_actions(self, "TD3 or DDPG")
+        self.check_atoms()
 
 
 @dataclass(kw_only=True)
@@ -138,7 +144,7 @@ class TD3(OffPolicyAlgorithm):
     """Twin delayed deep deterministic policy gradient."""
 
     STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng", "_num_updates")
-    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q"}
+    FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "num_atoms", "v_min", "v_max"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
     METRICS = (
         *("critic_loss", "actor_loss", "qf_mean", "qf_min", "qf_max"),
@@ -154,7 +160,12 @@ class TD3(OffPolicyAlgorithm):
 
     def make_loss(self, config: TD3Config) -> Loss:
         """Return the loss with a config's constants."""
-        return partial(td3_loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
+        loss: Callable[..., Any] = td3_loss
+        if config.num_critic_atoms > 1:
+            from corral.algorithms.categorical_critics import categorical_td3_loss
+
+            loss = categorical_td3_loss
+        return partial(loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Add the column `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""

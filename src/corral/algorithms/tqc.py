@@ -41,6 +41,7 @@ class TQCConfig(SACConfig):
     """
 
     LEARNS_SEQUENCES: ClassVar[bool] = False
+    LEARNS_ATOMS: ClassVar[bool] = False
 
     num_critics: PositiveInt = 2
     num_quantiles: PositiveInt = 25

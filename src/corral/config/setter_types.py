@@ -274,6 +274,9 @@ class DQNTrainingArgs(TrainingArgs, total=False):
 class SACTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of SAC; see `SACConfig`."""
 
+    num_atoms: int | None
+    v_min: float
+    v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
@@ -298,6 +301,9 @@ class SACTrainingArgs(TrainingArgs, total=False):
 class TQCTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of TQC; see `TQCConfig`."""
 
+    num_atoms: int | None
+    v_min: float
+    v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
@@ -325,6 +331,9 @@ class TQCTrainingArgs(TrainingArgs, total=False):
 class CrossQTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of CrossQ; see `CrossQConfig`."""
 
+    num_atoms: int | None
+    v_min: float
+    v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
@@ -351,6 +360,9 @@ class CrossQTrainingArgs(TrainingArgs, total=False):
 class TD3TrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of TD3; see `TD3Config`."""
 
+    num_atoms: int | None
+    v_min: float
+    v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
@@ -374,6 +386,9 @@ class TD3TrainingArgs(TrainingArgs, total=False):
 class DDPGTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of DDPG; see `DDPGConfig`."""
 
+    num_atoms: int | None
+    v_min: float
+    v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None
@@ -416,6 +431,9 @@ class MARWILTrainingArgs(TrainingArgs, total=False):
 class CQLTrainingArgs(TrainingArgs, total=False):
     """Settings of `.training(...)` of CQL; see `CQLConfig`."""
 
+    num_atoms: int | None
+    v_min: float
+    v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
     training_intensity: float | None

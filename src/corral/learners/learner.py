@@ -108,7 +108,9 @@ class Learner(Viewable):
         """Move a module to the device and keep it; without a spec it does not learn."""
         module = module.to(self.device)
         threads = num_threads_for(module, self._num_threads_setting)
-        part = LearnerPart(module_id, module, Layers(module), ActingWeights(module), threads)
+        layers: list[Any] = [layer for layer in module.modules() if hasattr(type(layer), "constrain")]
+        constraints = [layer.constrain for layer in layers]
+        part = LearnerPart(module_id, module, Layers(module), ActingWeights(module), threads, constraints)
         self._parts[module_id] = part
         if spec is not None:
             part.objectives[MAIN_LOSS] = Objective(spec.loss, self.make_optimizer(module_id, module, spec))

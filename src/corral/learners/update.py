@@ -60,6 +60,7 @@ class LearnerPart:
         layers: Its layers, as they were when it came.
         acting: Its weights that runners need.
         num_threads: Intra-op threads for it; `None` is torch's choice.
+        constraints: Functions that put weights back where they must be, called after each gradient step.
         objectives: What it learns, by name of the loss; empty if it does not learn.
     """
 
@@ -68,6 +69,7 @@ class LearnerPart:
     layers: Layers
     acting: ActingWeights
     num_threads: int | None
+    constraints: list[Callable[[], None]]
     objectives: dict[str, Objective] = field(default_factory=dict)
 
 
@@ -114,6 +116,7 @@ class ModuleUpdate:
         """
         self.module_id, self.module, self.settings = part.module_id, part.module, settings
         self._batch, self._objective = batch, part.objectives[settings.loss]
+        self._constraints = part.constraints
         self._device, self._show_gradients = device, show_gradients
         self.optimizer = optimizer = self._objective.optimizer
         part.layers.check_same(part.module_id)
@@ -174,6 +177,8 @@ class ModuleUpdate:
         if not all(map(math.isfinite, norms.values())):
             raise self._error(loss_error(self.module_id, *self.place, total, reported, norms))
         optimizer.step(groups)
+        for constrain in self._constraints:
+            constrain()
         report.add(total, reported, norms, self._order)
         if settings.after_step is not None:
             with torch.no_grad():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
-from corral.core.settings import NonNegativeInt, PositiveInt
+from corral.core.settings import Need, NonNegativeInt, PositiveInt
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
 from corral.modules.batch_renorm import BatchRenorm, RenormLinear
@@ -24,18 +24,19 @@ class CrossQNetworkConfig(SACNetworkConfig):
     """Settings of the default module of CrossQ, in addition to `SACNetworkConfig`.
 
     Attributes:
-        critic_hiddens: Widths of the hidden layers of the critics; the paper has `(2048, 2048)`.
+        critic_hiddens: Widths of the hidden layers of the critics; the paper has `(2048, 2048)`. `None` is
+            `fcnet_hiddens`.
         renorm_momentum: Fraction by which a batch moves the running statistics of the normalisation.
         renorm_warmup_updates: Updates of a network in which its batches are normalised by their own statistics alone.
     """
 
-    critic_hiddens: tuple[PositiveInt, ...] = (1024, 1024)
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "architecture": Need("SAC or another algorithm: CrossQ has its own layers", lambda config: False)
+    }
+
+    critic_hiddens: tuple[PositiveInt, ...] | None = (1024, 1024)
     renorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.01
     renorm_warmup_updates: NonNegativeInt = 100_000
-
-    def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
-        """Return `critic_hiddens`."""
-        return list(self.critic_hiddens)
 
     def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
         """Return a linear layer of a part, after a normalisation of its inputs."""

@@ -7,6 +7,7 @@ Each torch call costs about 5 microseconds, more than the arithmetic of a two-la
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,14 @@ class Inference:
     def __init__(self, module: Module) -> None:
         """Choose the backend and read the weights."""
         self.module = module.eval()  # no dropout, and fixed batch statistics
-        self._stack = _numpy_stack(module)
+        policy = module.policy_layers()
+        layers = None if policy is None else numpy_layers(policy[0])
+        self._stack = None if policy is None or layers is None else (layers, policy[1])
+        # Layers with a method `numpy_form` are no stack, such as residual blocks; noise of their weights is for torch.
+        self._blocks = None if policy is None or layers is not None or not _has_numpy_form(policy[0]) else policy
         self._keys = _keys_of_leaf(space_tree(module.features_space))
         self._steps = module.numpy_steps() if module.has_memory() else None
-        self.backend = "torch" if self._stack is None and self._steps is None else "numpy"
+        self.backend = "numpy" if self._stack or self._blocks or self._steps else "torch"
         self._appended: FloatArray | None = None
         self._layers: list[Layer] = []
         # Each layer of the stack; plain layers with arrays in the memory of their parameters, which does not move here.
@@ -86,6 +91,9 @@ class Inference:
             self._appended = None if self._stack[1] is None else self._stack[1].detach().numpy().copy()
         if self._steps is not None:
             self._steps = self.module.numpy_steps()
+        if self._blocks is not None:
+            self._functions = [_numpy_function(layer) for layer in self._blocks[0]]
+            self._appended = None if self._blocks[1] is None else self._blocks[1].detach().numpy().copy()
         if self._perturbed is not None:
             self._perturbed.refresh(self._layers)
 
@@ -165,7 +173,7 @@ class Inference:
                 `begin_sample` enabled exploration.
         """
         noise = self._perturbed if perturbed and self._explores else None
-        if self._stack is None:
+        if self._stack is None and (noise is not None or self._blocks is None):
             with torch.inference_mode():
                 tensors = map_tree(_as_tensor, obs)
                 if noise is not None and noise.num_rows == num_rows(obs):
@@ -177,7 +185,11 @@ class Inference:
         for key in self._keys:
             leaf = leaf[key]
         x: FloatArray = leaf.reshape(leaf.shape[0], -1).astype(np.float32, copy=False)
-        x = noise(x) if noise is not None and noise.num_rows == len(x) else layer_outputs(x, self._layers)[-1]
+        if self._blocks is not None:
+            for function in self._functions:
+                x = function(x)
+        else:
+            x = noise(x) if noise is not None and noise.num_rows == len(x) else layer_outputs(x, self._layers)[-1]
         if self._appended is not None:
             x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
         if self.module.has_action_mask:
@@ -449,8 +461,30 @@ def _keys_of_leaf(tree: Tree) -> list[Any]:
     return keys
 
 
-def _numpy_stack(module: Module) -> tuple[Stack, nn.Parameter | None] | None:
-    """Return the layers of a policy and the vector it appends, or `None` if NumPy should not compute the policy."""
-    policy = module.policy_layers()
-    stack = None if policy is None else numpy_layers(policy[0])
-    return None if policy is None or stack is None else (stack, policy[1])
+def _has_numpy_form(layers: Sequence[nn.Module]) -> bool:
+    """Return whether NumPy should compute layers of which some have a method `numpy_form`."""
+    others = [layer for layer in layers if not hasattr(type(layer), "numpy_form")]
+    parts = [part for layer in layers for part in layer.modules() if isinstance(part, nn.Linear)]
+    is_narrow = all(part.out_features <= MAX_NUMPY_WIDTH for part in parts)
+    return len(others) < len(layers) and is_narrow and numpy_layers(others) is not None
+
+
+def _numpy_function(layer: Any) -> Callable[[FloatArray], FloatArray]:
+    """Return a layer by its weights of now as a function of float32 arrays `[B, in]`."""
+    if hasattr(layer, "numpy_form"):
+        form: Callable[[FloatArray], FloatArray] = layer.numpy_form()
+        return form
+    if (activation := NUMPY_ACTIVATIONS.get(type(layer))) is not None:
+        return partial(_apply, activation)
+    return partial(_apply_affine, *affine_arrays(layer))
+
+
+def _apply(activation: Activation, x: FloatArray) -> FloatArray:
+    activation(x)
+    return x
+
+
+def _apply_affine(weight: FloatArray, bias: FloatArray, x: FloatArray) -> FloatArray:
+    outputs: FloatArray = x @ weight
+    outputs += bias
+    return outputs

@@ -70,8 +70,12 @@ class NetworkConfig:
     """Settings of every default module, given with `.rl_module(model_config={...})`.
 
     Attributes:
+        architecture: What the hidden layers are: `None` is plain layers; `"simba"` is residual blocks with layer
+            normalisation (Lee et al. 2024, arXiv:2410.09754), and `"simba_v2"` blocks on a sphere (Lee et al. 2025,
+            arXiv:2502.15280). Both normalise observations, and `"simba_v2"` scales rewards; see docs/modules.md.
         fcnet_hiddens: Widths of the hidden layers; `None` is no hidden layer if all observations are images, and
-            `DEFAULT_HIDDENS` otherwise.
+            `DEFAULT_HIDDENS` otherwise. With an architecture, the widths of the blocks, all of them the same; `None` is
+            then `DEFAULT_BLOCKS`.
         fcnet_activation: Activation after each hidden layer; `"linear"` is none.
         use_layernorm: Whether a layer normalisation is between each hidden layer and its activation.
         conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`, which also apply to images of less
@@ -115,7 +119,9 @@ class NetworkConfig:
     """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (64, 64)
+    DEFAULT_BLOCKS: ClassVar[tuple[int, ...]] = (128, 128)
 
+    architecture: Literal["simba", "simba_v2"] | None = None
     fcnet_hiddens: tuple[PositiveInt, ...] | None = None
     fcnet_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
     use_layernorm: bool = False
@@ -165,6 +171,7 @@ class NetworkConfig:
             Need("the built-in encoder: leave out features_extractor", lambda config: not config.features_extractor),
         ),
         "features_extractor_config": Need("features_extractor", attrgetter("features_extractor")),
+        "architecture": Need("blocks (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ()),
     }
 
     @classmethod
@@ -179,12 +186,28 @@ class NetworkConfig:
         own: type = cls
         known = setting_types(own)
         absent = {name for name in ("use_lstm", "use_gru") if name not in known and settings.get(name) is False}
-        return parse_settings(cls, {name: settings[name] for name in settings if name not in absent}, "model_config")
+        config = parse_settings(cls, {name: settings[name] for name in settings if name not in absent}, "model_config")
+        if config.architecture is not None:
+            config._refuse_layers()
+        return config
+
+    def _refuse_layers(self) -> None:
+        """Refuse settings of layers that an architecture does not have."""
+        default, names = type(self)(), ["fcnet_activation", "use_layernorm", "head_hiddens"]
+        if self.architecture == "simba_v2":
+            names.append("fcnet_bias_initializer")
+        if given := [name for name in names if getattr(self, name) != getattr(default, name)]:
+            raise ConfigError(
+                f"model_config: {given[0]}={getattr(self, given[0])!r} has no effect with architecture="
+                f"{self.architecture!r}, whose blocks are all layers before the last one: leave one of them out."
+            )
 
     def hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
         """Return the widths of the hidden layers for observations of a space."""
         if self.fcnet_hiddens is not None:
             return list(self.fcnet_hiddens)
+        if self.architecture is not None:
+            return list(self.DEFAULT_BLOCKS)
         parts = leaves(space_tree(space))
         if self.features_extractor is not None:
             return list(self.DEFAULT_HIDDENS)
@@ -193,6 +216,20 @@ class NetworkConfig:
     def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
         """Return the widths of the hidden layers of critics for observations of a space."""
         return self.hiddens_for(space)
+
+    def make_layers(self, num_inputs: int, hiddens: Sequence[int]) -> nn.Sequential:
+        """Return the hidden layers of a network; the identity if there are none."""
+        if self.architecture is not None:
+            from corral.modules.architectures import make_blocks
+
+            return make_blocks(self, num_inputs, hiddens)
+        return mlp(
+            num_inputs,
+            hiddens,
+            self.fcnet_activation,
+            layernorm=self.use_layernorm,
+            make_linear=partial(self.make_linear, part="fcnet"),
+        )
 
     def make_head_layers(self, num_inputs: int, make_linear: MakeLinear | None = None) -> nn.Sequential:
         """Return the hidden layers of a head, by default plain ones; the identity if there are none."""
@@ -210,6 +247,10 @@ class NetworkConfig:
 
     def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
         """Return a linear layer of a part, `"fcnet"` or `"head"`; the gain is the one with which weights may start."""
+        if self.architecture == "simba_v2" and part == "head":
+            from corral.modules.architectures import SphereHead
+
+            return SphereHead(num_inputs, num_outputs, self)
         return linear(num_inputs, num_outputs, gain, config=self, part=part)
 
 
@@ -421,6 +462,11 @@ class MemoryConfig(NetworkConfig):
         config = super().parse(settings)
         if config.use_lstm and config.use_gru:
             raise ConfigError("model_config: use_lstm and use_gru are both True: choose one of them.")
+        if config.architecture is not None and (config.use_lstm or config.use_gru):
+            raise ConfigError(
+                f"model_config: architecture={config.architecture!r} has no recurrent layers: leave out use_lstm and "
+                "use_gru, or the architecture."
+            )
         return config
 
 

@@ -93,8 +93,6 @@ DEFAULT_FILTERS: tuple[tuple[int, ConvFilters], ...] = (
 class EncoderConfig(Protocol):
     """The settings of `corral.modules.module.NetworkConfig` that an encoder reads."""
 
-    fcnet_activation: str
-    use_layernorm: bool
     conv_filters: ConvFilters | None
     conv_activation: str
     conv_features: int | None
@@ -103,8 +101,8 @@ class EncoderConfig(Protocol):
     features_extractor: Any
     features_extractor_config: dict[str, Any]
 
-    def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
-        """Return a linear layer."""
+    def make_layers(self, num_inputs: int, hiddens: Sequence[int]) -> nn.Sequential:
+        """Return the hidden layers."""
 
 
 def orthogonal(layer: LayerT, gain: float) -> LayerT:
@@ -366,13 +364,7 @@ class Encoder(nn.Module):
             _check_image_settings(space, config)
             self.parts.extend(_leaf_encoder(leaf, config) for leaf in leaves(self._space))
             num_inputs = sum(cast(int, part.num_outputs) for part in self.parts)
-        self.mlp = mlp(
-            num_inputs,
-            hiddens,
-            config.fcnet_activation,
-            layernorm=config.use_layernorm,
-            make_linear=partial(config.make_linear, part="fcnet"),
-        )
+        self.mlp = config.make_layers(num_inputs, hiddens)
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
         self._is_nested = isinstance(self._space, (dict, tuple))
 

@@ -18,7 +18,7 @@ from corral.core.spaces import is_bounded_floats
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, MakeLinear, linear
+from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, MakeLinear
 
 
 @dataclass
@@ -132,8 +132,8 @@ def _affine(layer: Any) -> tuple[Tensor, Tensor]:
 class QNetwork(nn.Module):
     """An encoder, one more hidden layer (one per stream in a dueling network), and a head: `[B, n * atoms]`.
 
-    With `head_hiddens` the encoder has all of `fcnet_hiddens`, and the hidden layers of the head, or of each stream,
-    have these widths.
+    With `head_hiddens` or an architecture the encoder has all of `fcnet_hiddens`, and the hidden layers of the head, or
+    of each stream, have the widths in `head_hiddens`.
     """
 
     def __init__(
@@ -156,7 +156,8 @@ class QNetwork(nn.Module):
         super().__init__()
         hiddens = config.hiddens_for(observation_space)
         *shared, width = hiddens or [0]
-        if config.head_hiddens is not None:
+        has_blocks = config.architecture is not None
+        if has_blocks or config.head_hiddens is not None:
             shared = hiddens
         self.encoder = encoder_class(observation_space, shared, config)
         num_features = self.encoder.num_outputs
@@ -164,9 +165,10 @@ class QNetwork(nn.Module):
         def make_linear(num_inputs: int, num_outputs: int, gain: float, part: str = "head") -> nn.Module:
             if form.noisy:
                 return NoisyLinear(num_inputs, num_outputs, form.sigma0)
-            return linear(num_inputs, num_outputs, gain, config=config, part=part)
+            layer: nn.Module = config.make_linear(num_inputs, num_outputs, gain, part)
+            return layer
 
-        if config.head_hiddens is not None:
+        if has_blocks or config.head_hiddens is not None:
             self._build_heads(make_linear, num_features, num_actions, config, form)
             return
         num_streams = 2 if form.dueling else 1

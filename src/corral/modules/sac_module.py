@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,16 +14,19 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY
+from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
-from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp, mlp
+from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp
 from corral.modules.targets import Follower
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5
+# Widths of the blocks of critics with an architecture, as Lee et al. 2024 (arXiv:2410.09754) and 2025 have them.
+CRITIC_BLOCKS = (512, 512)
 
 
 @dataclass
@@ -32,13 +34,30 @@ class SACNetworkConfig(NetworkConfig):
     """Settings of the default module of SAC, for each of its networks; the networks share no layers.
 
     Attributes:
+        critic_hiddens: Widths of the hidden layers of the critics; `None` is `fcnet_hiddens`. With an architecture it
+            is two blocks of width 512 unless `fcnet_hiddens` is given.
         log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None`
             clamps it to [-20, 2], as Haarnoja et al. 2018 do.
     """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
+    DEFAULT_BLOCKS: ClassVar[tuple[int, ...]] = (128,)
 
+    critic_hiddens: tuple[PositiveInt, ...] | None = None
     log_std_bounds: LogStdRange | None = None
+
+    def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
+        """Return the widths of the hidden layers of critics; see `find_critic_hiddens`."""
+        return find_critic_hiddens(self, space)
+
+
+def find_critic_hiddens(config: Any, space: spaces.Space[Any]) -> list[int]:
+    """Return the widths of the hidden layers of critics, given settings with `critic_hiddens`."""
+    if config.critic_hiddens is not None:
+        return list(config.critic_hiddens)
+    if config.architecture is not None and config.fcnet_hiddens is None:
+        return list(CRITIC_BLOCKS)
+    return list(config.hiddens_for(space))
 
 
 class ActorNetwork(nn.Module):
@@ -74,7 +93,7 @@ class ActorNetwork(nn.Module):
 class CriticNetwork(nn.Module):
     """A network of action values: `[B]` for given Box actions, `[B, n]` for all Discrete actions.
 
-    With a number of quantiles M it gives quantiles of the values of Box actions, `[B, M]`.
+    With `num_outputs` it gives so many numbers for Box actions, `[B, num_outputs]`, such as quantiles.
     """
 
     def __init__(
@@ -83,32 +102,26 @@ class CriticNetwork(nn.Module):
         action_space: spaces.Space[Any],
         config: NetworkConfig,
         *,
-        num_quantiles: int | None = None,
+        num_outputs: int | None = None,
     ) -> None:
         """Build the layers; the first hidden layer reads the encoded observation and the Box action."""
         super().__init__()
-        self._is_scalar = num_quantiles is None and not isinstance(action_space, spaces.Discrete)
+        self._is_scalar = num_outputs is None and not isinstance(action_space, spaces.Discrete)
         hiddens = config.critic_hiddens_for(observation_space)
         self.encoder = Encoder(observation_space, [], config)
         num_features = self.encoder.num_outputs
-        num_values = num_quantiles or 1
+        num_values = num_outputs or 1
         if isinstance(action_space, spaces.Discrete):
             num_values = int(action_space.n)
         else:
             num_features += math.prod(action_space.shape or ())
-        layers = mlp(
-            num_features,
-            hiddens,
-            config.fcnet_activation,
-            layernorm=config.use_layernorm,
-            make_linear=partial(config.make_linear, part="fcnet"),
-        )
+        layers = config.make_layers(num_features, hiddens)
         num_features = hiddens[-1] if hiddens else num_features
         self.mlp = nn.Sequential(*layers, *config.make_head_layers(num_features))
         self.head = config.make_last_layer(num_features, num_values, 1.0)
 
     def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
-        """Map observations, and Box actions float32 `[B, d]`, to values or quantiles."""
+        """Map observations, and Box actions float32 `[B, d]`, to values `[B]`, `[B, n]` or `[B, num_outputs]`."""
         features = self.encoder(obs)
         if actions is not None:
             features = torch.cat([features, actions], -1)

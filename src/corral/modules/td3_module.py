@@ -12,20 +12,32 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.sac_module import ActorNetwork, CriticNetwork
+from corral.modules.sac_module import ActorNetwork, CriticNetwork, find_critic_hiddens
 from corral.modules.targets import Follower
 
 
 @dataclass
 class TD3NetworkConfig(NetworkConfig):
-    """Settings of the default module of TD3 and DDPG, for each of its networks; the networks share no layers."""
+    """Settings of the default module of TD3 and DDPG, for each of its networks; the networks share no layers.
+
+    Attributes:
+        critic_hiddens: Widths of the hidden layers of the critics; see `SACNetworkConfig`.
+    """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (400, 300)
+    DEFAULT_BLOCKS: ClassVar[tuple[int, ...]] = (128,)
+
+    critic_hiddens: tuple[PositiveInt, ...] | None = None
+
+    def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
+        """Return the widths of the hidden layers of critics; see `find_critic_hiddens`."""
+        return find_critic_hiddens(self, space)
 
 
 class TD3Module(Module):
@@ -79,16 +91,21 @@ class TD3Module(Module):
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self._targets = Follower({self.target_actor: self.actor, self.target_q: self.q})
 
+    @property
+    def critic_shape(self) -> tuple[int, ...]:
+        """Shape of what a critic gives for one observation and action."""
+        return ()
+
     # Methods that a subclass may define.
 
     def make_actor(self) -> nn.Module:
         """Return a new network from observations (a tree of `[B, ...]`) to `[B, d]`; the module applies the tanh."""
-        config = TD3NetworkConfig.parse(self.model_config)
+        config = self.CONFIG.parse(self.model_config)
         return ActorNetwork(self.observation_space, self.num_action_dims, config, clamp_log_std=False)
 
     def make_critic(self) -> nn.Module:
         """Return a new critic, called as `critic(obs, actions)` with actions float32 `[B, d]` in [-1, 1]: `[B]`."""
-        return CriticNetwork(self.observation_space, self.action_space, TD3NetworkConfig.parse(self.model_config))
+        return CriticNetwork(self.observation_space, self.action_space, self.CONFIG.parse(self.model_config))
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -96,7 +113,8 @@ class TD3Module(Module):
             yield f"{name}(obs)", getattr(self, name)(obs), (self.num_action_dims,)
         for name in ("q", "target_q"):
             for index, critic in enumerate(getattr(self, name)):
-                yield f"{name}[{index}](obs, actions)", critic(obs, torch.zeros(2, self.num_action_dims)), ()
+                values = critic(obs, torch.zeros(2, self.num_action_dims))
+                yield f"{name}[{index}](obs, actions)", values, self.critic_shape
         yield from super().outputs(obs)
 
     # Methods that the algorithm calls.

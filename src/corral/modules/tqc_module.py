@@ -55,7 +55,7 @@ class TQCModule(SACModule):
     def make_critic(self) -> nn.Module:
         """Return a new critic, which is called as `critic(obs, actions)` and returns quantiles `[B, M]`."""
         config = SACNetworkConfig.parse(self.model_config)
-        return CriticNetwork(self.features_space, self.action_space, config, num_quantiles=self.num_quantiles)
+        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=self.num_quantiles)
 
     def quantiles(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the quantiles of all critics for Box actions in [-1, 1], `[C, B, M]`."""

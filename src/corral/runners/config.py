@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from corral.episodes.multi_agent_episode import MultiAgentEpisode
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec
+    from corral.transforms.pipeline import Pipeline
 
 
 def _transforms(value: Any) -> Any:
@@ -176,6 +177,9 @@ class RunnerConfig(
         from corral.modules.spec import ModuleSpec
         from corral.transforms.pipeline import Pipeline
 
+        pipeline = Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma)
+        if self.model_config.get("architecture") is not None:
+            pipeline = self._with_transforms_of_architecture(pipeline, (observation_space, action_space))
         return ModuleSpec(
             self.module_class or self.default_module_class,
             observation_space,
@@ -187,8 +191,19 @@ class RunnerConfig(
                 **self._action_settings(action_space),
             },
             self.seed or 0,
-            Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma),
+            pipeline,
         )
+
+    def _with_transforms_of_architecture(self, pipeline: Pipeline | None, spaces: tuple[Any, Any]) -> Pipeline | None:
+        """Return the transforms of a module with those that the architecture of its network adds."""
+        from corral.transforms.architectures import architecture_transforms
+        from corral.transforms.pipeline import Pipeline
+
+        if not hasattr(getattr(self.module_class or self.default_module_class, "CONFIG", None), "architecture"):
+            return pipeline  # a module of the user's own, in which the setting may have another meaning
+        space = spaces[0] if pipeline is None else pipeline.module_space
+        added = architecture_transforms(self.model_config["architecture"], self.transforms, space)
+        return Pipeline.build([*self.transforms, *added], *spaces, gamma=self.gamma)
 
     def _action_settings(self, action_space: Any) -> dict[str, Any]:
         """Return the settings of a module that `normalize_actions` and `clip_actions` stand for."""

@@ -1,6 +1,7 @@
 """Count, mean and squared deviations of numbers, which merge exactly (Chan, Golub and LeVeque 1979, eq. 2.1).
 
-`m2` is the sum of the squared deviations from the mean, so that the variance is `m2 / count`. All arrays are float64.
+`m2` is the sum of the squared deviations from the mean, so that the variance is `m2 / count`. Columns may have their
+largest absolute number too, under `largest/name`. All arrays are float64.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
             mean, m2 = first[f"mean/{name}"] + gap * (theirs / total), first[f"m2/{name}"] + part[f"m2/{name}"]
             merged[f"mean/{name}"] = np.asarray(mean)
             merged[f"m2/{name}"] = np.asarray(m2 + np.square(gap) * (ours * theirs / total))
+        for name in (name for name in first if name.startswith("largest/")):
+            merged[name] = np.asarray(np.maximum(first[name], part[name]))
         first = {"count": np.array(total), **merged}
     return first
 

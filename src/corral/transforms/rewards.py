@@ -27,11 +27,14 @@ class NormalizeRewards(Transform):
         clip: Largest absolute value of the result; `None` does not clip.
         gamma: Discount per step of these returns; `None` is the algorithm's `gamma`.
         epsilon: Number that is added to the variance.
+        max_return: Largest absolute value of a return so far, after the division: rewards are divided by more than the
+            deviation if returns would be larger (Lee et al. 2025, arXiv:2502.15280, section 4.4). `None` has no limit.
     """
 
     clip: PositiveFloat | None = 10.0
     gamma: Probability | None = None
     epsilon: PositiveFloat = 1e-8
+    max_return: PositiveFloat | None = None
     _algorithm_gamma: float | None = dataclasses.field(default=None, repr=False, compare=False)
     _state: State = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -44,7 +47,10 @@ class NormalizeRewards(Transform):
         set_checked(self)
         scale = 1.0
         if self._state:
-            scale = 1 / float(np.sqrt(mean_and_variance(self._state, "return")[1] + self.epsilon))
+            divisor = float(np.sqrt(mean_and_variance(self._state, "return")[1] + self.epsilon))
+            if self.max_return is not None:
+                divisor = max(divisor, float(self._state["largest/return"]) / self.max_return)
+            scale = 1 / divisor
         object.__setattr__(self, "_scale", scale)
 
     @property
@@ -58,7 +64,8 @@ class NormalizeRewards(Transform):
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
         """Return the statistics of no rewards."""
-        return no_moments({"return": ()})
+        moments = no_moments({"return": ()})
+        return moments if self.max_return is None else {**moments, "largest/return": np.zeros(())}
 
     def with_state(self, state: State) -> Self:
         """Return the transform with other statistics."""
@@ -66,7 +73,10 @@ class NormalizeRewards(Transform):
 
     def measure(self, obs: Tree, returns: NDArray[np.float64]) -> State:
         """Return the statistics of returns, float64 `[B]`."""
-        return moments_of({"return": returns})
+        moments = moments_of({"return": returns})
+        if self.max_return is None:
+            return moments
+        return {**moments, "largest/return": np.asarray(np.abs(returns).max(initial=0.0))}
 
     def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
         """Return scaled rewards."""

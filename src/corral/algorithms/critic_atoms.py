@@ -1,0 +1,78 @@
+"""Settings of critics that learn the distribution of the return over atoms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar
+
+from corral.core.config import SettingGroup
+from corral.core.settings import Need, PositiveInt
+from corral.errors import ConfigError
+
+AUTO_ATOMS = 101
+"""Atoms of SimbaV2 (Lee et al. 2025, arXiv:2502.15280)."""
+
+
+def _has_atoms(config: Any) -> bool:
+    return bool(config.num_critic_atoms > 1)
+
+
+@dataclass(kw_only=True)
+class CriticAtomSettings(SettingGroup):
+    """Settings of critics over atoms; they belong to `.training(...)`.
+
+    Attributes:
+        num_atoms: Number of returns over which each critic learns a distribution (Bellemare et al. 2017,
+            arXiv:1707.06887), for Box actions; 1 learns the mean return. `None` is 101 with the architecture
+            `"simba_v2"`, and 1 without it.
+        v_min: Smallest of these returns.
+        v_max: Largest of these returns.
+    """
+
+    LEARNS_ATOMS: ClassVar[bool] = True
+    """Whether the algorithm has a loss for critics over atoms."""
+
+    num_atoms: PositiveInt | None = None
+    v_min: float = -5.0
+    v_max: float = 5.0
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "num_atoms": Need("SAC, TD3 or DDPG", attrgetter("LEARNS_ATOMS")),
+        **dict.fromkeys(("v_min", "v_max"), Need("num_atoms above 1", _has_atoms)),
+    }
+
+    @property
+    def num_critic_atoms(self) -> int:
+        """Atoms of each critic; 1 learns the mean return."""
+        if not self.LEARNS_ATOMS:
+            return 1
+        if self.num_atoms is not None:
+            return self.num_atoms
+        config: Any = self  # a whole config
+        has_own_module = config.module_class is not None or config.asks_for_memory
+        return AUTO_ATOMS if config.model_config.get("architecture") == "simba_v2" and not has_own_module else 1
+
+    @property
+    def atom_settings(self) -> dict[str, Any]:
+        """What a module with critics over atoms needs; empty without atoms."""
+        if self.num_critic_atoms == 1:
+            return {}
+        return {"num_atoms": self.num_critic_atoms, "v_min": self.v_min, "v_max": self.v_max}
+
+    def check_atoms(self) -> None:
+        """Refuse atoms that are no interval, and modules with memory.
+
+        Raises:
+            ConfigError: Names the setting.
+        """
+        config: Any = self
+        if self.num_critic_atoms == 1:
+            return
+        if self.v_min >= self.v_max:
+            raise ConfigError(f"v_min={self.v_min} must be below v_max={self.v_max}: the atoms are between them.")
+        if config.asks_for_memory:
+            raise ConfigError(
+                f"num_atoms={self.num_critic_atoms}: modules with memory learn the mean return: leave it out."
+            )
