@@ -18,7 +18,7 @@ DOCS_READY := $(VENV)/.docs-ready
 NARROW_PAGES := $(wildcard docs/*.md docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow lowest services wheel campaign bench bench-quick defaults tuned docs format clean
+.PHONY: help train test check slow lowest services wheel campaign bench bench-quick defaults tuned quality docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -114,6 +114,9 @@ defaults: $(ENVS_READY) ## compare what the default settings learn with Stable-B
 
 tuned: $(ENVS_READY) ## measure what the tuned settings learn, and write benchmarks/TUNED.md; days for all of them
 	$(BIN)/python benchmarks/tuned.py
+
+quality: $(ENVS_READY) ## measure env steps and CPU seconds to a return, and write benchmarks/QUALITY.md; ONLY="ENV ENV:ROW" measures a part
+	$(BIN)/python benchmarks/quality.py --sb3-python $(BENCH_VENV)/bin/python $(if $(ONLY),--only $(ONLY))
 
 $(DOCS_READY): $(READY) requirements/docs.txt
 	$(BIN)/pip install --quiet --requirement requirements/docs.txt

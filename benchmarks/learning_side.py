@@ -7,15 +7,13 @@ normalises observations or rewards. With `--tuned`, Corral takes the tuned setti
 """
 
 import argparse
-import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from measuring import THREAD_VARIABLES, Fields
+from measuring import THREAD_VARIABLES, Fields, print_line
 
 GREEDY_EPISODES = 20  # if `--episodes` does not say otherwise
 # Seeds of the greedy episodes, the same for both libraries and apart from the seeds of training.
@@ -131,11 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))  # before NumPy and PyTorch are imported
     warnings.simplefilter("ignore")
-    line_out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    line_out.write(json.dumps(measure(options)) + "\n")
-    line_out.close()
-    sys.stdout.flush()
+    print_line(lambda: measure(options))
 
 
 if __name__ == "__main__":

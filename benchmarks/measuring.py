@@ -85,6 +85,15 @@ def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[
             finish()
 
 
+def print_line(work: Callable[[], Fields]) -> None:
+    """Prints what `work` returns as a JSON line; what libraries print to stdout goes to stderr."""
+    line_out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    line_out.write(json.dumps(work()) + "\n")
+    line_out.close()
+    sys.stdout.flush()
+
+
 def sampling_rate(sample: Callable[[], int], options: Options, clock: Clock = process_time) -> Fields:
     """Measures env steps per second of `sample`, which samples once and returns how many steps that were."""
     _run_for(sample, min(0.5, options.seconds), clock)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import corral_config
 import defaults
 import machine
 import measuring
+import quality
+import quality_rows
 import report
 import run
 import runner_groups
@@ -306,3 +309,45 @@ def test_the_table_of_tuned_settings_in_the_documentation_is_the_one_of_the_runs
     runs = json.loads(tuned.RUNS_FILE.read_text())
     assert {run["settings"] for run in runs} <= {tuned.fingerprint(run["algo"], run["env"]) for run in runs}
     assert tuned.TABLE_FILE.read_text() == tuned.render(runs)
+
+
+def quality_run(row: str, seed: int, points: list[list[float]], **fields: Any) -> dict[str, Any]:
+    return {"env": "Pendulum-v1", "row": row, "seed": seed, "version": "1", "commit": "", "points": points, **fields}
+
+
+def test_the_leaderboard_sorts_rows_by_the_steps_to_the_return() -> None:
+    fast, slow, never = [[500, 9, -900], [1000, 18, -150]], [[500, 9, -900], [2000, 40, -150]], [[500, 9, -900]]
+    runs = [quality_run("Corral SAC", seed, points, day="2026-11-27") for seed, points in enumerate([fast, slow, slow])]
+    runs[0] |= {"commit": "abcd1234", "day": "2026-11-28"}
+    runs += [quality_run("SB3 SAC", seed, points, day="2026-11-27") for seed, points in enumerate([slow, never, never])]
+    page = quality.render(runs)
+    table = page[page.index("## Pendulum-v1") : page.index("## InvertedDoublePendulum")].splitlines()[4:]
+    assert table[0] == "| Corral SAC | 3 of 3 | 2,000 | 40 | -150 (-150 to -150) | -150 | abcd1234 | 2026-11-28 |"
+    assert table[1] == "| SB3 SAC | 1 of 3 | later | later | -650 (-900 to -150) | -650 | 1 | 2026-11-27 |"
+    assert all("| not measured |" in line for line in table[2:-1]) and len(table) == 2 + 5 + 1
+    assert "- SB3 SAC: nothing.\n" in page
+
+
+def test_a_run_of_the_leaderboard_is_measured_again_when_its_row_changed() -> None:
+    task, row = quality_rows.TASKS["Pendulum-v1"], quality_rows.Row("Mine", "corral", "SAC", {"training.lr": 1e-3})
+    same = dataclasses.replace(task, threshold=-100.0)
+    assert quality.fingerprint(task, row) == quality.fingerprint(same, row)
+    for other in (dataclasses.replace(row, settings={}), dataclasses.replace(row, library="sb3")):
+        assert quality.fingerprint(task, other) != quality.fingerprint(task, row)
+    assert quality.fingerprint(dataclasses.replace(task, num_steps=9), row) != quality.fingerprint(task, row)
+
+
+def test_a_row_of_the_leaderboard_learns_and_is_evaluated_on_the_way(tmp_path: Path) -> None:
+    script = Path(quality.__file__).with_name("quality_side.py")
+    code = (
+        "import runpy, sys, quality_rows\n"
+        "quality_rows.TASKS['CartPole-v1'] = quality_rows.Task(475.0, 4000, 2000)\n"
+        f"sys.argv = ['quality_side.py', 'CartPole-v1', 'Corral PPO', '--seed', '3']\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    steps, seconds, returns = zip(*found["points"], strict=True)
+    assert [step // 2000 for step in steps] == [1, 2] and 0 < seconds[0] < seconds[1]
+    assert all(9 <= value <= 500 for value in returns) and found["row"] == "Corral PPO"
