@@ -196,6 +196,26 @@ def test_weights_of_simba_v2_stay_on_the_sphere_while_they_learn() -> None:
             assert (changes > 1e-3) == ("value" in name)
 
 
+@pytest.mark.parametrize("algo", ["SAC", "TQC", "TD3"])
+@pytest.mark.parametrize("architecture", [None, *ARCHITECTURES])
+def test_critics_may_have_other_widths_than_the_actor(algo: str, architecture: str | None) -> None:
+    config: Any = config_class(algo)().environment("Pendulum-v1").debugging(seed=0)
+    config.rl_module(model_config={"architecture": architecture, "fcnet_hiddens": [8], "critic_hiddens": [24, 24]})
+    with config.build() as algorithm:
+        module: Any = algorithm.get_module()
+        assert {len(parameter) for parameter in module.actor.encoder.mlp.parameters()} <= {8, 4 * 8}
+        widths = {parameter.shape[0] for layer in module.q[0].mlp for parameter in layer.parameters()}
+        assert 24 in widths and 8 not in widths
+
+
+def test_critics_of_sac_with_memory_may_have_other_widths() -> None:
+    settings = {"fcnet_hiddens": [8], "critic_hiddens": [24], "use_gru": True, "gru_cell_size": 4}
+    config: Any = config_class("SAC")().environment("Pendulum-v1").rl_module(model_config=settings)
+    with config.build() as algorithm:
+        module: Any = algorithm.get_module()
+        assert module.q[0].mlp[0].weight.shape == (24, 4 + 1) and module.actor.head[0].weight.shape == (2, 8)
+
+
 # What an architecture adds to a run.
 
 

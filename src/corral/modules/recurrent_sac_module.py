@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree
 from corral.modules.inference import numpy_layers
 from corral.modules.memory import burn_in, find_learned_steps, memory_outputs, module_inputs
-from corral.modules.module import LogStdRange, MemoryConfig
+from corral.modules.module import MemoryConfig
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 from corral.modules.recurrent import RecurrentEncoder, State, is_flat
 from corral.modules.sac_module import ActorNetwork, CriticNetwork, SACModule, SACNetworkConfig
@@ -29,12 +29,11 @@ of legal actions where observations hold one."""
 
 
 @dataclass
-class SACMemoryConfig(MemoryConfig):
-    """Settings of the default module of SAC with memory; see `MemoryConfig` and `SACNetworkConfig`."""
+class SACMemoryConfig(SACNetworkConfig, MemoryConfig):
+    """Settings of the default module of SAC with memory; see `MemoryConfig` and `SACNetworkConfig`.
 
-    DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = SACNetworkConfig.DEFAULT_HIDDENS
-
-    log_std_bounds: LogStdRange | None = None
+    The layers of `critic_hiddens` come after the recurrent layer; `None` is the last one of `fcnet_hiddens`.
+    """
 
 
 class RecurrentSACModule(SACModule):
