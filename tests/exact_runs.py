@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -51,6 +52,13 @@ class StatefulDrift(Drift):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self._episodes, self._place = int(state["episodes"]), np.array(state["place"], np.float64).reshape(3)
+
+
+class Features(torch.nn.Linear):
+    """A features extractor."""
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__(3, 4)
 
 
 SMALL: dict[str, Any] = {"fcnet_hiddens": [16]}

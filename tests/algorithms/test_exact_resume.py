@@ -81,6 +81,10 @@ SLOW["CrossQ"] = ("CrossQ", {})
 SLOW["SAC-simba_v2"] = ("SAC", {"model_config": {"architecture": "simba_v2", "fcnet_hiddens": [8]}})
 SLOW["TD3-simba_v2"] = ("TD3", {"model_config": {"architecture": "simba_v2", "fcnet_hiddens": [8]}})
 SLOW["DQN-simba"] = ("DQN", {"model_config": {"architecture": "simba", "fcnet_hiddens": [8]}})
+SLOW["TQC-shared_features"] = (
+    "TQC",
+    {"model_config": {"fcnet_hiddens": [8], "features_extractor": exact_runs.Features, "share_features": True}},
+)
 SLOW["SAC-evaluating"] = ("SAC", IN_PARALLEL)
 SLOW["DDPG"] = ("DDPG", {})
 SLOW["SAC-lstm"] = ("SAC", {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 4}})

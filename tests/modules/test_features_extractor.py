@@ -170,3 +170,115 @@ def test_a_checkpoint_names_only_modules_of_torch(path: str, problem: str) -> No
         CheckpointError, match=f"features_extractor='{path}' is not taken from a checkpoint: it {problem}"
     ):
         check_imports({"rl_module": {"model_config": {"features_extractor": path}}}, "here")
+
+
+# One extractor for actor and critics.
+
+SHARED = ("SAC", "TQC", "CrossQ", "TD3", "DDPG")
+
+
+@pytest.mark.parametrize("algo", SHARED)
+def test_actor_and_critics_may_share_it(algo: str, tmp_path: Path) -> None:
+    with make_config(algo, share_features=True).build() as algorithm:
+        module: Any = algorithm.get_module()
+        assert all(critic.encoder is module.actor.encoder for critic in module.q)
+        assert all(critic.encoder is module.target_q[0].encoder for critic in module.target_q)
+        weight = module.actor.encoder.extractor.layers[0].weight
+        groups = {name: {*map(id, group)} for name, group in module.parameter_groups().items()}
+        assert [name for name, group in groups.items() if id(weight) in group] == ["critic"]
+        before = weight.clone()
+        algorithm.train()
+        algorithm.train()
+        assert not torch.equal(module.actor.encoder.extractor.layers[0].weight, before)
+        weights = {name: value.clone() for name, value in module.state_dict().items()}
+        algorithm.save(tmp_path)
+        obs = {"grid": np.zeros((8, 8, 3), np.uint8), "speed": np.array([0.5, -0.2], np.float32)}
+        expected = algorithm.compute_single_action(obs, explore=False)
+    np.testing.assert_allclose(load_policy(tmp_path)(obs), expected, rtol=1e-5)
+    with Algorithm.from_checkpoint(tmp_path) as restored:
+        assert_same_weights(restored.get_module().state_dict(), weights)
+        module = restored.get_module()
+        assert all(critic.encoder is module.actor.encoder for critic in module.q)
+        restored.train()
+
+
+@pytest.mark.parametrize("algo", ["SAC", "TD3"])
+def test_the_critics_alone_train_what_is_shared(algo: str) -> None:
+    """With shared features the gradients of the critics are those of separate networks with the same weights."""
+    with make_config(algo, share_features=True).build() as one, make_config(algo).build() as other:
+        shared, separate = one.get_module(), other.get_module()
+        weights = shared.state_dict()
+        names = {
+            name: name.replace("actor.head.0", "actor.encoder.mlp.0").replace("actor.head.2", "actor.head.0")
+            for name in weights
+            if algo == "TD3" or "actor.head.3" not in name
+        }
+        separate.load_state_dict({names[name]: value for name, value in weights.items() if name in names}, strict=True)
+        rng = torch.Generator().manual_seed(0)
+        obs = {"grid": torch.zeros(5, 8, 8, 3, dtype=torch.uint8), "speed": torch.randn(5, 2, generator=rng)}
+        actions = torch.rand(5, 1, generator=rng)
+        torch.testing.assert_close(shared.policy(obs), separate.policy(obs))
+        for target in (False, True):
+            torch.testing.assert_close(
+                shared.q_values(obs, actions, target=target), separate.q_values(obs, actions, target=target)
+            )
+        for module in (shared, separate):
+            (module.q_values(obs, actions).square().sum() + module.policy(obs).square().sum()).backward()
+        gradient = shared.q[0].encoder.extractor.layers[0].weight.grad
+        torch.testing.assert_close(
+            gradient, sum(critic.encoder.extractor.layers[0].weight.grad for critic in separate.q)
+        )
+        assert separate.actor.encoder.extractor.layers[0].weight.grad.abs().sum() > 0
+
+
+def test_the_loss_of_the_actor_leaves_shared_features_alone() -> None:
+    with make_config("SAC", share_features=True).build() as algorithm:
+        module: Any = algorithm.get_module()
+        obs = {"grid": torch.zeros(3, 8, 8, 3, dtype=torch.uint8), "speed": torch.randn(3, 2)}
+        actions, _ = module.sample(obs, torch.randn(3, 1))
+        with module.frozen_critics():
+            module.q_values(obs, actions).sum().backward()
+        assert (
+            module.q[0].encoder.extractor.layers[0].weight.grad is None
+            or (module.q[0].encoder.extractor.layers[0].weight.grad == 0).all()
+        )
+        assert all(parameter.grad.abs().sum() > 0 for parameter in module.actor.head[2].parameters())
+
+
+def test_it_is_called_once_for_all_critics() -> None:
+    class Counted(SpeedFeatures):
+        num_calls = 0
+
+        def forward(self, obs: Any) -> torch.Tensor:
+            Counted.num_calls += 1
+            return super().forward(obs)
+
+    def calls(**model: Any) -> int:
+        with make_config("TQC", features_extractor=Counted, **model).build() as algorithm:
+            obs = {"grid": torch.zeros(3, 8, 8, 3, dtype=torch.uint8), "speed": torch.randn(3, 2)}
+            Counted.num_calls = 0
+            algorithm.get_module().q_values(obs, torch.zeros(3, 1))
+            return Counted.num_calls
+
+    assert calls() == 2 and calls(share_features=True) == 1
+
+
+def test_sharing_that_cannot_work_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    from corral.modules.sac_module import SACModule
+
+    class OwnActor(SACModule):
+        def make_actor(self) -> nn.Module:
+            return nn.Linear(3, 2)
+
+    class OwnCritic(SACModule):
+        def make_critic(self) -> nn.Module:
+            return nn.Linear(3, 1)
+
+    for cls, problem in ((OwnActor, "make_actor returned Linear"), (OwnCritic, "make_critic returned Linear")):
+        with pytest.raises(ConfigError, match=f"share_features=True needs .*{problem}"):
+            cls(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)), {"share_features": True})
+    with pytest.raises(ConfigError, match="share_features=True has no effect without a module without memory"):
+        make_config("SAC", share_features=True, use_lstm=True).build()
+    config: Any = config_class("SAC")().environment("Pendulum-v1").rl_module(model_config={"share_features": True})
+    with config.build():
+        assert "share_features has no effect without an image in the observations, or features_extractor" in caplog.text

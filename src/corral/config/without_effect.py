@@ -190,6 +190,10 @@ _NEEDS_OF_SPACES: dict[str, tuple[Callable[[ModuleSpec, NetworkConfig], bool], s
             "fcnet_hiddens or head_hiddens, which nets for images do not have by default",
         ),
     ),
+    "share_features": (
+        lambda spec, network: _has_image(spec, network) or network.features_extractor is not None,
+        "an image in the observations, or features_extractor: nothing before the hidden layers learns",
+    ),
     "action_masks": (_has_mask, "a mask in the observations"),
     **dict.fromkeys(("initial_log_std", "free_log_std", "action_bounds"), (_has_box, "Box actions")),
     "action_parts": (

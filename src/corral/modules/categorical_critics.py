@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.sac_module import CriticNetwork, SACModule
+from corral.modules.sac_module import CriticNetwork, SACModule, shared_encoder
 from corral.modules.td3_module import TD3Module
 
 
@@ -60,8 +60,9 @@ class CategoricalSACModule(SACModule):
 
     def make_critic(self) -> nn.Module:
         """Return a new critic, which is called as `critic(obs, actions)` and returns logits `[B, K]`."""
-        config = self.CONFIG.parse(self.model_config)
-        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=self._num_atoms)
+        config: Any = self.CONFIG.parse(self.model_config)
+        encoder, num_outputs = shared_encoder(self.actor, config), self._num_atoms
+        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder)
 
     def logits(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the logits of all critics for Box actions in [-1, 1], `[C, B, K]`."""
@@ -101,8 +102,11 @@ class CategoricalTD3Module(TD3Module):
 
     def make_critic(self) -> nn.Module:
         """Return a new critic, which is called as `critic(obs, actions)` and returns logits `[B, K]`."""
-        config = self.CONFIG.parse(self.model_config)
-        return CriticNetwork(self.observation_space, self.action_space, config, num_outputs=self._num_atoms)
+        config: Any = self.CONFIG.parse(self.model_config)
+        encoder, num_outputs = shared_encoder(self.actor, config), self._num_atoms
+        return CriticNetwork(
+            self.observation_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder
+        )
 
     def logits(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the logits of all critics for actions in [-1, 1], `[C, B, K]`."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral.core.action_masks import MASK_KEY
+from corral.core.settings import Need
 from corral.core.tree import Tree
 from corral.modules.inference import numpy_layers
 from corral.modules.memory import burn_in, find_learned_steps, memory_outputs, module_inputs
@@ -34,6 +35,17 @@ class SACMemoryConfig(SACNetworkConfig, MemoryConfig):
 
     The layers of `critic_hiddens` come after the recurrent layer; `None` is the last one of `fcnet_hiddens`.
     """
+
+    NEEDS: ClassVar[Mapping[str, Need]] = {
+        "share_features": Need(
+            "a module without memory: with memory all networks read one encoder", lambda config: not config.has_memory
+        )
+    }
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is a recurrent layer."""
+        return self.use_lstm or self.use_gru
 
 
 class RecurrentSACModule(SACModule):

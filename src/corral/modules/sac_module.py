@@ -36,6 +36,9 @@ class SACNetworkConfig(NetworkConfig):
     Attributes:
         critic_hiddens: Widths of the hidden layers of the critics; `None` is `fcnet_hiddens`. With an architecture it
             is two blocks of width 512 unless `fcnet_hiddens` is given.
+        share_features: Whether actor and critics read the same features: those of one `features_extractor`, or of the
+            same convolutions. The critics train them, and the actor reads them without gradients (Yarats et al. 2021,
+            arXiv:1910.01741, section 5).
         log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None`
             clamps it to [-20, 2], as Haarnoja et al. 2018 do.
     """
@@ -44,6 +47,7 @@ class SACNetworkConfig(NetworkConfig):
     DEFAULT_BLOCKS: ClassVar[tuple[int, ...]] = (128,)
 
     critic_hiddens: tuple[PositiveInt, ...] | None = None
+    share_features: bool = False
     log_std_bounds: LogStdRange | None = None
 
     def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
@@ -61,7 +65,10 @@ def find_critic_hiddens(config: Any, space: spaces.Space[Any]) -> list[int]:
 
 
 class ActorNetwork(nn.Module):
-    """A network from observations to `dist_inputs`, `[B, D]`: an encoder and a head."""
+    """A network from observations to `dist_inputs`, `[B, D]`: an encoder and a head.
+
+    If it shares features with critics, the hidden layers are in the head, and the encoder gets no gradients from here.
+    """
 
     def __init__(
         self,
@@ -74,9 +81,14 @@ class ActorNetwork(nn.Module):
     ) -> None:
         """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
-        self.encoder = Encoder(observation_space, config.hiddens_for(observation_space), config)
+        hiddens = config.hiddens_for(observation_space)
+        self.shares_features = bool(getattr(config, "share_features", False))
+        self.encoder = Encoder(observation_space, [] if self.shares_features else hiddens, config)
         num_features = self.encoder.num_outputs
-        head: list[nn.Module] = [
+        head: list[nn.Module] = []
+        if self.shares_features:
+            head, num_features = [*config.make_layers(num_features, hiddens)], [num_features, *hiddens][-1]
+        head += [
             *config.make_head_layers(num_features),
             config.make_last_layer(num_features, num_inputs, 0.01),
         ]
@@ -86,7 +98,8 @@ class ActorNetwork(nn.Module):
 
     def forward(self, obs: Tree) -> Tensor:
         """Map observations, a tree of `[B, ...]`, to `[B, D]`."""
-        dist_inputs: Tensor = self.head(self.encoder(obs))
+        features = self.encoder(obs)
+        dist_inputs: Tensor = self.head(features.detach() if self.shares_features else features)
         return dist_inputs
 
 
@@ -103,12 +116,16 @@ class CriticNetwork(nn.Module):
         config: NetworkConfig,
         *,
         num_outputs: int | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
-        """Build the layers; the first hidden layer reads the encoded observation and the Box action."""
+        """Build the layers; the first hidden layer reads the encoded observation and the Box action.
+
+        Other networks may have the `encoder` too; `None` makes one.
+        """
         super().__init__()
         self._is_scalar = num_outputs is None and not isinstance(action_space, spaces.Discrete)
         hiddens = config.critic_hiddens_for(observation_space)
-        self.encoder = Encoder(observation_space, [], config)
+        self.encoder = Encoder(observation_space, [], config) if encoder is None else encoder
         num_features = self.encoder.num_outputs
         num_values = num_outputs or 1
         if isinstance(action_space, spaces.Discrete):
@@ -120,13 +137,58 @@ class CriticNetwork(nn.Module):
         self.mlp = nn.Sequential(*layers, *config.make_head_layers(num_features))
         self.head = config.make_last_layer(num_features, num_values, 1.0)
 
-    def forward(self, obs: Tree, actions: Tensor | None = None) -> Tensor:
-        """Map observations, and Box actions float32 `[B, d]`, to values `[B]`, `[B, n]` or `[B, num_outputs]`."""
-        features = self.encoder(obs)
+    def forward(self, obs: Tree, actions: Tensor | None = None, features: Tensor | None = None) -> Tensor:
+        """Map observations, and Box actions float32 `[B, d]`, to values `[B]`, `[B, n]` or `[B, num_outputs]`.
+
+        Args:
+            obs: Observations, a tree of `[B, ...]`.
+            actions: Box actions in [-1, 1].
+            features: What the encoder gives for the observations, if that is known.
+        """
+        features = self.encoder(obs) if features is None else features
         if actions is not None:
             features = torch.cat([features, actions], -1)
         values: Tensor = self.head(self.mlp(features))
         return values.squeeze(-1) if self._is_scalar else values
+
+
+def shared_encoder(actor: nn.Module, config: Any) -> Encoder | None:
+    """Return the encoder of an actor that the critics have too, or `None` if they do not share it.
+
+    Raises:
+        ConfigError: They should share it, and the actor is of another class.
+    """
+    if not config.share_features:
+        return None
+    if not isinstance(actor, ActorNetwork):
+        raise ConfigError(
+            f"model_config: share_features=True needs the default actor, and make_actor returned {type(actor).__name__}"
+            ": leave it out, and share layers in make_actor and make_critic."
+        )
+    return actor.encoder
+
+
+def shares_features(actor: nn.Module, critics: nn.ModuleList) -> bool:
+    """Return whether the critics have the encoder of the actor.
+
+    Raises:
+        ConfigError: They should share it, and a critic has another encoder, so that nothing would train the actor's.
+    """
+    if not (isinstance(actor, ActorNetwork) and actor.shares_features):
+        return False
+    if others := [critic for critic in critics if getattr(critic, "encoder", None) is not actor.encoder]:
+        raise ConfigError(
+            f"model_config: share_features=True needs critics with the encoder of the actor, and make_critic returned "
+            f"{type(others[0]).__name__} without it: leave it out, or take `self.actor.encoder` there."
+        )
+    return True
+
+
+def own_parameters(actor: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that the loss of an actor moves: not those of an encoder that it shares with critics."""
+    if isinstance(actor, ActorNetwork) and actor.shares_features:
+        return list(actor.head.parameters())
+    return list(actor.parameters())
 
 
 class SACModule(Module):
@@ -176,6 +238,7 @@ class SACModule(Module):
         initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
         self.actor = self.make_actor()
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
+        self.shares_features = shares_features(self.actor, self.q)
         self.target_q = self.make_targets()
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self._targets = Follower({self.target_q: self.q})
@@ -208,7 +271,9 @@ class SACModule(Module):
         For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
         `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
-        return CriticNetwork(self.features_space, self.action_space, self.CONFIG.parse(self.model_config))
+        config: Any = self.CONFIG.parse(self.model_config)
+        encoder = shared_encoder(self.actor, config)
+        return CriticNetwork(self.features_space, self.action_space, config, encoder=encoder)
 
     def make_targets(self) -> nn.ModuleList:
         """Return the target critics, copies of the critics."""
@@ -247,8 +312,12 @@ class SACModule(Module):
 
     def q_values(self, obs: Tree, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
         """Return the values of all critics: `[C, B]` for Box actions in [-1, 1], `[C, B, n]` for Discrete ones."""
+        critics: Any = self.target_q if target else self.q
+        if self.shares_features:
+            features = critics[0].encoder(obs)
+            return torch.stack([critic(obs, actions, features) for critic in critics])
         arguments = (obs,) if actions is None else (obs, actions)
-        return torch.stack([critic(*arguments) for critic in (self.target_q if target else self.q)])
+        return torch.stack([critic(*arguments) for critic in critics])
 
     def value(self, obs: Tree) -> Tensor:
         """Return the lowest of the critics' values of the most likely action, float32 `[B]`."""
@@ -293,7 +362,7 @@ class SACModule(Module):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor`, `critic` and `alpha`."""
         return {
-            "actor": list(self.actor.parameters()),
+            "actor": own_parameters(self.actor),
             "critic": list(self.q.parameters()),
             "alpha": [self.log_alpha],
         }

@@ -18,7 +18,14 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.sac_module import ActorNetwork, CriticNetwork, find_critic_hiddens
+from corral.modules.sac_module import (
+    ActorNetwork,
+    CriticNetwork,
+    find_critic_hiddens,
+    own_parameters,
+    shared_encoder,
+    shares_features,
+)
 from corral.modules.targets import Follower
 
 
@@ -28,12 +35,14 @@ class TD3NetworkConfig(NetworkConfig):
 
     Attributes:
         critic_hiddens: Widths of the hidden layers of the critics; see `SACNetworkConfig`.
+        share_features: Whether actor and critics read the same features; see `SACNetworkConfig`.
     """
 
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (400, 300)
     DEFAULT_BLOCKS: ClassVar[tuple[int, ...]] = (128,)
 
     critic_hiddens: tuple[PositiveInt, ...] | None = None
+    share_features: bool = False
 
     def critic_hiddens_for(self, space: spaces.Space[Any]) -> list[int]:
         """Return the widths of the hidden layers of critics; see `find_critic_hiddens`."""
@@ -87,6 +96,7 @@ class TD3Module(Module):
         num_critics = 2 if self.model_config.pop("twin_q", True) else 1
         self.actor = self.make_actor()
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
+        self.shares_features = shares_features(self.actor, self.q)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self._targets = Follower({self.target_actor: self.actor, self.target_q: self.q})
@@ -105,7 +115,9 @@ class TD3Module(Module):
 
     def make_critic(self) -> nn.Module:
         """Return a new critic, called as `critic(obs, actions)` with actions float32 `[B, d]` in [-1, 1]: `[B]`."""
-        return CriticNetwork(self.observation_space, self.action_space, self.CONFIG.parse(self.model_config))
+        config: Any = self.CONFIG.parse(self.model_config)
+        encoder = shared_encoder(self.actor, config)
+        return CriticNetwork(self.observation_space, self.action_space, config, encoder=encoder)
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
@@ -131,7 +143,11 @@ class TD3Module(Module):
 
     def q_values(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the values of all critics, `[C, B]`, for actions `[B, d]` in [-1, 1]."""
-        return torch.stack([critic(obs, actions) for critic in (self.target_q if target else self.q)])
+        critics: Any = self.target_q if target else self.q
+        if self.shares_features:
+            features = critics[0].encoder(obs)
+            return torch.stack([critic(obs, actions, features) for critic in critics])
+        return torch.stack([critic(obs, actions) for critic in critics])
 
     def value(self, obs: Tree) -> Tensor:
         """Return the lowest of the critics' values of the actor's action, float32 `[B]`."""
@@ -143,7 +159,7 @@ class TD3Module(Module):
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor` and `critic`."""
-        return {"actor": list(self.actor.parameters()), "critic": list(self.q.parameters())}
+        return {"actor": own_parameters(self.actor), "critic": list(self.q.parameters())}
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the weights of the actor."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.sac_module import CriticNetwork, SACModule, SACNetworkConfig
+from corral.modules.sac_module import CriticNetwork, SACModule, shared_encoder
 
 
 class TQCModule(SACModule):
@@ -54,8 +54,9 @@ class TQCModule(SACModule):
 
     def make_critic(self) -> nn.Module:
         """Return a new critic, which is called as `critic(obs, actions)` and returns quantiles `[B, M]`."""
-        config = SACNetworkConfig.parse(self.model_config)
-        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=self.num_quantiles)
+        config: Any = self.CONFIG.parse(self.model_config)
+        encoder, num_outputs = shared_encoder(self.actor, config), self.num_quantiles
+        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder)
 
     def quantiles(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the quantiles of all critics for Box actions in [-1, 1], `[C, B, M]`."""
