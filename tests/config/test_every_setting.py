@@ -322,10 +322,8 @@ WITH: dict[str, dict[str, Any]] = {
     "clip_actions": {"normalize_actions": False, **BOX},
     "normalize_actions": BOX,
     "burn_in_len": LSTM,
-    **dict.fromkeys(
-        ("model_config.features_extractor_config", "model_config.share_features"),
-        {"model_config": {"features_extractor": Scaled}},
-    ),
+    "model_config.features_extractor_config": {"model_config": {"features_extractor": Scaled}},
+    "model_config.share_features": {"model_config": {"features_extractor": Scaled}},
     "on_error": {"callback_functions": {"on_episode_end": [raise_error]}},
     "evaluation_force_reset_envs_before_iteration": {
         **{"evaluation_duration_unit": "timesteps", "evaluation_duration": 14, "evaluation_interval": 1},
