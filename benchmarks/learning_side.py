@@ -7,10 +7,11 @@ normalises observations or rewards. With `--tuned`, Corral takes the tuned setti
 """
 
 import argparse
+import importlib
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from measuring import THREAD_VARIABLES, Fields, print_line
@@ -79,19 +80,31 @@ def thin_out(curve: Curve) -> Curve:
 
 def greedy_return(env_id: str, act: Act, num_episodes: int) -> float:
     """Return the mean return of episodes in which the policy does not explore."""
-    import gymnasium
+    return sum(total for total, _ in play_greedily(env_id, act, num_episodes)) / num_episodes
 
-    env = gymnasium.make(env_id)
-    total = 0.0
+
+def play_greedily(env_id: str, act: Act, num_episodes: int) -> Iterator[tuple[float, bool]]:
+    """Yield the return of each episode, and whether its last `info` has `is_success`."""
+    env = make_env(env_id)
     for episode in range(num_episodes):
-        obs, _ = env.reset(seed=FIRST_GREEDY_SEED + episode)
-        done = False
+        obs, info = env.reset(seed=FIRST_GREEDY_SEED + episode)
+        total, done = 0.0, False
         while not done:
-            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            obs, reward, terminated, truncated, info = env.step(act(obs))
             total += float(reward)
             done = terminated or truncated
+        yield total, bool(info.get("is_success"))
     env.close()
-    return total / num_episodes
+
+
+def make_env(env_id: str) -> Any:
+    """Return an env of Gymnasium, or of a class that is named by its import path, `module:Class`."""
+    import gymnasium
+
+    if ":" not in env_id:
+        return gymnasium.make(env_id)
+    module, _, name = env_id.partition(":")
+    return getattr(importlib.import_module(module), name)()
 
 
 def measure(options: argparse.Namespace) -> Fields:

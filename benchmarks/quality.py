@@ -120,7 +120,8 @@ def render(runs: list[Run]) -> str:
     lines = [INTRODUCTION.format(num_seeds=NUM_SEEDS)]
     for env, rows in ROWS.items():
         task = TASKS[env]
-        lines += [f"## {env}: {task.threshold:,g} within {task.num_steps:,} env steps", ""]
+        aim = f"{task.threshold:,g}% of episodes at the goal" if task.has_goals else f"{task.threshold:,g}"
+        lines += [f"## {env.rpartition(':')[2]}: {aim} within {task.num_steps:,} env steps", ""]
         lines += ["| | reached | env steps | CPU s | last | best | version | day |"]
         lines += ["| --- | ---: | ---: | ---: | --- | ---: | --- | --- |"]
         cells = [

@@ -9,14 +9,16 @@ class Task:
     """An env of the leaderboard.
 
     Attributes:
-        threshold: Return that counts as reached.
+        threshold: Return that counts as reached, or with goals the percentage of episodes.
         num_steps: Env steps of a run.
         every: Env steps between two evaluations.
+        has_goals: Whether episodes count by `is_success` in their last `info`, not by their return.
     """
 
     threshold: float
     num_steps: int
     every: int
+    has_goals: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,15 @@ TASKS = {
     "CartPole-v1": Task(threshold=475.0, num_steps=60_000, every=2_000),
     "Pendulum-v1": Task(threshold=-200.0, num_steps=8_000, every=500),
     "InvertedDoublePendulum-v5": Task(threshold=9_000.0, num_steps=15_000, every=1_000),
+    "corral.testing:ReachEnv": Task(threshold=95.0, num_steps=5_000, every=1_000, has_goals=True),
     "Hopper-v5": Task(threshold=2_000.0, num_steps=100_000, every=5_000),
     "HalfCheetah-v5": Task(threshold=3_000.0, num_steps=100_000, every=5_000),
 }
 
 # Stable-Baselines3 and its contrib package begin to learn after 100 env steps.
 EARLY = {"training.num_steps_sampled_before_learning_starts": 100}
-# SimbaV2 as its authors train it (arXiv:2502.15280), but with critics of two blocks of 128, which need a sixteenth of the
-# multiplications of their 512.
+# SimbaV2 as its authors train it (arXiv:2502.15280), but with critics of two blocks of 128, which need a sixteenth of
+# the multiplications of their 512.
 SIMBA_V2 = {
     **EARLY,
     "rl_module.model_config": {"architecture": "simba_v2", "fcnet_hiddens": [128], "critic_hiddens": [128, 128]},
@@ -66,6 +69,9 @@ CONTINUOUS = (
     Row("SB3 contrib TQC", "sb3", "TQC"),
     Row("SB3 contrib CrossQ", "sb3", "CrossQ"),
 )
+# A point in a cube, whose goal random actions reach in one of a hundred episodes.
+REACH = {"rl_module.model_config": {"fcnet_hiddens": [64, 64]}, "training.lr": 1e-3, "training.gamma": 0.95}
+HINDSIGHT = {**REACH, "training.replay_buffer_config": {"type": "hindsight"}}
 
 ROWS: dict[str, tuple[Row, ...]] = {
     "CartPole-v1": (
@@ -76,6 +82,12 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     "Pendulum-v1": CONTINUOUS,
     "InvertedDoublePendulum-v5": CONTINUOUS,
+    "corral.testing:ReachEnv": (
+        Row("Corral SAC, hindsight", "corral", "SAC", HINDSIGHT),
+        Row("Corral TQC, hindsight", "corral", "TQC", HINDSIGHT),
+        Row("Corral SAC, uniform replay", "corral", "SAC", REACH),
+        Row("Corral TQC, uniform replay", "corral", "TQC", REACH),
+    ),
     "Hopper-v5": CONTINUOUS,
     "HalfCheetah-v5": CONTINUOUS,
 }

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from learning_side import Act, greedy_return
+from learning_side import Act, play_greedily
 from measuring import THREAD_VARIABLES, Fields, print_line
 from quality_rows import ROWS, TASKS, Row, Task
 
@@ -24,7 +24,7 @@ class Course:
     """What a run has reached at each evaluation.
 
     Attributes:
-        points: Env steps, CPU seconds of training until then, and the mean return of an evaluation.
+        points: Env steps, CPU seconds of training until then, and the score of an evaluation.
     """
 
     def __init__(self, env_id: str, task: Task) -> None:
@@ -40,9 +40,15 @@ class Course:
         start = time.process_time()
         seconds = start - self._evaluation_seconds
         is_last = num_env_steps >= self._task.num_steps
-        mean = greedy_return(self._env_id, act, LAST_EPISODES if is_last else EPISODES)
+        mean = score(self._env_id, self._task, act, LAST_EPISODES if is_last else EPISODES)
         self._evaluation_seconds += time.process_time() - start
         self.points.append((num_env_steps, round(seconds, 2), round(mean, 2)))
+
+
+def score(env_id: str, task: Task, act: Act, num_episodes: int) -> float:
+    """Return the mean return of episodes without exploration, or the percentage of those that end at their goal."""
+    played = list(play_greedily(env_id, act, num_episodes))
+    return sum(100.0 * is_success if task.has_goals else total for total, is_success in played) / num_episodes
 
 
 def train_corral(row: Row, env_id: str, seed: int, look: Callable[[int, Act], None], task: Task) -> str:
