@@ -196,6 +196,10 @@ class NetworkConfig:
         default, names = type(self)(), ["fcnet_activation", "use_layernorm", "head_hiddens"]
         if self.architecture == "simba_v2":
             names.append("fcnet_bias_initializer")
+        if getattr(self, "critic_hiddens", None) == ():
+            raise ConfigError(
+                f"model_config: architecture={self.architecture!r} needs blocks: critic_hiddens is empty."
+            )
         if given := [name for name in names if getattr(self, name) != getattr(default, name)]:
             raise ConfigError(
                 f"model_config: {given[0]}={getattr(self, given[0])!r} has no effect with architecture="

@@ -31,7 +31,7 @@ CRITIC_BLOCKS = (512, 512)
 
 @dataclass
 class SACNetworkConfig(NetworkConfig):
-    """Settings of the default module of SAC, for each of its networks; the networks share no layers.
+    """Settings of the default module of SAC, for each of its networks.
 
     Attributes:
         critic_hiddens: Widths of the hidden layers of the critics; `None` is `fcnet_hiddens`. With an architecture it

@@ -31,7 +31,7 @@ from corral.modules.targets import Follower
 
 @dataclass
 class TD3NetworkConfig(NetworkConfig):
-    """Settings of the default module of TD3 and DDPG, for each of its networks; the networks share no layers.
+    """Settings of the default module of TD3 and DDPG, for each of its networks.
 
     Attributes:
         critic_hiddens: Widths of the hidden layers of the critics; see `SACNetworkConfig`.
