@@ -16,7 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from corral.core.comparisons import interquartile_mean
 from processes import run_script
+from runs_of_seeds import judge
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ("corral", "sb3")
@@ -133,14 +135,13 @@ def render(runs: list[Run]) -> str:
     """Return the page with one table per algorithm."""
     lines = [
         *INTRODUCTION,
-        "A cell holds the mean and, in brackets, each seed.",
+        "A cell holds the interquartile mean and, in brackets, each seed; with three seeds that is the mean.",
         "*Training* is the mean return of the last 100 episodes of training; *greedy* is the mean return of 20",
-        "episodes without exploration after training; *CPU* is the mean of the CPU seconds of training. Corral's",
-        "greedy return is *as good* if it is not below the one of Stable-Baselines3 by more than the standard",
-        "error of the difference. One bad seed lowers the mean and makes this error large: TD3 on Pendulum-v1 has",
-        "one seed of six at -496 and is *as good* for this reason. What a run learns does not depend on the load",
-        "of the machine; its CPU seconds depend on it a little. A row with fewer seeds is not complete: no verdict",
-        "is given.",
+        "episodes without exploration after training; *CPU* is the mean of the CPU seconds of training. Corral is",
+        "*better* or *below* if the 95% interval of the probability that one of its runs has a higher greedy return",
+        "than one of Stable-Baselines3's (Agarwal et al. 2021, arXiv:2108.13264) is above or below a half, and",
+        "otherwise *as good*; the number is this probability. What a run learns does not depend on the load of the",
+        "machine; its CPU seconds depend on it a little. A row with fewer seeds is not complete: no verdict is given.",
     ]
     for algo, steps in RUNS.items():
         rows = []
@@ -169,17 +170,8 @@ def render(runs: list[Run]) -> str:
 
 
 def show(values: list[float]) -> str:
-    """Return the mean and each value."""
-    return f"{statistics.mean(values):,.0f} ({', '.join(f'{value:,.0f}' for value in values)})"
-
-
-def judge(ours: list[float], theirs: list[float]) -> str:
-    """Return whether our mean is better, as good (within the standard error of the difference) or below."""
-    difference = statistics.mean(ours) - statistics.mean(theirs)
-    error = sum(statistics.variance(values) / len(values) for values in (ours, theirs) if len(values) > 1) ** 0.5
-    if difference > error:
-        return "better"
-    return "as good" if difference >= -error else "below"
+    """Return the interquartile mean and each value."""
+    return f"{interquartile_mean(values):,.0f} ({', '.join(f'{value:,.0f}' for value in values)})"
 
 
 if __name__ == "__main__":

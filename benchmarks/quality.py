@@ -21,9 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from corral.core.comparisons import Estimate, estimate_iqm
+from corral.core.comparisons import interquartile_mean
 from processes import run_script
 from quality_rows import NUM_SEEDS, ROWS, TASKS, Row, Task
+from runs_of_seeds import show_iqm
 
 HERE = Path(__file__).resolve().parent
 RUNS_FILE, TABLE_FILE = HERE / "quality.json", HERE / "QUALITY.md"
@@ -143,34 +144,25 @@ def cells_of(row: Row, runs: list[Run], task: Task) -> tuple[tuple[float, float]
         return (math.inf, math.inf), [row.name, "not measured", *[""] * 6]
     found = [reached(run["points"], task.threshold) for run in runs]
     steps, seconds = (statistics.median_high(each) for each in zip(*found, strict=True))
-    last, best = (
-        estimate_iqm([scores])
-        for scores in ([run["points"][-1][2] for run in runs], [max(p[2] for p in run["points"]) for run in runs])
-    )
+    last = [run["points"][-1][2] for run in runs]
+    best = interquartile_mean([max(point[2] for point in run["points"]) for run in runs])
     newest = max(runs, key=lambda run: run["day"])
     texts = [
         row.name,
         f"{sum(steps < math.inf for steps, _ in found)} of {len(runs)}",
         f"{steps:,}" if steps < math.inf else "later",
         f"{seconds:,.0f}" if seconds < math.inf else "later",
-        with_interval(last),
-        f"{best.value:,.0f}",
+        show_iqm(last),
+        f"{best:,.0f}",
         newest["commit"] or newest["version"],
         newest["day"],
     ]
-    return (steps, -last.value), texts
+    return (steps, -interquartile_mean(last)), texts
 
 
 def reached(points: list[list[float]], threshold: float) -> tuple[float, float]:
     """Return env steps and CPU seconds of the first evaluation at or above a return; infinity without one."""
     return next(((steps, seconds) for steps, seconds, value in points if value >= threshold), (math.inf, math.inf))
-
-
-def with_interval(found: Estimate) -> str:
-    """Return a number with its interval, where there is one."""
-    if math.isnan(found.low):
-        return f"{found.value:,.0f}"
-    return f"{found.value:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 from corral.algorithms.tuned_settings import tuned_algorithms, tuned_settings
 from processes import run_script
+from runs_of_seeds import show_iqm
 
 HERE = Path(__file__).resolve().parent
 RUNS_FILE, TABLE_FILE = HERE / "tuned.json", HERE / "TUNED.md"
@@ -86,8 +87,8 @@ INTRODUCTION = f"""\
 
 Written by `make tuned`. Corral trains with the settings of `corral train --tuned ENV --algo ALGO`, one run for each of
 five seeds. A return is the mean of {GREEDY_EPISODES} episodes without exploration after training; the table has
-the mean over the seeds, its standard deviation, and each seed. *CPU* is the mean of the CPU seconds of a run, on one
-thread.
+the interquartile mean of the seeds with its 95% interval (Agarwal et al. 2021, arXiv:2108.13264), and each seed. *CPU*
+is the mean of the CPU seconds of a run, on one thread.
 
 A learning curve is the mean return of the latest 100 episodes of training, with exploration: a thin line for each seed,
 and a thick one for their mean. `python docs/make_pictures.py` draws the curves.
@@ -182,11 +183,9 @@ def row(algo: str, env: str, runs: list[Run]) -> list[str]:
     if not runs:
         return [env, f"{num_steps:,}", "not measured", "", shown, ""]
     returns = [run["greedy_return"] for run in runs]
-    mean = f"{statistics.mean(returns):,.1f}"
-    if len(returns) > 1:
-        mean += f" ± {statistics.stdev(returns):,.1f}"
+    mean = show_iqm(returns, digits=1)
     if len(returns) < len(SEEDS):
-        mean += f" ({len(returns)} of {len(SEEDS)} seeds)"
+        mean += f", {len(returns)} of {len(SEEDS)} seeds"
     each = ", ".join(f"{value:,.1f}" for value in returns)
     cpu_seconds = statistics.mean(run["cpu_seconds"] for run in runs)
     return [env, f"{num_steps:,}", mean, each, shown, f"{cpu_seconds:,.0f}"]

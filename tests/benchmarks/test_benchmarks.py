@@ -22,6 +22,7 @@ import quality_rows
 import report
 import run
 import runner_groups
+import runs_of_seeds
 import tuned
 from cases import CASES, MAIN, SCRIPTS, select
 from corral.algorithms.tuned_settings import tuned_algorithms
@@ -257,15 +258,17 @@ def test_rounds_are_counted_by_runner() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "verdict"),
     [
-        ([500, 500, 500], [400, 450, 420], "better"),
-        ([400, 450, 420], [500, 500, 500], "below"),
-        ([400, 500, 450], [455, 480, 470], "as good"),  # apart by 18, with a standard error of 30
-        ([-400, -450, -420], [-500, -500, -500], "better"),
-        ([500, 500, 500], [500, 500, 500], "as good"),  # without any error
+        ([500, 500, 500], [400, 450, 420], "better, 1.00"),
+        ([400, 450, 420], [500, 500, 500], "below, 0.00"),
+        ([400, 500, 450], [455, 480, 470], "as good, 0.33"),  # 500 is above all three, and the others below
+        ([-400, -450, -420], [-500, -500, -500], "better, 1.00"),
+        ([500, 500, 500], [500, 500, 500], "as good, 0.50"),
     ],
 )
-def test_defaults_are_compared_by_the_standard_error(ours: list[float], theirs: list[float], verdict: str) -> None:
-    assert defaults.judge(ours, theirs) == verdict
+def test_defaults_are_compared_by_the_probability_of_a_higher_return(
+    ours: list[float], theirs: list[float], verdict: str
+) -> None:
+    assert runs_of_seeds.judge(ours, theirs) == verdict
 
 
 def test_a_row_without_all_its_seeds_has_no_verdict() -> None:
@@ -273,7 +276,7 @@ def test_a_row_without_all_its_seeds_has_no_verdict() -> None:
     fields = {"algo": "SAC", "env": env, "training_return": 1.0, "greedy_return": 2.0, "cpu_seconds": 3.0}
     runs = [{**fields, "library": library, "seed": seed} for library in defaults.LIBRARIES for seed in range(6)]
     assert f"| {env} | 20,000 | 1 (1, 1, 1, 1, 1, 1) |" in defaults.render(runs)
-    assert "as good |" in defaults.render(runs)
+    assert "as good, 0.50 |" in defaults.render(runs)
     assert "5 of 6 seeds |" in defaults.render(runs[:-1])
 
 
@@ -289,9 +292,9 @@ def test_the_table_of_tuned_settings_names_every_setting_and_says_what_was_not_m
     assert {*rows} == {(algo, env) for env, algos in tuned_algorithms().items() for algo in algos if algo in online}
     ppo, sac, td3 = (rows[algo, "Pendulum-v1"] for algo in ("PPO", "SAC", "TD3"))
     each = "-100.0, -110.0, -120.0, -130.0, -140.0"
-    assert ppo.endswith(f"| Pendulum-v1 | 100,000 | -120.0 ± 15.8 | {each} | -172.2 (100,000) | 7 |")
-    assert "| -105.0 ± 7.1 (2 of 5 seeds) | -100.0, -110.0 |" in sac
-    assert "| -100.0 (1 of 5 seeds) | -100.0 |" in td3
+    assert ppo.endswith(f"| Pendulum-v1 | 100,000 | -120.0 (-133.3 to -103.3) | {each} | -172.2 (100,000) | 7 |")
+    assert "| -105.0, 2 of 5 seeds | -100.0, -110.0 |" in sac
+    assert "| -100.0, 1 of 5 seeds | -100.0 |" in td3
     assert rows["SAC", "Hopper-v5"].endswith("| Hopper-v5 | 1,000,000 | not measured |  | 2,325.5 (1,000,000) |  |")
 
 
