@@ -156,6 +156,22 @@ def test_runners_compute_the_policy_in_numpy(name: str, architecture: str) -> No
     np.testing.assert_allclose(inference(obs), again, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("cls", [ActorCritic, QModule])
+def test_masks_hold_for_blocks_in_numpy(cls: Any, architecture: str) -> None:
+    space = spaces.Dict({"action_mask": spaces.Box(0, 1, (4,), np.int8), "observations": OBS})
+    module = cls(space, FOUR, {"architecture": architecture, **SMALL}).eval()
+    inference = Inference(module)
+    assert inference.backend == "numpy"
+    mask = np.array([[1, 0, 0, 1], [0, 1, 1, 0]], np.int8)
+    obs = {"action_mask": mask, "observations": observations(2)}
+    with torch.inference_mode():
+        expected = module.policy({name: torch.from_numpy(leaf) for name, leaf in obs.items()}).numpy()
+    found = inference(obs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert ((found < -1e6) == (mask == 0)).all()
+
+
 def test_wide_blocks_and_other_layers_are_for_torch() -> None:
     assert Inference(make_module("SAC-Box", "simba", fcnet_hiddens=[256])).backend == "torch"
     bounded = make_module("SAC-Box", "simba", log_std_bounds=[-5, 2])
