@@ -212,6 +212,23 @@ def test_weights_of_simba_v2_stay_on_the_sphere_while_they_learn() -> None:
             assert (changes > 1e-3) == ("value" in name)
 
 
+def test_frozen_weights_of_simba_v2_stay_as_they_are_to_the_bit() -> None:
+    module = make_module("PPO-Box", "simba_v2")
+    module.policy_encoder.requires_grad_(False)
+    with torch.no_grad():  # a norm that rounding would change
+        module.policy_encoder.mlp[0].linear.weight.mul_(1 + 1e-5)
+    before = {name: value.clone() for name, value in module.policy_encoder.state_dict().items()}
+
+    def loss(module: Any, batch: Any, coefficients: Any) -> Any:
+        return (module.value(batch["obs"]) - batch["rewards"]).square().mean(), {}
+
+    learner = Learner({"one": module}, {"one": LearningSpec(loss)})
+    batch = {"obs": observations(), "rewards": np.ones(6, np.float32)}
+    learner.update({"one": batch}, {"one": UpdateSettings(lr=0.05)})
+    for name, value in module.policy_encoder.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
 @pytest.mark.parametrize("algo", ["SAC", "TQC", "TD3"])
 @pytest.mark.parametrize("architecture", [None, *ARCHITECTURES])
 def test_critics_may_have_other_widths_than_the_actor(algo: str, architecture: str | None) -> None:
