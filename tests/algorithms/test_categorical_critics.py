@@ -14,6 +14,8 @@ from corral import CQLConfig, SACConfig, TD3Config, TQCConfig
 from corral.algorithms.categorical_critics import categorical_sac_loss, categorical_td3_loss, target_probs
 from corral.errors import ConfigError
 from corral.modules.categorical_critics import CategoricalSACModule, CategoricalTD3Module
+from corral.modules.sac_module import SACModule
+from corral.modules.td3_module import TD3Module
 from corral.testing import BitFlippingEnv
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
@@ -159,6 +161,23 @@ def test_a_terminated_step_has_the_reward_as_its_target() -> None:
 def test_contradictions_are_refused(config: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         config.environment("Pendulum-v1").build()
+
+
+@pytest.mark.parametrize("base", [SACConfig, TD3Config])
+def test_a_class_of_the_user_has_atoms_if_its_base_has(base: Any) -> None:
+    plain, categorical = (SACModule, CategoricalSACModule) if base is SACConfig else (TD3Module, CategoricalTD3Module)
+
+    def config(parent: Any, **training: Any) -> Any:
+        own = type("Own", (parent,), {})
+        found: Any = base().environment("Pendulum-v1").training(**training)
+        return found.rl_module(module_class=own, model_config={"architecture": "simba_v2", "fcnet_hiddens": [8]})
+
+    with pytest.raises(ConfigError, match=r"num_atoms=11: the critics of module_class=Own give no logits: subclass"):
+        config(plain, num_atoms=11).build()
+    with config(categorical).build() as algo:
+        assert len(algo.get_module().atoms) == 101
+    with config(plain).build() as algo:
+        assert not hasattr(algo.get_module(), "atoms")
 
 
 def test_discrete_actions_learn_the_mean() -> None:

@@ -156,6 +156,22 @@ def test_runners_compute_the_policy_in_numpy(name: str, architecture: str) -> No
     np.testing.assert_allclose(inference(obs), again, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("cls", [ActorCritic, QModule])
+def test_masks_hold_for_blocks_in_numpy(cls: Any, architecture: str) -> None:
+    space = spaces.Dict({"action_mask": spaces.Box(0, 1, (4,), np.int8), "observations": OBS})
+    module = cls(space, FOUR, {"architecture": architecture, **SMALL}).eval()
+    inference = Inference(module)
+    assert inference.backend == "numpy"
+    mask = np.array([[1, 0, 0, 1], [0, 1, 1, 0]], np.int8)
+    obs = {"action_mask": mask, "observations": observations(2)}
+    with torch.inference_mode():
+        expected = module.policy({name: torch.from_numpy(leaf) for name, leaf in obs.items()}).numpy()
+    found = inference(obs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert ((found < -1e6) == (mask == 0)).all()
+
+
 def test_wide_blocks_and_other_layers_are_for_torch() -> None:
     assert Inference(make_module("SAC-Box", "simba", fcnet_hiddens=[256])).backend == "torch"
     bounded = make_module("SAC-Box", "simba", log_std_bounds=[-5, 2])
@@ -194,6 +210,23 @@ def test_weights_of_simba_v2_stay_on_the_sphere_while_they_learn() -> None:
             np.testing.assert_allclose(array(layer.weight.norm(dim=1)), 1, rtol=1e-6)
             changes = (layer.weight - before[f"{name}.weight"]).abs().max()
             assert (changes > 1e-3) == ("value" in name)
+
+
+def test_frozen_weights_of_simba_v2_stay_as_they_are_to_the_bit() -> None:
+    module = make_module("PPO-Box", "simba_v2")
+    module.policy_encoder.requires_grad_(False)
+    with torch.no_grad():  # a norm that rounding would change
+        module.policy_encoder.mlp[0].linear.weight.mul_(1 + 1e-5)
+    before = {name: value.clone() for name, value in module.policy_encoder.state_dict().items()}
+
+    def loss(module: Any, batch: Any, coefficients: Any) -> Any:
+        return (module.value(batch["obs"]) - batch["rewards"]).square().mean(), {}
+
+    learner = Learner({"one": module}, {"one": LearningSpec(loss)})
+    batch = {"obs": observations(), "rewards": np.ones(6, np.float32)}
+    learner.update({"one": batch}, {"one": UpdateSettings(lr=0.05)})
+    for name, value in module.policy_encoder.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 @pytest.mark.parametrize("algo", ["SAC", "TQC", "TD3"])

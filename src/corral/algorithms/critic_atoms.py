@@ -26,7 +26,7 @@ class CriticAtomSettings(SettingGroup):
     Attributes:
         num_atoms: Number of returns over which each critic learns a distribution (Bellemare et al. 2017,
             arXiv:1707.06887), for Box actions; 1 learns the mean return. `None` is 101 with the architecture
-            `"simba_v2"`, and 1 without it.
+            `"simba_v2"`, and 1 without it or with a `module_class` that is not for atoms.
         v_min: Smallest of these returns.
         v_max: Largest of these returns.
     """
@@ -51,8 +51,14 @@ class CriticAtomSettings(SettingGroup):
         if self.num_atoms is not None:
             return self.num_atoms
         config: Any = self  # a whole config
-        has_own_module = config.module_class is not None or config.asks_for_memory
-        return AUTO_ATOMS if config.model_config.get("architecture") == "simba_v2" and not has_own_module else 1
+        lacks_atoms = config.asks_for_memory or self._module_lacks_atoms
+        return AUTO_ATOMS if config.model_config.get("architecture") == "simba_v2" and not lacks_atoms else 1
+
+    @property
+    def _module_lacks_atoms(self) -> bool:
+        """Whether the user gave a class of modules whose critics give no logits."""
+        cls = getattr(self, "module_class", None)
+        return cls is not None and not hasattr(cls, "logits")
 
     @property
     def atom_settings(self) -> dict[str, Any]:
@@ -62,7 +68,7 @@ class CriticAtomSettings(SettingGroup):
         return {"num_atoms": self.num_critic_atoms, "v_min": self.v_min, "v_max": self.v_max}
 
     def check_atoms(self) -> None:
-        """Refuse atoms that are no interval, and modules with memory.
+        """Refuse atoms that are no interval, modules with memory, and classes of modules without atoms.
 
         Raises:
             ConfigError: Names the setting.
@@ -72,6 +78,12 @@ class CriticAtomSettings(SettingGroup):
             return
         if self.v_min >= self.v_max:
             raise ConfigError(f"v_min={self.v_min} must be below v_max={self.v_max}: the atoms are between them.")
+        if self._module_lacks_atoms:
+            raise ConfigError(
+                f"num_atoms={self.num_critic_atoms}: the critics of module_class={config.module_class.__name__} "
+                "give no logits: subclass CategoricalSACModule or CategoricalTD3Module of "
+                "corral.modules.categorical_critics, or leave num_atoms out."
+            )
         if config.asks_for_memory:
             raise ConfigError(
                 f"num_atoms={self.num_critic_atoms}: modules with memory learn the mean return: leave it out."

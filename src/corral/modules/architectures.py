@@ -119,8 +119,9 @@ class UnitLinear(nn.Linear):
 
     @torch.no_grad()
     def constrain(self) -> None:
-        """Scale each row of weights to norm 1; learners call it after each gradient step."""
-        self.weight.div_(self.weight.norm(dim=1, keepdim=True).clamp_(min=EPSILON))
+        """Scale each row of weights to norm 1, unless they are frozen; learners call it after each gradient step."""
+        if self.weight.requires_grad:  # rounding would move frozen weights, and targets follow as averages
+            self.weight.div_(self.weight.norm(dim=1, keepdim=True).clamp_(min=EPSILON))
 
 
 class Scaler(nn.Module):
