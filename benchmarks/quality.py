@@ -4,7 +4,7 @@
     make quality ONLY="Pendulum-v1"
 
 Every run (quality.json) and the table (QUALITY.md) are written after each run, so an interrupted measurement keeps what
-it has, and the next one goes on. Runs in the file are not repeated unless the settings of their row or their env
+it has, and the next one continues. Runs in the file are not repeated unless the settings of their row or their env
 changed. A new row or env is one more entry in `quality_rows.py`.
 """
 

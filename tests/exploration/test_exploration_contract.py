@@ -393,6 +393,10 @@ def discrete(**exploration_config: Any) -> AlgorithmConfig:
         ({"type": "Curiosity", "feature_dim": 0}, ["feature_dim=0"]),
         ({"type": "Curiosity", "inverse_net_activation": "relo"}, ["inverse_net_activation", "'relu'"]),
         ({"type": "Curiosity", "forward_net_hiddens": (0,)}, ["forward_net_hiddens=0"]),
+        (
+            {"type": "Curiosity", "feature_net_config": {"architecture": "simba"}},
+            ["feature_net_config", "architecture"],
+        ),
         ({"type": "Curiosity", "feature_net_config": {"hidens": [3]}}, ["feature_net_config", "fcnet_hiddens"]),
         ({"type": "Curiosity", "sub_exploration": {"type": "Epsilon"}}, ["unknown type 'Epsilon'"]),
         ({"type": "Curiosity", "sub_exploration": {"lr": 3}}, ["unknown setting 'lr'"]),

@@ -204,7 +204,7 @@ def test_actor_and_critics_may_share_it(algo: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ["SAC", "TD3"])
 def test_the_critics_alone_train_what_is_shared(algo: str) -> None:
-    """With shared features the gradients of the critics are those of separate networks with the same weights."""
+    """With shared features the gradients of the critics are the sum over separate networks with the same weights."""
     with make_config(algo, share_features=True).build() as one, make_config(algo).build() as other:
         shared, separate = one.get_module(), other.get_module()
         weights = shared.state_dict()

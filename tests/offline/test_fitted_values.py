@@ -163,6 +163,13 @@ def test_other_actions_are_refused() -> None:
         fit(rows, np.zeros((len(rows), 2), np.float32), action_space=spaces.MultiDiscrete([2, 2]))
 
 
+@pytest.mark.parametrize("setting", [{"architecture": "simba"}, {"share_features": True}, {"log_std_bounds": [-1, 1]}])
+def test_settings_of_other_networks_are_refused(setting: dict[str, Any]) -> None:
+    rows = recorded(num_episodes=2)
+    with pytest.raises(ConfigError, match=f"fitted Q evaluation: model_config: {next(iter(setting))}=.* has no effect"):
+        fit(rows, np.zeros((len(rows), 2), np.float32), settings=FitSettings(30, model_config=setting))
+
+
 def test_values_of_far_rewards_arrive_in_the_gradient_steps_that_there_are() -> None:
     """Two states that never change, with rewards of 0 and 1, in episodes that are cut after three steps."""
     size, gamma = 300, 0.9

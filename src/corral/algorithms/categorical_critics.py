@@ -1,6 +1,6 @@
 """Losses of SAC and TD3 with critics that learn the distribution of the return over atoms.
 
-The critics are trained as those of C51 (Bellemare et al. 2017, arXiv:1707.06887), by the cross-entropy to the projected
+The critics are trained as C51's (Bellemare et al. 2017, arXiv:1707.06887), by the cross-entropy to the projected
 target; Lee et al. 2025 (arXiv:2502.15280) add them to SAC.
 """
 

@@ -81,7 +81,9 @@ class SACConfig(OffPolicyConfig, CriticAtomSettings):
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
         "target_entropy": Need("alpha_lr above 0", lambda config: config.alpha_lr != 0),
-        "td_error_loss_fn": Need("num_atoms=1", lambda config: config.num_critic_atoms == 1),
+        "td_error_loss_fn": Need(
+            "num_atoms=1 (the architecture simba_v2 sets 101)", lambda config: config.num_critic_atoms == 1
+        ),
     }
 
     def training(self, **settings: Unpack[SACTrainingArgs]) -> Self:

@@ -36,7 +36,9 @@ FloatArray = NDArray[np.float64]
 # Largest and smallest number of env steps in one gradient step: more env steps are split, fewer wait for others. A
 # gradient step on 64 env steps costs hardly more than on 4, which algorithms with a replay buffer sample at once.
 MINIBATCH_ROWS, MIN_ROWS = 256, 64
-NET_SETTINGS = tuple(field.name for field in fields(NetworkConfig) if field.name != "action_masks")
+NET_SETTINGS = tuple(
+    field.name for field in fields(NetworkConfig) if field.name not in ("action_masks", "architecture")
+)
 
 
 class IntrinsicReward(Delegating, ABC):

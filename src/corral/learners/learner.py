@@ -31,7 +31,7 @@ from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
-from corral.modules.layers import Layers
+from corral.modules.layers import ConstrainedLayer, Layers
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
@@ -108,8 +108,7 @@ class Learner(Viewable):
         """Move a module to the device and keep it; without a spec it does not learn."""
         module = module.to(self.device)
         threads = num_threads_for(module, self._num_threads_setting)
-        layers: list[Any] = [layer for layer in module.modules() if hasattr(type(layer), "constrain")]
-        constraints = [layer.constrain for layer in layers]
+        constraints = [layer.constrain for layer in module.modules() if isinstance(layer, ConstrainedLayer)]
         part = LearnerPart(module_id, module, Layers(module), ActingWeights(module), threads, constraints)
         self._parts[module_id] = part
         if spec is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corral.errors import ConfigError
+from corral.modules.layers import ConstrainedLayer
 from corral.modules.networks import initialize, set_weights
 
 FloatArray = NDArray[np.float32]
@@ -108,13 +109,21 @@ class ResidualBlock(nn.Module):
         return block
 
 
-class UnitLinear(nn.Linear):
+class UnitLinear(nn.Linear, ConstrainedLayer):
     """A linear layer without bias whose rows of weights have norm 1, also after each gradient step."""
 
     def __init__(self, num_inputs: int, num_outputs: int, config: Any, part: str) -> None:
-        """Start orthogonal unless the config says otherwise."""
+        """Start orthogonal unless the config says otherwise.
+
+        Raises:
+            ConfigError: A row of weights starts as zeros.
+        """
         super().__init__(num_inputs, num_outputs, bias=False)
         set_weights(self.weight, config, part, "kernel", nn.init.orthogonal_)
+        if not self.weight.norm(dim=1).all():
+            raise ConfigError(
+                f"model_config: {part}_kernel_initializer gives rows of zeros, which cannot have norm 1: use another one."
+            )
         self.constrain()
 
     @torch.no_grad()

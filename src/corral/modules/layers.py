@@ -17,6 +17,15 @@ from corral.errors import ConfigError, nearest
 SharedLayers = Mapping[str, Sequence[Sequence[str]]]
 """Groups of module ids by the path of the layers that the modules of each group share; see `MultiAgentSettings`."""
 
+
+class ConstrainedLayer(nn.Module):
+    """A layer whose weights must have a property, such as norm 1, which gradient steps do not keep."""
+
+    def constrain(self) -> None:
+        """Give the weights the property again; learners call it after each gradient step of the module."""
+        raise TypeError(f"{type(self).__name__} must define constrain().")
+
+
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 

@@ -36,8 +36,8 @@ class SACNetworkConfig(NetworkConfig):
     Attributes:
         critic_hiddens: Widths of the hidden layers of the critics; `None` is `fcnet_hiddens`. With an architecture it
             is two blocks of width 512 unless `fcnet_hiddens` is given.
-        share_features: Whether actor and critics read the same features: those of one `features_extractor`, or of the
-            same convolutions. The critics train them, and the actor reads them without gradients (Yarats et al. 2021,
+        share_features: Whether actor and critics read the same features, of one `features_extractor` or of the same
+            convolutions. The critics train them, and the actor reads them without gradients (Yarats et al. 2021,
             arXiv:1910.01741, section 5).
         log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None`
             clamps it to [-20, 2], as Haarnoja et al. 2018 do.
@@ -185,7 +185,7 @@ def shares_features(actor: nn.Module, critics: nn.ModuleList) -> bool:
 
 
 def own_parameters(actor: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that the loss of an actor moves: not those of an encoder that it shares with critics."""
+    """Return the parameters that the loss of an actor moves, without an encoder that it shares with critics."""
     if isinstance(actor, ActorNetwork) and actor.shares_features:
         return list(actor.head.parameters())
     return list(actor.parameters())

@@ -123,6 +123,9 @@ def fit_values(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
         config = SACNetworkConfig.parse(dict(settings.model_config or {}))
+        for name in ("architecture", "share_features", "log_std_bounds"):
+            if value := getattr(config, name):
+                raise ConfigError(f"fitted Q evaluation: model_config: {name}={value!r} has no effect: leave it out.")
         network = CriticNetwork(observation_space, action_space, config)
     rng = np.random.default_rng(settings.seed)
     rows = _Rows(map_tree(torch.from_numpy, obs), np.asarray(actions), policy)
