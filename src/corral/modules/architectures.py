@@ -122,7 +122,7 @@ class UnitLinear(nn.Linear, ConstrainedLayer):
         set_weights(self.weight, config, part, "kernel", nn.init.orthogonal_)
         if not self.weight.norm(dim=1).all():
             raise ConfigError(
-                f"model_config: {part}_kernel_initializer gives rows of zeros, which cannot have norm 1: use another one."
+                f"model_config: {part}_kernel_initializer gives rows of zeros, which cannot have norm 1: use another."
             )
         self.constrain()
 
