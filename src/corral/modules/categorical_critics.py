@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.sac_module import CriticNetwork, SACModule, shared_encoder
+from corral.modules.sac_module import SACModule
 from corral.modules.td3_module import TD3Module
 
 
@@ -58,12 +58,6 @@ class CategoricalSACModule(SACModule):
         """Shape of what a critic gives for one observation."""
         return (self._num_atoms,)
 
-    def make_critic(self) -> nn.Module:
-        """Return a new critic, which is called as `critic(obs, actions)` and returns logits `[B, K]`."""
-        config: Any = self.CONFIG.parse(self.model_config)
-        encoder, num_outputs = shared_encoder(self.actor, config), self._num_atoms
-        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder)
-
     def logits(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the logits of all critics for Box actions in [-1, 1], `[C, B, K]`."""
         return super().q_values(obs, actions, target=target)
@@ -99,14 +93,6 @@ class CategoricalTD3Module(TD3Module):
     def critic_shape(self) -> tuple[int, ...]:
         """Shape of what a critic gives for one observation."""
         return (self._num_atoms,)
-
-    def make_critic(self) -> nn.Module:
-        """Return a new critic, which is called as `critic(obs, actions)` and returns logits `[B, K]`."""
-        config: Any = self.CONFIG.parse(self.model_config)
-        encoder, num_outputs = shared_encoder(self.actor, config), self._num_atoms
-        return CriticNetwork(
-            self.observation_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder
-        )
 
     def logits(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the logits of all critics for actions in [-1, 1], `[C, B, K]`."""

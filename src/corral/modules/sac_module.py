@@ -269,11 +269,11 @@ class SACModule(Module):
         """Return a new critic.
 
         For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
-        `[B]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
+        `[B, *critic_shape]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
         """
         config: Any = self.CONFIG.parse(self.model_config)
-        encoder = shared_encoder(self.actor, config)
-        return CriticNetwork(self.features_space, self.action_space, config, encoder=encoder)
+        encoder, num_outputs = shared_encoder(self.actor, config), next(iter(self.critic_shape), None)
+        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder)
 
     def make_targets(self) -> nn.ModuleList:
         """Return the target critics, copies of the critics."""

@@ -114,10 +114,15 @@ class TD3Module(Module):
         return ActorNetwork(self.observation_space, self.num_action_dims, config, clamp_log_std=False)
 
     def make_critic(self) -> nn.Module:
-        """Return a new critic, called as `critic(obs, actions)` with actions float32 `[B, d]` in [-1, 1]: `[B]`."""
+        """Return a new critic, called as `critic(obs, actions)` with actions float32 `[B, d]` in [-1, 1].
+
+        It returns values `[B]`, or what else `critic_shape` says for each row.
+        """
         config: Any = self.CONFIG.parse(self.model_config)
-        encoder = shared_encoder(self.actor, config)
-        return CriticNetwork(self.observation_space, self.action_space, config, encoder=encoder)
+        encoder, num_outputs = shared_encoder(self.actor, config), next(iter(self.critic_shape), None)
+        return CriticNetwork(
+            self.observation_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder
+        )
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.sac_module import CriticNetwork, SACModule, shared_encoder
+from corral.modules.sac_module import SACModule
 
 
 class TQCModule(SACModule):
@@ -51,12 +51,6 @@ class TQCModule(SACModule):
     def critic_shape(self) -> tuple[int, ...]:
         """Shape of what a critic gives for one observation."""
         return (self.num_quantiles,)
-
-    def make_critic(self) -> nn.Module:
-        """Return a new critic, which is called as `critic(obs, actions)` and returns quantiles `[B, M]`."""
-        config: Any = self.CONFIG.parse(self.model_config)
-        encoder, num_outputs = shared_encoder(self.actor, config), self.num_quantiles
-        return CriticNetwork(self.features_space, self.action_space, config, num_outputs=num_outputs, encoder=encoder)
 
     def quantiles(self, obs: Tree, actions: Tensor, *, target: bool = False) -> Tensor:
         """Return the quantiles of all critics for Box actions in [-1, 1], `[C, B, M]`."""
