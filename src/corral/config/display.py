@@ -54,15 +54,23 @@ def display_html(config: AlgorithmConfig) -> str:
     return f"<div>{html_heading(type(config).__name__)}{table}{''.join(parts)}</div>"
 
 
-def _arguments(config: AlgorithmConfig, group: str) -> list[str]:
+def changed_arguments(config: AlgorithmConfig, group: str) -> list[tuple[str, Any]]:
+    """Return name and value of the arguments of a group's setter for what differs from the defaults.
+
+    The name of an argument that is given by position is "".
+    """
     changed = {name: getattr(config, name) for name in config.group_fields()[group] if _is_changed(config, name)}
     if group == "callbacks":
         first = "callbacks_class"
         changed |= changed.pop("callback_functions", {})
     else:
         first = MAIN_SETTINGS.get(group, "")
-    main = [_text(changed.pop(first))] if first in changed else []
-    return main + [f"{name}={_text(value)}" for name, value in changed.items()]
+    main = [("", changed.pop(first))] if first in changed else []
+    return main + list(changed.items())
+
+
+def _arguments(config: AlgorithmConfig, group: str) -> list[str]:
+    return [f"{name}={_text(value)}" if name else _text(value) for name, value in changed_arguments(config, group)]
 
 
 def _is_changed(config: AlgorithmConfig, name: str) -> bool:

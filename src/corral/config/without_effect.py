@@ -52,14 +52,17 @@ def _find_unused(config: AlgorithmConfig, groups: Collection[str]) -> dict[str, 
     return found | {f"model_config.{name}": need for name, need in of_network.items()}
 
 
-def without_unused_settings(config: ConfigT, keep: Collection[str] = ()) -> ConfigT:
-    """Return a copy of a config with the defaults of settings that would be refused because they have no effect.
+def without_unused_settings(
+    config: ConfigT, keep: Collection[str] = (), *, groups: Collection[str] = _REFUSED
+) -> ConfigT:
+    """Return a copy of a config with the defaults of settings that have no effect.
 
     Args:
         config: The config of one module, or with several modules the settings that they have in common.
         keep: Settings that stay as they are.
+        groups: Groups of the settings; by default those whose settings without effect are refused.
     """
-    found = {name.partition(".") for name in _find_unused(config, _REFUSED)}
+    found = {name.partition(".") for name in _find_unused(config, groups)}
     unused = {key if dot else name for name, dot, key in found if name not in keep}
     fields = {f.name: f for f in dataclasses.fields(config) if f.name in unused}
     model_config = {name: value for name, value in config.model_config.items() if name not in unused}
@@ -220,10 +223,19 @@ def warn_of_settings_without_use(config: AlgorithmConfig, specs: Mapping[str, Mo
             for name in names:
                 if getattr(config, name) != getattr(type(config), name):
                     log.warning("%s=%r has no effect without %s.", name, getattr(config, name), need)
+    for name, need in find_useless(config, specs).items():
+        log.warning("model_config: %s has no effect without %s.", name, need)
+
+
+def find_useless(config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> dict[str, str]:
+    """Return the given settings of the default module for which the spaces of no module have a use, with their need.
+
+    Args:
+        config: The config of all modules.
+        specs: The specs of the modules, by module id.
+    """
     first, *others = [_unused_settings(config.for_module(module_id), spec) for module_id, spec in specs.items()]
-    for name, need in first.items():
-        if all(name in each for each in others):
-            log.warning("model_config: %s has no effect without %s.", name, need)
+    return {name: need for name, need in first.items() if all(name in each for each in others)}
 
 
 def _unused_settings(config: AlgorithmConfig, spec: ModuleSpec) -> dict[str, str]:

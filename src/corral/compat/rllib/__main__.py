@@ -2,21 +2,25 @@
 
 python -m corral.compat.rllib script.py --its-options
 python -m corral.compat.rllib -m package.module --its-options
+
+With `--port` first, it runs until the first algorithm would be built, and prints the config of Corral as Python code.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 
 from corral.compat.rllib import install
 
-USAGE = "usage: python -m corral.compat.rllib (script.py | -m module) [arguments of the script]"
+USAGE = "usage: python -m corral.compat.rllib [--port] (script.py | -m module) [arguments of the script]"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -27,18 +31,35 @@ def main(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
         return
+    if is_port := list(arguments[:1]) == ["--port"]:
+        arguments = arguments[1:]
     if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m") or list(arguments) == ["-m"]:
         sys.exit(USAGE)
     install()
     is_module = arguments[0] == "-m"
     sys.argv[:] = list(arguments[int(is_module) :])
+    run = _run_module if is_module else _run_script
     try:
-        (_run_module if is_module else _run_script)(sys.argv[0])
+        (functools.partial(_port, run) if is_port else run)(sys.argv[0])
     except Exception as error:
         error.__traceback__ = _from_script(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()
         sys.exit(1)
+
+
+def _port(run: Callable[[str], None], path: str) -> None:
+    """Run a script until its first algorithm, and print the native form; what the script prints goes to stderr."""
+    from corral.compat.rllib.port import Ported, end_at_first_algorithm, port
+
+    end_at_first_algorithm()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            run(path)
+    except Ported as found:
+        print(port(found.config, getattr(sys.modules["__main__"], "__file__", None), found.stop), end="")
+    else:
+        sys.exit(f"{path} built no algorithm, so there is nothing to port.")
 
 
 def _run_module(name: str) -> None:

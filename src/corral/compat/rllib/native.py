@@ -543,7 +543,9 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
 
 
 def _multi_agent_settings(config: AlgorithmConfig, name: str, training: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {module_id: settings_of_policy(config, module_id, name, training) for module_id in config.policies}
+    # The order of a set of strings changes from one process to the next, and the seeds of modules go by their order.
+    ids = sorted(config.policies) if isinstance(config.policies, (set, frozenset)) else config.policies
+    parts = {module_id: settings_of_policy(config, module_id, name, training) for module_id in ids}
     settings: dict[str, Any] = {
         "policies": {module_id: policy for module_id, (policy, _) in parts.items()},
         "algorithm_config_overrides_per_module": {module_id: own for module_id, (_, own) in parts.items() if own},

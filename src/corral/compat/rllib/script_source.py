@@ -1,0 +1,178 @@
+"""The parts of a script's source that some of its names need, without the parts that only RLlib has."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import symtable
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import corral
+
+_NATIVE = {"RLlibCallback": "Callback", "DefaultCallbacks": "Callback"}
+"""Corral's names of classes of RLlib that scripts derive from."""
+
+_MARKERS = ("override", "OverrideToImplementCustomLogic", "PublicAPI", "DeveloperAPI")
+"""Decorators of RLlib that change nothing."""
+
+
+class NotPortable(Exception):
+    """Something has no form in Corral; the message says what and why."""
+
+
+class Script:
+    """The source of a script.
+
+    Args:
+        path: The file; without one, as in a notebook, nothing is found.
+
+    Attributes:
+        name: Name of the file.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        """Parse the file."""
+        self.name = Path(path).name if path else "the script"
+        self._text = Path(path).read_text(encoding="utf-8") if path else ""
+        self._statements = [each for each in ast.parse(self._text).body if not _is_main(each)]
+
+    def lambda_source(self, function: Any) -> str:
+        """Return the source of a lambda of the script, on one line.
+
+        Raises:
+            NotPortable: It reads local variables of a function, or two lambdas begin on its line.
+        """
+        if function.__code__.co_freevars:
+            raise NotPortable(f"a lambda that reads {', '.join(function.__code__.co_freevars)}, local variables")
+        line = function.__code__.co_firstlineno
+        found = [
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(self._text))
+            if isinstance(node, ast.Lambda) and node.lineno == line
+        ]
+        if len(set(found)) != 1:
+            raise NotPortable(f"a lambda in line {line} of {self.name}: define a function")
+        return found[0]
+
+    def definitions(self, names: Iterable[str]) -> list[str]:
+        """Return the source of the statements that define some names, and all names that these need, in their order.
+
+        Args:
+            names: Names of the top level of the script.
+
+        Raises:
+            NotPortable: A name is of RLlib and not of Corral, or the script defines it only while it runs.
+        """
+        homes = {name: index for index, each in enumerate(self._statements) for name in _bound(each)}
+        needed: dict[int, set[str]] = {}
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in homes:
+                raise NotPortable(f"{name!r}, which {self.name} does not define at its top level")
+            index = homes[name]
+            if name in needed.setdefault(index, set()):
+                continue
+            needed[index].add(name)
+            statement = self._statements[index]
+            if not isinstance(statement, (ast.Import, ast.ImportFrom)):
+                waiting += [each for each in read_names(self._segment(statement)) if each in homes]
+        return [part for index in sorted(needed) for part in self._sources(self._statements[index], needed[index])]
+
+    def registrations(self, name: str) -> list[str]:
+        """Return the source of the expressions at the top level that contain a string.
+
+        Args:
+            name: The string, such as the id of an env that the script registers.
+        """
+        return [
+            self._segment(each)
+            for each in self._statements
+            if isinstance(each, ast.Expr)
+            and any(isinstance(node, ast.Constant) and node.value == name for node in ast.walk(each))
+        ]
+
+    def _sources(self, statement: ast.stmt, names: set[str]) -> list[str]:
+        if isinstance(statement, ast.ImportFrom):
+            return [_import_from(statement, alias) for alias in statement.names if _local(alias) in names]
+        if isinstance(statement, ast.Import):
+            aliases = [alias for alias in statement.names if _local(alias) in names]
+            for alias in aliases:
+                if alias.name.startswith("ray"):
+                    raise NotPortable(f"{alias.name}, a module of Ray")
+            return [ast.unparse(ast.Import([alias])) for alias in aliases]
+        return [self._segment(statement)]
+
+    def _segment(self, statement: ast.stmt) -> str:
+        first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", []))])
+        lines = self._text.splitlines()[first - 1 : statement.end_lineno]
+        markers = tuple(f"@{name}" for name in _MARKERS)
+        return "\n".join(line for line in lines if not line.lstrip().startswith(markers))
+
+
+def read_names(source: str) -> set[str]:
+    """Return the names of its module that a piece of source reads, also inside functions and classes."""
+    return set(_globals(symtable.symtable(source, "", "exec")))
+
+
+def _globals(table: symtable.SymbolTable) -> Iterator[str]:
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+            yield symbol.get_name()
+    for inner in table.get_children():
+        yield from _globals(inner)
+
+
+def _import_from(statement: ast.ImportFrom, alias: ast.alias) -> str:
+    """Return the statement that takes the place of the import of one name."""
+    module, local = "." * statement.level + (statement.module or ""), _local(alias)
+    renamed = "" if alias.name == local else f" as {local}"
+    if not module.startswith("ray"):
+        return f"from {module} import {alias.name}{renamed}"
+    value = getattr(sys.modules.get(module), alias.name, None)
+    native = _NATIVE.get(alias.name, alias.name)
+    if native in corral.__all__ and (native != alias.name or value is getattr(corral, native)):
+        return f"from corral import {native}" + ("" if native == local else f" as {local}")
+    if isinstance(value, (str, int, float)):
+        return f"{local} = {value!r}"
+    home = getattr(value, "__module__", "")
+    if isinstance(value, type) and home.startswith("corral.") and not home.startswith("corral.compat."):
+        return f"from {home} import {value.__name__}" + ("" if value.__name__ == local else f" as {local}")
+    raise NotPortable(f"{alias.name} of {module}")
+
+
+def _local(alias: ast.alias) -> str:
+    """Return the name that an import binds."""
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Return whether a statement is `if __name__ == "__main__"`."""
+    return isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
+    )
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement defines at its own level."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield statement.name
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        yield from map(_local, statement.names)
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
+    else:
+        nested = [each for name in ("body", "orelse", "handlers") for each in getattr(statement, name, [])]
+        for each in nested:
+            yield from _bound(each)
+
+
+def unwrapped(function: Any) -> Any:
+    """Return what a `functools.partial` calls in the end."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
