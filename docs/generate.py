@@ -69,10 +69,13 @@ def title_of(page: str) -> str:
     return (REFERENCE.parent / f"{page}.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
-def settings_list(owner: type, names: list[str] | None = None) -> str:
+def settings_list(place: str, owner: type, names: list[str] | None = None) -> str:
     """Return the settings of a dataclass as a list of name, type, default, bounds and meaning.
 
+    Each entry has an anchor of its own, such as `training-lr`, and its name is a link to it.
+
     Args:
+        place: Heading of the list, with which the anchors begin.
         owner: The dataclass.
         names: Which of its fields; `None` is all of them.
 
@@ -84,7 +87,9 @@ def settings_list(owner: type, names: list[str] | None = None) -> str:
         if not setting.meaning:
             raise KeyError(f"{owner.__name__}.{setting.name}")
         facts = [type_of(setting.types), f"default {literal(setting.default)}", *setting.bounds]
-        entries.append(f"- **`{setting.name}`**: {', '.join(facts)}. {with_links(setting.meaning)}")
+        anchor = f"{place.lower()}-{setting.name}"
+        name = f'<a id="{anchor}" href="#{anchor}">**`{setting.name}`**</a>'
+        entries.append(f"- {name}: {', '.join(facts)}. {with_links(setting.meaning)}")
     return "\n".join(entries)
 
 
@@ -101,7 +106,7 @@ def algorithm_section(name: str) -> list[str]:
     return [
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
-        settings_list(cls, own),
+        settings_list(name, cls, own),
         f"{name} has defaults of its own for these:",
         table(["setting", name, "in general"], rows),
     ]
@@ -118,11 +123,11 @@ def config_page() -> str:
         "`Schedule` is a number, or `[[num_env_steps, value], ...]` joined by straight lines; the first step is 0.",
     ]
     for group, owner in GROUPS.items():
-        parts += [f"## {group}", summary_of(owner), settings_list(owner)]
+        parts += [f"## {group}", summary_of(owner), settings_list(group, owner)]
     parts += [
         "## model_config",
         "Settings of the default module, given with `.rl_module(model_config={...})`.",
-        settings_list(ModelConfig),
+        settings_list("model_config", ModelConfig),
     ]
     for name in ALGORITHMS:
         parts += algorithm_section(name)
@@ -325,6 +330,7 @@ EXAMPLES = {
     "multi_agent": ("Several agents", "Shared, separate and central modules, opponents and leagues."),
     "evaluation": ("Evaluation", "Rounds of your own."),
     "coordination": ("Coordination", "Objects that all parts of a run share."),
+    "porting": ("Ports from RLlib", "Pairs of files with the same returns; see [the page](port-an-rllib-script.md)."),
     "tune": ("Ray Tune", "Trials at the same time."),
     "tuned": ("Tuned settings", "For `corral train --config FILE`; [returns](background/tuned.md)."),
 }
@@ -345,7 +351,8 @@ def examples_page() -> str:
             else:
                 comments = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
                 first = re.split(r"\.\s+(?=[A-Z])", " ".join(line.removeprefix("#").strip() for line in comments))[0]
-            lines.append(f"| `{path.relative_to(folder).as_posix()}` | {first.removesuffix('.')} |")
+            file = path.relative_to(folder).as_posix()
+            lines.append(f"| [`{file}`](../examples/{file}) | {first.removesuffix('.')} |")
         lines += [""]
         for picture, text in PICTURES.get(name, {}).items():
             lines += [f"![{text.replace('`', '')}](images/{picture})", "", f"{text}.", ""]

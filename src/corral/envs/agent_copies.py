@@ -76,5 +76,6 @@ def make_multi_agent(env: str | Callable[..., Any]) -> type[MultiAgentEnv]:
             for env in self.envs:
                 env.close()
 
+    AgentCopies.copied_env = env  # type: ignore[attr-defined]
     AgentCopies.__name__ = AgentCopies.__qualname__ = f"MultiAgent{name}"
     return AgentCopies

@@ -53,13 +53,15 @@ def _port(run: Callable[[str], None], path: str) -> None:
     from corral.compat.rllib.port import Ported, end_at_first_algorithm, port
 
     end_at_first_algorithm()
+    found = None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             run(path)
-    except Ported as found:
-        print(port(found.config, getattr(sys.modules["__main__"], "__file__", None), found.stop), end="")
-    else:
+    except Ported as ported:
+        found = ported
+    if found is None:
         sys.exit(f"{path} built no algorithm, so there is nothing to port.")
+    print(port(found.config, getattr(sys.modules["__main__"], "__file__", None), found.stop), end="")
 
 
 def _run_module(name: str) -> None:

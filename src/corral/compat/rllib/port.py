@@ -35,7 +35,7 @@ from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.config.display import changed_arguments
 from corral.config.settings import GROUPS
 from corral.config.without_effect import find_useless, network_settings, without_unused_settings
-from corral.core.settings import default_of, same_value
+from corral.core.settings import default_of, found_by_name, same_value
 from corral.engines import make_engine
 from corral.errors import ConfigError
 from corral.runners.runner_group import EnvRunnerGroup
@@ -268,9 +268,22 @@ class _Writer:
             self._imports["import functools"] = None
             given = [*map(self._leaf, value.args), *(f"{name}={self._leaf(v)}" for name, v in value.keywords.items())]
             return f"functools.partial({', '.join([self._function(value.func), *given])})"
+        if (copied := getattr(value, "copied_env", None)) is not None:
+            self._imports["from corral import make_multi_agent"] = None
+            return f"make_multi_agent({self._leaf(copied)})"
+        if name := self._name_of_object(value):
+            self._need([name])
+            return name
         if hasattr(value, "__qualname__"):
             return self._function(value)
         raise NotPortable(f"an instance of {type(value).__name__}: write it by hand")
+
+    def _name_of_object(self, value: Any) -> str:
+        """Return the name that the script gives to something which no import path finds; "" if it has none."""
+        is_function = hasattr(value, "__qualname__")
+        if is_function and (found_by_name(value) or value.__qualname__.endswith("<lambda>")):
+            return ""
+        return next((name for name, known in vars(sys.modules["__main__"]).items() if known is value), "")
 
     def _space(self, space: Any) -> str:
         self._imports["import gymnasium as gym"] = None
