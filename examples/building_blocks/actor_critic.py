@@ -10,12 +10,8 @@ import argparse
 
 import numpy as np
 
-from corral import AlgorithmConfig, SampleRequest
-from corral.core.returns import gae
-from corral.engines import make_engine
-from corral.learners.learner import Learner
-from corral.learners.settings import LearningSpec, UpdateSettings
-from corral.runners.runner_group import EnvRunnerGroup
+import corral
+from corral import AlgorithmConfig, EnvRunnerGroup, Learner, LearningSpec, SampleRequest, UpdateSettings
 
 ID = "default_policy"  # of the only module
 
@@ -35,9 +31,9 @@ def make_batch(rollouts, learner):
     for rollout in rollouts:
         values, next_values = rollout.compute_values(lambda obs: learner.values(ID, obs))
         ends = (rollout.terminated, rollout.truncated, rollout.valid)
-        advantages, targets = gae(rollout.rewards, values, next_values, *ends, gamma=0.99, lambda_=0.95)
+        advantages, targets = corral.gae(rollout.rewards, values, next_values, *ends, gamma=0.99, lambda_=0.95)
         columns = {"obs": rollout.obs[:-1], "actions": rollout.actions, "advantages": advantages, "targets": targets}
-        parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
+        parts.append(rollout.valid_rows(columns))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -45,7 +41,7 @@ def train(engine_name="local", num_env_runners=0, num_iterations=150, seed=0):
     """Train on CartPole, and return the greedy mean return."""
     config = AlgorithmConfig().environment("CartPole-v1").debugging(seed=seed)
     config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
-    engine = make_engine(engine_name)
+    engine = corral.make_engine(engine_name)
     runners = EnvRunnerGroup(config.freeze(), engine)
     try:
         spec = runners.module_specs[ID]  # what every runner built its copy of the module from

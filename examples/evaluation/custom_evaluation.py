@@ -8,9 +8,7 @@ import argparse
 import gymnasium as gym
 import numpy as np
 
-from corral import PPOConfig
-from corral.evaluation.rounds import RoundPlan, play_round
-from corral.evaluation.statistics import summarize_episodes
+from corral import PPOConfig, RoundPlan, play_round, summarize_episodes
 
 
 class SimpleCorridor(gym.Env):

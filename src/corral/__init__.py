@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
+    from corral.core.returns import gae as gae
+    from corral.engines import make_engine as make_engine
     from corral.envs.agent_copies import make_multi_agent as make_multi_agent
     from corral.envs.episode_resets import EpisodeReset as EpisodeReset
     from corral.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
@@ -51,7 +53,13 @@ if TYPE_CHECKING:
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
+    from corral.evaluation.rounds import RoundPlan as RoundPlan
+    from corral.evaluation.rounds import play_round as play_round
+    from corral.evaluation.statistics import summarize_episodes as summarize_episodes
     from corral.exploration.base import Exploration as Exploration
+    from corral.learners.learner import Learner as Learner
+    from corral.learners.settings import LearningSpec as LearningSpec
+    from corral.learners.settings import UpdateSettings as UpdateSettings
     from corral.metrics.summary import summary as summary
     from corral.modules.heuristic import HeuristicModule as HeuristicModule
     from corral.modules.heuristic import RandomModule as RandomModule
@@ -63,6 +71,8 @@ if TYPE_CHECKING:
     from corral.policies.policy import Policy as Policy
     from corral.policies.policy import load_policy as load_policy
     from corral.runners.requests import SampleRequest as SampleRequest
+    from corral.runners.runner import EnvRunner as EnvRunner
+    from corral.runners.runner_group import EnvRunnerGroup as EnvRunnerGroup
     from corral.serving.external_env import ExternalEnv as ExternalEnv
     from corral.transforms.observations import ClipObservations as ClipObservations
     from corral.transforms.observations import FlattenObservations as FlattenObservations
@@ -82,33 +92,35 @@ _HOMES = {
     "BC": "corral.algorithms.bc",
     "BCConfig": "corral.algorithms.bc",
     "Below": "corral.algorithms.stopping",
+    "CQL": "corral.algorithms.cql",
+    "CQLConfig": "corral.algorithms.cql",
     "Callback": "corral.callbacks.callback",
     "ClipObservations": "corral.transforms.observations",
     "ClipRewards": "corral.transforms.rewards",
+    "CrossQ": "corral.algorithms.crossq",
+    "CrossQConfig": "corral.algorithms.crossq",
     "DDPG": "corral.algorithms.td3",
     "DDPGConfig": "corral.algorithms.td3",
     "DQN": "corral.algorithms.dqn",
     "DQNConfig": "corral.algorithms.dqn",
     "EnvContext": "corral.envs.vector",
+    "EnvRunner": "corral.runners.runner",
+    "EnvRunnerGroup": "corral.runners.runner_group",
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
+    "ExternalEnv": "corral.serving.external_env",
     "FlattenObservations": "corral.transforms.observations",
     "FrameStack": "corral.transforms.temporal",
     "HeuristicModule": "corral.modules.heuristic",
     "IMPALA": "corral.algorithms.impala",
     "IMPALAConfig": "corral.algorithms.impala",
-    "TQC": "corral.algorithms.tqc",
-    "TQCConfig": "corral.algorithms.tqc",
-    "CrossQ": "corral.algorithms.crossq",
-    "CrossQConfig": "corral.algorithms.crossq",
-    "CQL": "corral.algorithms.cql",
-    "CQLConfig": "corral.algorithms.cql",
     "IQL": "corral.algorithms.iql",
     "IQLConfig": "corral.algorithms.iql",
+    "Learner": "corral.learners.learner",
+    "LearningSpec": "corral.learners.settings",
     "MARWIL": "corral.algorithms.marwil",
     "MARWILConfig": "corral.algorithms.marwil",
     "Module": "corral.modules.module",
-    "ExternalEnv": "corral.serving.external_env",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "NormalizeObservations": "corral.transforms.observations",
@@ -120,21 +132,29 @@ _HOMES = {
     "PolicyEvaluation": "corral.policies.evaluate",
     "PrevActionsPrevRewards": "corral.transforms.temporal",
     "RandomModule": "corral.modules.heuristic",
+    "RoundPlan": "corral.evaluation.rounds",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
     "SingleAgentEpisode": "corral.episodes.episode",
     "TD3": "corral.algorithms.td3",
     "TD3Config": "corral.algorithms.td3",
+    "TQC": "corral.algorithms.tqc",
+    "TQCConfig": "corral.algorithms.tqc",
     "TaskSettableEnv": "corral.envs.tasks",
     "TemporalTransform": "corral.transforms.transform",
     "Transform": "corral.transforms.transform",
+    "UpdateSettings": "corral.learners.settings",
     "estimate_return": "corral.offline.estimate_return",
     "evaluate_policy": "corral.policies.evaluate",
+    "gae": "corral.core.returns",
     "load_policy": "corral.policies.policy",
+    "make_engine": "corral.engines",
     "make_multi_agent": "corral.envs.agent_copies",
     "make_multi_callbacks": "corral.callbacks.callback",
+    "play_round": "corral.evaluation.rounds",
     "register_algorithm": "corral.algorithms.registry",
+    "summarize_episodes": "corral.evaluation.statistics",
     "summary": "corral.metrics.summary",
 }
 

@@ -139,6 +139,13 @@ def test_relative_links_resolve() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_building_blocks_take_three_imports_and_25_lines_from_env_to_update() -> None:
+    first = next(block for block in blocks(DOCS / "building-blocks.md") if block.language == "python")
+    lines = [line for line in first.text.splitlines() if line.strip()]
+    assert sum(line.startswith(("import ", "from ")) for line in lines) <= 3
+    assert len(lines) <= 25
+
+
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)

@@ -395,7 +395,7 @@ def policy_outputs(
         columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
         starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
         columns |= {"sequence_starts": starts, "unit_starts": starts}
-    outputs = outputs_fn({name: rollout.valid_rows(column, by_lane=has_memory) for name, column in columns.items()})
+    outputs = outputs_fn(rollout.valid_rows(columns, by_lane=has_memory))
     column = np.zeros((*rollout.valid.shape, outputs.shape[-1]), np.float32)
     if has_memory:
         column.swapaxes(0, 1)[rollout.valid.T] = outputs

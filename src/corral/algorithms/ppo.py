@@ -306,7 +306,7 @@ def ppo_batch(
             columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
             starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
             columns |= {"sequence_starts": starts, "unit_starts": starts}
-        parts.append({name: rollout.valid_rows(column, by_lane=has_memory) for name, column in columns.items()})
+        parts.append(rollout.valid_rows(columns, by_lane=has_memory))
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
     if normalize_advantages:
         advantages = batch["advantages"]

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _port(run: Callable[[str], None], path: str) -> None:
     """Run a script until its first algorithm, and print the native form; what the script prints goes to stderr."""
-    from corral.compat.rllib.port import Ported, end_at_first_algorithm, port
+    from corral.compat.rllib.port import Ported, end_at_first_algorithm
 
     end_at_first_algorithm()
     found = None
@@ -61,7 +61,9 @@ def _port(run: Callable[[str], None], path: str) -> None:
         found = ported
     if found is None:
         sys.exit(f"{path} built no algorithm, so there is nothing to port.")
-    print(port(found.config, getattr(sys.modules["__main__"], "__file__", None), found.stop), end="")
+    if found.error is not None:
+        sys.exit(f"{path}: {found.error}")
+    print(found.code, end="")
 
 
 def _run_module(name: str) -> None:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from corral.config.settings import GROUPS
 from corral.config.without_effect import find_useless, network_settings, without_unused_settings
 from corral.core.settings import default_of, found_by_name, same_value
 from corral.engines import make_engine
-from corral.errors import ConfigError
+from corral.errors import ConfigError, CorralError
 from corral.runners.runner_group import EnvRunnerGroup
 from corral.transforms.settings import describe_transform
 from corral.transforms.transform import Transform
@@ -127,6 +127,7 @@ class _Writer:
         self.script = script
         self._imports: dict[str, None] = {}
         self._names: dict[str, None] = {}
+        self._copied: dict[str, None] = {}
         self._left_out: dict[str, None] = {}
         self._notes: dict[str, None] = {}
         self._registrations: list[str] = []
@@ -311,6 +312,8 @@ class _Writer:
         top = name.partition(".")[0]
         if module == "__main__":
             self._need([top])
+        elif module.startswith("ray.rllib.examples"):
+            self._copied |= dict.fromkeys(Script(sys.modules[module].__file__).definitions([top]))
         elif module.startswith(("corral.compat", "ray.rllib")):
             raise NotPortable(f"{name} is of RLlib")
         elif module != "builtins":
@@ -388,7 +391,7 @@ class _Writer:
         if self._notes:
             about += ["", "Read once more:", *(f"- {line}" for line in self._notes)]
         head = '"""' + "\n".join(about) + ("\n" if len(about) > 1 else "") + '"""'
-        copied = self.script.definitions(self._names)
+        copied = list(dict.fromkeys([*self._copied, *self.script.definitions(self._names)]))
         imports = _merged({*self._imports, *filter(_is_import, copied), f"from corral import {config_class}"})
         body = [source for source in copied if not _is_import(source)] + self._registrations
         config = "config = (\n    " + "\n    ".join(calls) + "\n)"
@@ -447,21 +450,26 @@ class Ported(BaseException):
     """Ends a script at its first algorithm. It is no `Exception`, so that a script does not catch it.
 
     Attributes:
-        config: Config of the algorithm.
-        stop: Values at which Ray Tune would have ended the run, by path in the result.
+        code: The printed file; `None` if there is none.
+        error: Why there is none.
     """
 
-    def __init__(self, config: AlgorithmConfig, stop: Mapping[str, float] | None = None) -> None:
-        """Keep the config."""
+    def __init__(self, config: Callable[[], AlgorithmConfig], stop: Mapping[str, float] | None = None) -> None:
+        """Port the config at once: what the script does at its end may remove the envs that it registered."""
         super().__init__()
-        self.config, self.stop = config, stop
+        self.code: str | None = None
+        self.error: CorralError | None = None
+        try:
+            self.code = port(config(), getattr(sys.modules["__main__"], "__file__", None), stop)
+        except CorralError as error:
+            self.error = error
 
 
 def end_at_first_algorithm() -> None:
     """Let this process raise `Ported` where an algorithm would be built, or trials of Ray Tune would start."""
 
     def setup(self: Algorithm, config: AlgorithmConfig) -> None:
-        raise Ported(config)
+        raise Ported(lambda: config)
 
     Algorithm.setup = setup  # type: ignore[method-assign]
     HOOKS["ray.tune.tuner"] = _hook_tuner
@@ -501,9 +509,11 @@ def _end_at_trials(trainable: Any, space: Any, stop: Any) -> None:
         trainable({} if space is None else space)  # it builds its algorithm itself
     if default is None:
         raise ConfigError(f"{trainable!r:.80}: trials of this trainable build no algorithm of RLlib.")
-    config = space if isinstance(space, AlgorithmConfig) else default.update_from_dict(space or {})
     known: Mapping[str, float] = stop if isinstance(stop, Mapping) else {}
-    raise Ported(config, {_NATIVE_PATHS.get(path, path): value for path, value in known.items()})
+    raise Ported(
+        lambda: space if isinstance(space, AlgorithmConfig) else default.update_from_dict(space or {}),
+        {_NATIVE_PATHS.get(path, path): value for path, value in known.items()},
+    )
 
 
 def _default_config(trainable: Any) -> Any:

@@ -97,7 +97,7 @@ class Script:
 
     def _sources(self, statement: ast.stmt, names: set[str]) -> list[str]:
         if isinstance(statement, ast.ImportFrom):
-            return [_import_from(statement, alias) for alias in statement.names if _local(alias) in names]
+            return [part for each in statement.names if _local(each) in names for part in _import_from(statement, each)]
         if isinstance(statement, ast.Import):
             aliases = [alias for alias in statement.names if _local(alias) in names]
             for alias in aliases:
@@ -126,22 +126,28 @@ def _globals(table: symtable.SymbolTable) -> Iterator[str]:
         yield from _globals(inner)
 
 
-def _import_from(statement: ast.ImportFrom, alias: ast.alias) -> str:
-    """Return the statement that takes the place of the import of one name."""
+def _import_from(statement: ast.ImportFrom, alias: ast.alias) -> list[str]:
+    """Return the statements that take the place of the import of one name."""
     module, local = "." * statement.level + (statement.module or ""), _local(alias)
-    renamed = "" if alias.name == local else f" as {local}"
     if not module.startswith("ray"):
-        return f"from {module} import {alias.name}{renamed}"
+        return [_import(module, alias.name, local)]
     value = getattr(sys.modules.get(module), alias.name, None)
     native = _NATIVE.get(alias.name, alias.name)
     if native in corral.__all__ and (native != alias.name or value is getattr(corral, native)):
-        return f"from corral import {native}" + ("" if native == local else f" as {local}")
+        return [_import("corral", native, local)]
     if isinstance(value, (str, int, float)):
-        return f"{local} = {value!r}"
+        return [f"{local} = {value!r}"]
     home = getattr(value, "__module__", "")
     if isinstance(value, type) and home.startswith("corral.") and not home.startswith("corral.compat."):
-        return f"from {home} import {value.__name__}" + ("" if value.__name__ == local else f" as {local}")
+        return [_import(home, value.__name__, local)]
+    if module.startswith("ray.rllib.examples"):  # envs of RLlib's examples, which scripts use as they are
+        copied = Script(sys.modules[module].__file__).definitions([alias.name])
+        return copied if local == alias.name else [*copied, f"{local} = {alias.name}"]
     raise NotPortable(f"{alias.name} of {module}")
+
+
+def _import(module: str, name: str, local: str) -> str:
+    return f"from {module} import {name}" + ("" if name == local else f" as {local}")
 
 
 def _local(alias: ast.alias) -> str:
