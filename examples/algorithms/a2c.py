@@ -11,11 +11,9 @@ from functools import partial
 import numpy as np
 from torch.nn import functional
 
-from corral import Algorithm, AlgorithmConfig, register_algorithm
-from corral.core.returns import gae
+from corral import Algorithm, AlgorithmConfig, UpdateSettings, gae, register_algorithm
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.settings import NonNegativeFloat, Probability
-from corral.learners.settings import UpdateSettings
 
 
 @dataclass(kw_only=True)
@@ -73,7 +71,7 @@ class A2C(Algorithm):
                 "advantages": advantages,
                 "targets": targets,
             }
-            parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
+            parts.append(rollout.valid_rows(columns))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

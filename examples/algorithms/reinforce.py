@@ -11,11 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from corral import Algorithm, AlgorithmConfig, register_algorithm
-from corral.core.returns import gae
+from corral import Algorithm, AlgorithmConfig, UpdateSettings, gae, register_algorithm
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.settings import NonNegativeFloat
-from corral.learners.settings import UpdateSettings
 
 
 @dataclass(kw_only=True)
@@ -63,7 +61,7 @@ def make_batch(rollouts, gamma):
         ends = (rollout.terminated, rollout.truncated, rollout.valid)
         returns, _ = gae(rollout.rewards, zeros, zeros, *ends, gamma=gamma, lambda_=1.0)
         columns = {"obs": rollout.obs[:-1], "actions": rollout.actions, "returns": returns}
-        parts.append({name: rollout.valid_rows(column) for name, column in columns.items()})
+        parts.append(rollout.valid_rows(columns))
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     returns = batch.pop("returns")
     return {**batch, "advantages": (returns - returns.mean()) / (returns.std() + 1e-8)}

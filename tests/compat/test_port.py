@@ -154,6 +154,7 @@ config = (
     assert 'policies={"a": {}, "b": {}, "c": {}}' in text
 
 
+@pytest.mark.slow
 def test_other_algorithms_and_transforms(run: Run, tmp_path: Path) -> None:
     script = """
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -185,6 +186,7 @@ def test_what_has_no_native_form_is_listed_with_a_section_of_the_page(run: Run) 
     assert named and named <= titles
 
 
+@pytest.mark.slow
 def test_functions_that_only_the_running_script_has_are_left_out(run: Run, tmp_path: Path) -> None:
     script = f"""
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -224,6 +226,7 @@ PPOConfig().environment("CartPole-v1").callbacks(Mine).build()
 
 
 @pytest.mark.xdist_group("ray")
+@pytest.mark.slow
 def test_the_first_trial_of_a_search_with_tune_is_ported_with_its_stop(run: Run) -> None:
     text = run(["--port", str(EXAMPLES / "two_agents_rllib.py"), "--tune"]).stdout
     assert "lr is the first of [0.002, 0.0005]" in text

@@ -310,11 +310,13 @@ class Algorithm(metaclass=_WithHints):
         }
 
     def shows_batches(self, config: Any) -> bool:
-        """Return whether code of the user gets the batches of a module with this config: a loss, learner or callback.
+        """Return whether code of the user gets the batches of a module with this config.
 
-        They then have columns that the algorithm's own loss does not read.
+        This is a loss, a learner, a callback or an algorithm class. Batches then have columns that the algorithm's own
+        loss does not read.
         """
         own = config.loss is not None or config.learner_class is not None
+        own = own or not type(self).__module__.startswith("corral.")
         return own or "on_learn_on_batch" in self._callbacks.heard
 
     def resolve_module_id(self, module_id: str | None = None, policy_id: str | None = None) -> str:
