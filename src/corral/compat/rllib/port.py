@@ -392,6 +392,8 @@ class _Writer:
             about += ["", "Read once more:", *(f"- {line}" for line in self._notes)]
         head = '"""' + "\n".join(about) + ("\n" if len(about) > 1 else "") + '"""'
         copied = list(dict.fromkeys([*self._copied, *self.script.definitions(self._names)]))
+        if any("argparse." in source for source in copied):
+            self._imports["import argparse"] = None
         imports = _merged({*self._imports, *filter(_is_import, copied), f"from corral import {config_class}"})
         body = [source for source in copied if not _is_import(source)] + self._registrations
         config = "config = (\n    " + "\n    ".join(calls) + "\n)"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import symtable
 import sys
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,10 @@ class Script:
         """Parse the file."""
         self.name = Path(path).name if path else "the script"
         self._text = Path(path).read_text(encoding="utf-8") if path else ""
-        self._statements = [each for each in ast.parse(self._text).body if not _is_main(each)]
+        main = sys.modules["__main__"]
+        is_main = path is not None and getattr(main, "__file__", None) == path
+        self._variables = {k: v for k, v in vars(main).items() if k[:2] != "__"} if is_main else {}
+        self._statements = list(_flat(ast.parse(self._text).body))
 
     def lambda_source(self, function: Any) -> str:
         """Return the source of a lambda of the script, on one line.
@@ -68,19 +73,27 @@ class Script:
         """
         homes = {name: index for index, each in enumerate(self._statements) for name in _bound(each)}
         needed: dict[int, set[str]] = {}
+        values: dict[str, str] = {}
         waiting = list(names)
+        called = set(waiting)  # in contrast to names that only annotate types
+        sources = ""
         while waiting:
             name = waiting.pop()
             if name not in homes:
-                raise NotPortable(f"{name!r}, which {self.name} does not define at its top level")
-            index = homes[name]
-            if name in needed.setdefault(index, set()):
+                values[name] = ""
                 continue
-            needed[index].add(name)
-            statement = self._statements[index]
+            if name in needed.setdefault(homes[name], set()):
+                continue
+            needed[homes[name]].add(name)
+            statement = self._statements[homes[name]]
             if not isinstance(statement, (ast.Import, ast.ImportFrom)):
-                waiting += [each for each in read_names(self._segment(statement)) if each in homes]
-        return [part for index in sorted(needed) for part in self._sources(self._statements[index], needed[index])]
+                source = self._segment(statement)
+                waiting += [each for each in read_names(source) if each in homes or each in self._variables]
+                called |= read_names(_without_annotations(source))
+                sources += source + "\n"
+        made = [_value_source(name, self._variables, self.name, sources) for name in values]
+        parts = [self._sources(self._statements[index], needed[index], called) for index in sorted(needed)]
+        return [*made, *(part for each in parts for part in each)]
 
     def registrations(self, name: str) -> list[str]:
         """Return the source of the expressions at the top level that contain a string.
@@ -95,9 +108,17 @@ class Script:
             and any(isinstance(node, ast.Constant) and node.value == name for node in ast.walk(each))
         ]
 
-    def _sources(self, statement: ast.stmt, names: set[str]) -> list[str]:
+    def _sources(self, statement: ast.stmt, names: set[str], called: set[str]) -> list[str]:
         if isinstance(statement, ast.ImportFrom):
-            return [part for each in statement.names if _local(each) in names for part in _import_from(statement, each)]
+            found = []
+            for alias in statement.names:
+                try:
+                    found += _import_from(statement, alias) if _local(alias) in names else []
+                except NotPortable:
+                    if _local(alias) in called:
+                        raise
+                    found += ["from typing import Any", f"{_local(alias)} = Any"]  # a type of RLlib in annotations
+            return found
         if isinstance(statement, ast.Import):
             aliases = [alias for alias in statement.names if _local(alias) in names]
             for alias in aliases:
@@ -110,7 +131,7 @@ class Script:
         first = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", []))])
         lines = self._text.splitlines()[first - 1 : statement.end_lineno]
         markers = tuple(f"@{name}" for name in _MARKERS)
-        return "\n".join(line for line in lines if not line.lstrip().startswith(markers))
+        return textwrap.dedent("\n".join(line for line in lines if not line.lstrip().startswith(markers)))
 
 
 def read_names(source: str) -> set[str]:
@@ -153,6 +174,62 @@ def _import(module: str, name: str, local: str) -> str:
 def _local(alias: ast.alias) -> str:
     """Return the name that an import binds."""
     return alias.asname or alias.name.partition(".")[0]
+
+
+def _value_source(name: str, variables: Mapping[str, Any], script: str, sources: str) -> str:
+    """Return the statement that gives a variable of a script, which it assigned while it ran, the same value.
+
+    Args:
+        name: The variable.
+        variables: All variables of the script.
+        script: Name of the script.
+        sources: Source that reads the variable: of parsed options only those are kept that it reads.
+
+    Raises:
+        NotPortable: The value has no literal.
+    """
+    value = variables.get(name)
+    if isinstance(value, argparse.Namespace):
+        read = {
+            node.attr
+            for node in ast.walk(ast.parse(sources))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+        }
+        kept = {key: option for key, option in vars(value).items() if key in read}
+        if all(map(_is_literal, kept.values())):
+            options = ", ".join(f"{key}={option!r}" for key, option in kept.items())
+            return f"{name} = argparse.Namespace({options})"
+    if name in variables and _is_literal(value):
+        return f"{name} = {value!r}"
+    raise NotPortable(f"{name!r}, which {script} does not define at its top level")
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_literal, value))
+    if isinstance(value, dict):
+        return all(map(_is_literal, (*value, *value.values())))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _without_annotations(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(tree)
+
+
+def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a script, and what `if __name__ == "__main__"` defines in its first level."""
+    for each in statements:
+        if _is_main(each):
+            kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+            yield from (inner for inner in each.body if isinstance(inner, kinds))  # type: ignore[attr-defined]
+        else:
+            yield each
 
 
 def _is_main(statement: ast.stmt) -> bool:
