@@ -35,9 +35,10 @@ from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.config.display import changed_arguments
 from corral.config.settings import GROUPS
 from corral.config.without_effect import find_useless, network_settings, without_unused_settings
-from corral.core.settings import default_of, found_by_name, same_value
+from corral.core.settings import default_of, find_unused, found_by_name, same_value
 from corral.engines import make_engine
 from corral.errors import ConfigError, CorralError
+from corral.modules.spec import ModuleSpec
 from corral.runners.runner_group import EnvRunnerGroup
 from corral.transforms.settings import describe_transform
 from corral.transforms.transform import Transform
@@ -95,29 +96,34 @@ def _without_useless_settings(native: NativeConfig) -> NativeConfig:
     engine = make_engine("local")
     runners = EnvRunnerGroup(native.copy(num_env_runners=0).freeze(), engine)
     try:
-        useless = find_useless(native, runners.module_specs)
+        specs = runners.module_specs
     finally:
         runners.stop()
         engine.stop()
-
-    def shorten(settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in settings.items() if not is_useless(name, value)}
-
-    network = network_settings(native)
-    defaults = {} if network is None else {field.name: default_of(field) for field in dataclasses.fields(network)}
-
-    def is_useless(name: str, value: Any) -> bool:
-        return name in useless or (name in defaults and same_value(value, defaults[name]))
-
     policies: Any = native.policies
     if isinstance(policies, Mapping):
-        policies = {
-            module_id: {**policy, "model_config": shorten(policy["model_config"])}
-            if isinstance(policy, Mapping) and "model_config" in policy
-            else policy
+        own = {
+            module_id: {"model_config": _shortened(policy["model_config"], native, {module_id: specs[module_id]})}
             for module_id, policy in policies.items()
+            if isinstance(policy, Mapping) and "model_config" in policy and module_id in specs
         }
-    return native.copy(model_config=shorten(native.model_config), policies=policies)
+        policies = {module_id: {**(policy or {}), **own.get(module_id, {})} for module_id, policy in policies.items()}
+    return native.copy(model_config=_shortened(native.model_config, native, specs), policies=policies)
+
+
+def _shortened(settings: Mapping[str, Any], native: NativeConfig, specs: Mapping[str, ModuleSpec]) -> dict[str, Any]:
+    """Return settings of default modules, without those that have no effect, or that have their default."""
+    useless = {*find_useless(native, specs)}
+    networks = [network_settings(native.for_module(module_id)) for module_id in specs]
+    if any(network is None for network in networks):  # a module of the user, which reads what it likes
+        return dict(settings)
+    useless |= set.intersection(*({*find_unused(network)} for network in networks))
+    defaults = {field.name: default_of(field) for network in networks for field in dataclasses.fields(network)}  # type: ignore[arg-type]
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in useless and not (name in defaults and same_value(value, defaults[name]))
+    }
 
 
 class _Writer:
@@ -514,7 +520,10 @@ def _end_at_trials(trainable: Any, space: Any, stop: Any) -> None:
     known: Mapping[str, float] = stop if isinstance(stop, Mapping) else {}
     raise Ported(
         lambda: space if isinstance(space, AlgorithmConfig) else default.update_from_dict(space or {}),
-        {_NATIVE_PATHS.get(path, path): value for path, value in known.items()},
+        {
+            _NATIVE_PATHS.get(path, path).replace("_episode_returns_mean/", "_episode_return_mean/"): value
+            for path, value in known.items()
+        },
     )
 
 

@@ -153,6 +153,8 @@ def _import_from(statement: ast.ImportFrom, alias: ast.alias) -> list[str]:
     if not module.startswith("ray"):
         return [_import(module, alias.name, local)]
     value = getattr(sys.modules.get(module), alias.name, None)
+    if (copied_env := getattr(value, "copied_env", None)) is not None:
+        return ["from corral import make_multi_agent", f"{local} = make_multi_agent({copied_env!r})"]
     native = _NATIVE.get(alias.name, alias.name)
     if native in corral.__all__ and (native != alias.name or value is getattr(corral, native)):
         return [_import("corral", native, local)]
