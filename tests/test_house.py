@@ -332,5 +332,8 @@ def test_every_exported_name_is_there() -> None:
         corral.PPOConfi  # noqa: B018
 
 
-def test_the_changelog_has_an_unreleased_section() -> None:
-    assert "\n## Unreleased\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+def test_the_changelog_begins_with_the_next_version_or_with_this_one() -> None:
+    import corral
+
+    newest = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    assert newest == "Unreleased" or newest.startswith(f"{corral.__version__} (")

@@ -128,7 +128,7 @@ def test_commands_are_found() -> None:
 
 def test_relative_links_resolve() -> None:
     broken = []
-    for page in PAGES:
+    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]:
         for target in links(page):
             name, _, anchor = target.partition("#")
             file = (page.parent / name).resolve() if name else page
