@@ -233,11 +233,11 @@ def test_a_number_of_sampled_actions_that_has_no_effect_is_warned_of(caplog: pyt
     for data, space in ((boxes, LINE), (one_sided(30), THREE)):
         assert "num_sampled_actions" not in caplog.text
         cql(data, space, num_sampled_actions=3).build().stop()
-    assert "num_sampled_actions=3 has no effect on Discrete actions" in caplog.text
+    assert "num_sampled_actions=3 has no effect: CQL sums over all actions" in caplog.text
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the weight has the learning rate alpha_lr"):
+    with pytest.raises(ConfigError, match="alpha_lr is the learning rate of the weight"):
         cql(one_sided(30), lagrangian=True, alpha_lr=0.0).build()
     with pytest.raises(ConfigError, match="CQL cannot train modules with memory"):
         cql(one_sided(30)).rl_module(model_config={"use_gru": True}).build()

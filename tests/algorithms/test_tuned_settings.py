@@ -100,7 +100,7 @@ def test_the_command_line_trains_with_them(tmp_path, monkeypatch, capsys) -> Non
     assert main(["train", "--tuned", "CartPole-v1", "--config", "run/config.yaml"]) == 2
     assert "--tuned and --config both name settings" in capsys.readouterr().err
     assert main(["train", "--tuned", "CartPole-v1", "--resume", "run"]) == 2
-    assert "--tuned does not go with --resume" in capsys.readouterr().err
+    assert "--tuned cannot be used with --resume" in capsys.readouterr().err
 
 
 def test_the_list_shows_envs_and_algorithms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not caplog.messages
     PPO.from_checkpoint(path, seed=7).stop()
     assert caplog.messages == [
-        "seed=7 has no effect on a run that continues: what begins with it is in the checkpoint."
+        "seed=7 has no effect: it only sets how a run begins, and this run continues from a checkpoint."
     ]
     with SACConfig().environment(IdentityEnv).build() as algo:
         path = algo.save(tmp_path / "sac")

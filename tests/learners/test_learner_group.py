@@ -429,7 +429,7 @@ def test_a_learner_that_fails_ends_the_update_and_all_learners(
         partial(update, group, regression(8), lr=0.1),
         partial(group.collect_metrics, MetricsLogger(), Timers()),
     ):
-        with pytest.raises(WorkerDiedError, match=rf"(?s)the learners are gone, and are not restarted.*{message}"):
+        with pytest.raises(WorkerDiedError, match=rf"(?s)the learners have ended, and are not restarted.*{message}"):
             call()
     assert group.values("m", regression(3)["obs"]).shape == (3,)
     group.stop()
@@ -496,7 +496,7 @@ def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: 
             update(group, regression(8), lr=0.1)
     finally:
         second.call = call  # type: ignore[method-assign]
-    with pytest.raises(WorkerDiedError, match=r"the learners are gone.*only some of them were called: ZeroDivision"):
+    with pytest.raises(WorkerDiedError, match=r"the learners have ended.*only some of them were called: ZeroDivision"):
         update(group, regression(8), lr=0.1)
 
 
@@ -511,7 +511,7 @@ def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: B
     group.stop()
     group.stop()
     assert_gone([pid])
-    with pytest.raises(WorkerDiedError, match=r"the learners are gone.*stopped"):
+    with pytest.raises(WorkerDiedError, match=r"the learners have ended.*stopped"):
         update(group, batch, lr=0.1)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
 

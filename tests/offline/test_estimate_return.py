@@ -393,7 +393,7 @@ def test_options_without_effect_are_refused(cartpole: Path, tmp_path: Path, caps
     command = ["evaluate", str(cartpole / "run")]
     for option, value in [("--method", "is"), ("--gamma", "1"), ("--max-ratio", "2"), ("--gradient-steps", "9")]:
         assert main([*command, option, value]) == 2
-        assert f"{option} goes with --data PATH" in capsys.readouterr().err
+        assert f"{option} needs --data PATH" in capsys.readouterr().err
     for option, value in [("--episodes", "3"), ("--env", "CartPole-v1"), ("--seeds", "1"), ("--env-config", "a=1")]:
         assert main([*command, "--data", str(cartpole / "data"), option, value]) == 2
         assert f"{option} has no effect with --data" in capsys.readouterr().err

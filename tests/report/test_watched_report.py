@@ -221,9 +221,9 @@ def test_the_command_serves_until_it_is_interrupted(ending: signal.Signals, host
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "8000"], "go with --watch"),
-        (["--host", "0.0.0.0"], "go with --watch"),
-        (["--watch", "-o", "x.html"], "--output does not go with --watch"),
+        (["--port", "8000"], "need --watch"),
+        (["--host", "0.0.0.0"], "need --watch"),
+        (["--watch", "-o", "x.html"], "--output cannot be used with --watch"),
     ],
 )
 def test_options_that_do_not_go_together(

@@ -849,8 +849,8 @@ class Algorithm(metaclass=_WithHints):
             if all(has_ended_at_zero(lr, steps) for lr in lrs) and self.trains(module_id):
                 del self._ending_lrs[module_id]
                 log.warning(
-                    "Module %r learns nothing from here on, after %s env steps: its learning rate has fallen to 0, "
-                    "where its schedule ends. Stop the run there, or give a longer schedule.",
+                    "Module %r learns nothing after %s env steps: its learning rate is 0 at the end of its schedule. "
+                    "Stop the run at this step, or give a longer schedule.",
                     module_id,
                     f"{steps:,}",
                 )
@@ -1407,7 +1407,7 @@ def _count_own_agent_steps(rollout: Rollout) -> int:
 def _end_dropped(engine: LazyEngine) -> None:
     """End the workers of an algorithm that nobody can stop any more."""
     if running := engine.running():
-        log.warning("An algorithm was dropped without stop(): its %d worker(s) are ended.", len(running))
+        log.warning("An algorithm was deleted before stop() was called: its %d worker(s) are ended.", len(running))
     engine.stop()
 
 

@@ -98,7 +98,9 @@ class CQLConfig(SACConfig):
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         if self.lagrangian and self.alpha_lr == 0:
-            raise ConfigError("lagrangian=True: the weight has the learning rate alpha_lr, which is 0: set it above 0.")
+            raise ConfigError(
+                "lagrangian=True: alpha_lr is the learning rate of the weight, and it is 0: set it above 0."
+            )
 
 
 class CQL(SAC):
@@ -125,8 +127,7 @@ class CQL(SAC):
             num_actions, is_discrete = record.config.num_sampled_actions, cast(SACModule, record.module).is_discrete
             if is_discrete and num_actions != CQLConfig.num_sampled_actions:
                 log.warning(
-                    "num_sampled_actions=%d has no effect on Discrete actions, over all of which CQL sums: leave it "
-                    "out.",
+                    "num_sampled_actions=%d has no effect: CQL sums over all Discrete actions. Leave it out.",
                     num_actions,
                 )
         self._num_imitated: dict[str, int] = {}

@@ -581,7 +581,7 @@ def _with_frames(config: ReplayConfig, pipeline: Pipeline | None) -> ReplayConfi
         if isinstance(transform, NormalizeObservations):
             raise ConfigError(
                 f"transforms: NormalizeObservations is before {type(last).__name__}, and a replay buffer would hold "
-                f"observations with the statistics of the past: put it after {type(last).__name__}."
+                f"observations with old statistics: put it after {type(last).__name__}."
             )
     is_alone = not any(isinstance(each, TemporalTransform) for each in before)
     if isinstance(last, FrameStack) and is_alone and not has_mask_key(pipeline.observation_space):

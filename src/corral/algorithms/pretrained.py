@@ -75,8 +75,8 @@ def fitting_statistics(pipeline: Pipeline | None, found: Mapping[str, State]) ->
     own = {} if pipeline is None else pipeline.state
     if missing := sorted(found.keys() - own.keys()):
         log.warning(
-            "the loaded weights learned from observations or rewards that went through %s, which are not among the "
-            "transforms here: add them to .env_runners(transforms=[...]).",
+            "the loaded weights were trained with the transforms %s, which this algorithm does not have: add them to "
+            ".env_runners(transforms=[...]).",
             " and ".join(missing),
         )
     if pipeline is None:

@@ -139,7 +139,9 @@ def _settings_of_run(options: argparse.Namespace) -> dict[str, Any]:
 
     for name in ("config", "tuned", "algo", "run_dir"):
         if getattr(options, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} does not go with --resume, which continues a run as it is.")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} cannot be used with --resume, which keeps this setting of the run."
+            )
     settings = read_config(options.resume)
     given = {text.partition("=")[0] for text in options.settings} | ({"environment.env"} if options.env else set())
     unsaved = check_resumable(options.resume)

@@ -203,7 +203,7 @@ def reset_fn_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
         is_needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if is_needed and (parameter.name not in RESET_FN_ARGUMENTS or parameter.kind is parameter.POSITIONAL_ONLY):
             raise ConfigError(
-                f"env_reset_fn takes {parameter.name!r}, which it is not given by name. It may take any of: "
+                f"env_reset_fn has the parameter {parameter.name!r}, which is not given. Its parameters may be any of: "
                 f"{', '.join(RESET_FN_ARGUMENTS)}."
             )
     return tuple(p.name for p in parameters if p.name in RESET_FN_ARGUMENTS)

@@ -86,7 +86,7 @@ class RoundPlan:
         if self.num_episodes is not None and self.num_timesteps is not None:
             raise CorralError("an evaluation round takes num_episodes or num_timesteps, and not both.")
         if self.resets is not None and (self.num_timesteps is not None or not self.resets):
-            raise CorralError("an evaluation round takes reset arguments of episodes, and not for env steps.")
+            raise CorralError("an evaluation round of env steps takes no reset arguments: give num_episodes.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,7 +227,7 @@ class RemoteLearnerGroup(LearnerGroup):
         if self._ended is None:
             return super().get_state()
         log.warning(
-            "The learners are gone (%s): this state has the weights of the last update, but not the state of the "
+            "The learners have ended (%s): this state has the weights of the last update, but not the state of the "
             "optimizers.",
             self._ended.rstrip("."),
         )
@@ -257,7 +257,7 @@ class RemoteLearnerGroup(LearnerGroup):
     ) -> list[Future[Any]]:
         """Make a call to each worker, which may take `timeout_s`, and return the futures."""
         if self._ended is not None:
-            raise WorkerDiedError(f"the learners are gone, and are not restarted: {self._ended}")
+            raise WorkerDiedError(f"the learners have ended, and are not restarted: {self._ended}")
         futures: list[Future[Any]] = []
         try:
             with interrupts_deferred():  # learners wait for each other: all of them get the call, or none

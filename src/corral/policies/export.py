@@ -130,8 +130,8 @@ def _program(policy: Policy) -> ExportedProgram:
         raise ExportError(
             f"the policy of {type(module).__name__} cannot be exported: {reason} Its "
             "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
-            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not. Of your own "
-            "transforms, define transform_tensors(obs) where transform_obs uses NumPy."
+            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not. In your own "
+            "transforms, define transform_tensors(obs) if transform_obs uses NumPy."
         ) from error
 
 

@@ -561,7 +561,7 @@ class EnvRunnerGroup:
                 continue
             call.is_reported = True
             log.warning(
-                "No fragment within sample_timeout_s=%s from %s; a fragment that arrives later counts later. "
+                "No fragment arrived within sample_timeout_s=%s from %s; a later fragment counts in a later round. "
                 "If an env may hang, set fault_tolerance(env_step_timeout_s=...). %s",
                 self._config.sample_timeout_s,
                 runner.name,
