@@ -612,7 +612,7 @@ class Algorithm(metaclass=_WithHints):
             self.metrics.log_reserved({("learners", ALL_MODULES, f"{name}_lifetime"): [steps]}, "lifetime_sum")
 
     def sample(self, num_timesteps: int | None = None, *, num_episodes: int | None = None) -> list[Rollout]:
-        """Sample at least `num_timesteps` env steps, or exactly `num_episodes` whole episodes.
+        """Return rollouts of at least `num_timesteps` env steps, or of exactly `num_episodes` whole episodes.
 
         Args:
             num_timesteps: Env steps, sampled in rounds of the fragment length if one is set. With
@@ -1025,7 +1025,7 @@ class Algorithm(metaclass=_WithHints):
         progress: Mode | Literal[False] = "auto",
         **unknown: Any,
     ) -> Result:
-        """Train until a stop criterion is met, and write a run directory with results and checkpoints.
+        """Train until a stop criterion is met, write a run directory, and return the last result.
 
         The criteria are also checked before the first iteration, against the latest result of this algorithm or of the
         run that continues. Which checkpoints are written is set by `config.checkpointing(...)`.
@@ -1102,7 +1102,7 @@ class Algorithm(metaclass=_WithHints):
         with_infos: bool = False,
         max_rows_per_file: int = 100_000,
     ) -> RecordingSummary:
-        """Play episodes in evaluation envs with the present weights, and write them as recorded data.
+        """Play episodes in evaluation envs, write them as recorded data, and return a summary.
 
         Args:
             output: Directory or URL of Parquet files, to which files are added, or `"minari:ID"`, a new Minari dataset.
@@ -1183,7 +1183,7 @@ class Algorithm(metaclass=_WithHints):
         return save_algorithm(self, path)
 
     def save_to_path(self, path: str | Path | None = None) -> str | Path:
-        """Write a checkpoint; another name of `save`."""
+        """Write a checkpoint, and return its path; another name of `save`."""
         return self.save(path)
 
     def restore_from_path(self, path: str | Path) -> None:

@@ -76,7 +76,7 @@ class CQLConfig(SACConfig):
     }
 
     def training(self, **settings: Unpack[CQLTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return self._set("training", settings)
 
     @property
@@ -144,7 +144,7 @@ class CQL(SAC):
         )
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
-        """Add the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
+        """Return the batch with the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
         batch = super().prepare_batch(module_id, batch)
         record = self.records[module_id]
         module, config = cast(SACModule, record.module), record.config
@@ -156,7 +156,7 @@ class CQL(SAC):
         return {**batch, "uniform_actions": uniform, "action_noise": noise[0], "next_action_noise": noise[1]}
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Take one update of a module; in the first ones the actor imitates."""
+        """Take one update of a module, and return its metrics; in the first updates the actor imitates."""
         num_imitated = self._num_imitated.get(module_id, 0)
         imitates = num_imitated < self.records[module_id].config.num_imitation_updates
         self._num_imitated[module_id] = num_imitated + imitates

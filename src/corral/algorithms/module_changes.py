@@ -35,7 +35,7 @@ def add_module(
     copy_from: str | None,
     changes: Mapping[str, Any],
 ) -> Module:
-    """Add a module to an algorithm; see `Algorithm.add_module`. `changes` are other settings of `multi_agent`."""
+    """Add a module, and return it; see `Algorithm.add_module`. `changes` are other settings of `multi_agent`."""
     config, weights = algorithm.config, None
     _check_multi_agent(algorithm)
     if module_id in algorithm.module_ids:

@@ -29,7 +29,7 @@ Weights = Mapping[str, NDArray[Any]]
 
 
 def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> Mapping[str, State]:
-    """Load and freeze what the settings `load_from`, `load_parts` and `freeze_parts` of a module name.
+    """Load and freeze weights by the settings of a module, and return the statistics of the loaded transforms.
 
     Returns:
         The statistics of the transforms that saw the observations of the loaded weights, by name of the transform.

@@ -36,7 +36,7 @@ AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
 def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
-    """Write a checkpoint of an algorithm; see `Algorithm.save`."""
+    """Write a checkpoint of an algorithm, and return where it is; see `Algorithm.save`."""
     if path is None:
         path = Path("checkpoints") / f"{run_name(algorithm.config)}-{algorithm.training_iteration}"
     described = describe_algorithm(algorithm)

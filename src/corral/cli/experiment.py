@@ -113,7 +113,7 @@ def overriding_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """Read a YAML file of groups of settings.
+    """Return the groups of settings in a YAML file.
 
     Raises:
         ConfigError: The file cannot be read, or does not hold a mapping.
@@ -175,7 +175,7 @@ def parse_criterion(text: str) -> tuple[str, Any]:
 
 
 def parse_pair(text: str, option: str) -> tuple[str, Any]:
-    """Split `name=value` and read the value as YAML.
+    """Return the name and the YAML value of `name=value`.
 
     Raises:
         ConfigError: There is no `=`, or the value is not YAML.

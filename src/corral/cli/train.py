@@ -101,7 +101,7 @@ def train(
     quiet: bool = False,
     built: Callable[[Algorithm], None] | None = None,
 ) -> int:
-    """Train until a criterion is met, an error, or a signal; print how it ended and where the run is stored.
+    """Train until a criterion, an error or a signal; print how the run ended, and return the exit status.
 
     Args:
         config: The config of the algorithm.

@@ -481,11 +481,7 @@ class EnvHost:
         return {name: now[name] for name in now if not is_same(now[name], before[name])}
 
     def change_settings(self, changed: Mapping[str, Any]) -> bool:
-        """Change settings of `environment` to what another host's `changed_settings` were.
-
-        Returns:
-            Whether they were others before, so that `make` must follow.
-        """
+        """Change settings to another host's `changed_settings`; return whether they differ: `make` must follow then."""
         wanted = {**self._built_with, **changed}
         others = {name: value for name, value in wanted.items() if not is_same(value, self._settings()[name])}
         for name, value in others.items():

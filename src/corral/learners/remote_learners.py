@@ -131,11 +131,11 @@ class RemoteLearnerGroup(LearnerGroup):
     # Learning.
 
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> Results:
-        """Take gradient steps; see `LearnerGroup.update`."""
+        """Take gradient steps, and return the metrics; see `LearnerGroup.update`."""
         return self.update_async(batches, settings).result()
 
     def update_async(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> PendingUpdate:
-        """Ask all workers for an update; see `LearnerGroup.update_async`."""
+        """Ask all workers for an update, and return it as pending; see `LearnerGroup.update_async`."""
         try:
             given = {name: batches[name] for name in batches if name in settings}
             shards = split_batches(given, len(self._workers))
@@ -366,7 +366,7 @@ def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
 
 
 def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
-    """Split every batch into one shard of consecutive rows per learner; sizes differ by one unit at most.
+    """Return one shard of consecutive rows of every batch per learner; sizes differ by at most one unit.
 
     Args:
         batches: Columns `[B, ...]` by module id.
@@ -396,7 +396,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
 def merge_results(
     results: Sequence[Mapping[str, Any]], num_rows: Sequence[int], num_learned: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Merge what the learners report for one module: means over all rows, extremes, and concatenated columns.
+    """Return the merged metrics of one module: means over all rows, extremes, and concatenated columns.
 
     Args:
         results: Results of each learner; a name may be missing in some.

@@ -42,7 +42,7 @@ METADATA_FILE = "corral.json"  # in a .pt2 file
 
 
 def export_policy(policy: Policy, file: Path) -> Path:
-    """Write a policy to a file; see `Policy.export`."""
+    """Write a policy to a file, and return its path; see `Policy.export`."""
     suffix = check_suffix(file)
     if suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
         raise MissingPackageError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")

@@ -67,7 +67,7 @@ class ExternalEnv(VectorEnv[Any, Any, Any]):
         log.info("The policy server listens at %s, for %d envs.", self.server.address, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Do nothing: episodes begin when clients begin them."""
+        """Return no observation: episodes begin when clients begin them."""
         return None, {}
 
     def step(self, actions: Any) -> Any:
