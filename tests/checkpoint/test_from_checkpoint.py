@@ -66,7 +66,7 @@ def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with SACConfig().environment(IdentityEnv).build() as algo:
         path = algo.save(tmp_path / "sac")
     SAC.from_checkpoint(path, initial_alpha=3.0).stop()
-    assert "initial_alpha=3.0 has no effect on a run that continues" in caplog.text
+    assert "initial_alpha=3.0 has no effect: it only sets how a run begins" in caplog.text
 
 
 @pytest.mark.parametrize("kl_coeff", [0.2, 5.0])

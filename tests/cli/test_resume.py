@@ -254,7 +254,7 @@ def test_wrong_usage_of_resume(
 
 @pytest.mark.parametrize("given", [["--seed", "7"], ["--set", "debugging.seed=7"]])
 def test_another_seed_is_warned_of(given: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_dir, message = tmp_path / "run", "seed=7 has no effect on a run that continues"
+    run_dir, message = tmp_path / "run", "seed=7 has no effect: it only sets how a run begins"
     assert main([*arguments(**SETTINGS), "--stop", "training_iteration=1", "--run-dir", str(run_dir), "--quiet"]) == 0
     for iteration, seed in ((2, []), (3, ["--set", "debugging.seed=0"]), (4, given)):
         stop = ["--stop", f"training_iteration={iteration}", "--quiet"]

@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ReportError, match=rf"127\.0\.0\.1:{port} .*choose another --port"),
+            pytest.raises(ReportError, match=rf"127\.0\.0\.1:{port}: .*choose another --port"),
             served_report([path], port=port),
         ):
             pass
