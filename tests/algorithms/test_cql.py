@@ -233,7 +233,7 @@ def test_a_number_of_sampled_actions_that_has_no_effect_is_warned_of(caplog: pyt
     for data, space in ((boxes, LINE), (one_sided(30), THREE)):
         assert "num_sampled_actions" not in caplog.text
         cql(data, space, num_sampled_actions=3).build().stop()
-    assert "num_sampled_actions=3 has no effect: CQL sums over all actions" in caplog.text
+    assert "num_sampled_actions=3 has no effect: CQL sums over all Discrete actions" in caplog.text
 
 
 def test_what_cannot_be_is_refused() -> None:
