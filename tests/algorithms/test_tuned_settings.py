@@ -64,7 +64,8 @@ def test_a_name_without_settings_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"no tuned settings for env 'CartPole-v0'\. Did you mean 'CartPole-v1'"):
         tuned_settings("CartPole-v0")
     with pytest.raises(
-        ConfigError, match="no tuned settings of DQN for env 'Pendulum-v1', only of PPO, SAC, TD3, APPO, BC, MARWIL, IQL"
+        ConfigError,
+        match="settings of DQN for env 'Pendulum-v1', only of PPO, SAC, TD3, APPO, BC, MARWIL, IQL",
     ):
         tuned_settings("Pendulum-v1", "DQN")
     with pytest.raises(ConfigError, match=r"no tuned settings of 'PPA'\. Did you mean 'PPO'"):

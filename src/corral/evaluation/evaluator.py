@@ -314,7 +314,7 @@ class Evaluator:
         """
         if self._is_evaluating or self._is_playing():
             raise CorralError(
-                "evaluate(): an evaluation round is already being played: call evaluate() between iterations, or in "
+                "evaluate(): an evaluation round is being played already: call evaluate() between iterations, or in "
                 "on_train_result."
             )
         self._is_evaluating = True
