@@ -84,7 +84,7 @@ def slow_gaps(module: CQLModule, batch: dict[str, torch.Tensor], temperature: fl
 
 
 @pytest.mark.parametrize("space", [LINE, THREE], ids=["box", "discrete"])
-def test_the_loss_is_that_of_sac_and_of_a_slow_loop(space: spaces.Space[Any]) -> None:
+def test_the_loss_matches_sac_and_a_slow_loop(space: spaces.Space[Any]) -> None:
     module, batch = make_module(space), make_batch(space)
     base = partial(sac_loss, target_entropy=-1.0)
     total, reported = cql_loss(module, batch, {}, base_loss=base, **CONSTANTS)
@@ -185,7 +185,7 @@ def one_sided(num_steps: int = 1500) -> dict[str, Any]:
     return {"obs": zeros, "actions": actions, "rewards": actions * 1.0, "terminated": np.ones(num_steps, bool)}
 
 
-def test_what_was_never_tried_is_worth_less_than_what_was() -> None:
+def test_actions_that_were_never_tried_have_lower_values() -> None:
     with cql(one_sided(), cql_weight=1.0).build() as algorithm:
         for _ in range(2):
             algorithm.train()

@@ -48,7 +48,7 @@ def algorithm() -> Any:
         (lambda _: config().reporting(progress_bar=True), r"fit\(progress='panel'\)"),
     ],
 )
-def test_what_others_call_otherwise_is_explained(algorithm: Any, call: Callable[..., Any], message: str) -> None:
+def test_names_of_other_libraries_are_explained(algorithm: Any, call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call(algorithm)
 

@@ -83,7 +83,7 @@ def test_a_coefficient_that_is_given_again_is_not_hidden_by_the_adaptive_one(kl_
 # What is given again.
 
 
-def test_what_no_file_can_name_is_said_once_at_saving_and_given_again(
+def test_settings_without_import_path_are_warned_of_once_and_given_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = config(env=lambda env_config: CountingEnv(env_config), num_env_runners=1, engine_name="local")

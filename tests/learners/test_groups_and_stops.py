@@ -214,7 +214,7 @@ def test_an_update_ends_once_the_means_of_an_epoch_say_so(limit: float, num_epoc
     assert results["num_gradient_steps"] == calls == 2 * num_epochs
 
 
-def test_the_columns_of_a_stopped_update_are_those_of_its_last_epoch() -> None:
+def test_the_columns_of_a_stopped_update_match_its_last_epoch() -> None:
     def loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
         values = module.value(batch["obs"])
         return values.mean(), {"row": batch["row"].float(), "one": torch.ones(())}

@@ -137,7 +137,7 @@ def union_steps(batch: Batch, num_learners: int, num_minibatches: int) -> Iterat
         (47, 4, 3, {"optimizer_class": torch.optim.NAdam, "grad_clip": 0.5}),
     ],
 )
-def test_steps_are_those_of_one_learner_on_the_whole_batch(
+def test_steps_match_one_learner_on_the_whole_batch(
     build: Build, num_learners: int, size: int, num_minibatches: int, num_epochs: int, settings: dict[str, Any]
 ) -> None:
     clipping = {name: settings[name] for name in ("grad_clip", "grad_clip_by") if name in settings}
@@ -356,7 +356,7 @@ def test_a_stop_gets_scalars_that_only_some_learners_report(build: Build, limit:
         pytest.param("sac", "own", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimizer: str) -> None:
+def test_no_learner_moves_frozen_parameters(build: Build, algorithm: str, optimizer: str) -> None:
     optimizer_class, config = OPTIMIZERS[optimizer]
     settings = {"optimizer_class": optimizer_class, "optimizer_config": config}
     group = build(MakeLearner(2, algorithm_loss(algorithm), ALGORITHMS[algorithm][0], **settings))
@@ -610,7 +610,7 @@ def test_nccl_only_where_each_learner_has_a_gpu_to_itself(gpu_ids: list[str | No
     assert backend_for(gpu_ids) == backend
 
 
-def test_own_address_is_one_of_this_host() -> None:
+def test_the_own_address_belongs_to_this_host() -> None:
     import socket
 
     with socket.socket() as server:

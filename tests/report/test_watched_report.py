@@ -142,7 +142,7 @@ def test_reading_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pyte
     assert live.version == 4 and versions.index(4) - versions.index(3) == 200
 
 
-def test_what_was_read_before_is_not_read_again_and_the_rest_as_if_it_were(tmp_path: Path) -> None:
+def test_only_new_lines_are_read_and_the_result_is_the_same_as_of_reading_all(tmp_path: Path) -> None:
     path = write_live(tmp_path / "run", [result(1, 1.0), result(2, 2.0)])
     reader, file = RunsReader([path]), path / "result.jsonl"
 

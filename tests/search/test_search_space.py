@@ -115,7 +115,7 @@ def test_wrong_settings_are_refused(group: Any, message: str) -> None:
         make_search(config(), STOP, group)
 
 
-def test_what_is_compared_is_the_evaluated_return_where_there_is_one() -> None:
+def test_the_metric_is_the_return_of_evaluation_if_there_is_evaluation() -> None:
     space = {"lr": {"log": [1e-5, 1e-2]}}
     assert make_search(config(), STOP, {"space": space}).metric == TRAINED
     evaluated = config().evaluation(evaluation_interval=2)
