@@ -43,6 +43,7 @@ NUM_SEEDS = 5
 
 TASKS = {
     "CartPole-v1": Task(threshold=475.0, num_steps=60_000, every=2_000),
+    "Acrobot-v1": Task(threshold=-100.0, num_steps=30_000, every=1_000),
     "Pendulum-v1": Task(threshold=-200.0, num_steps=8_000, every=500),
     "InvertedDoublePendulum-v5": Task(threshold=9_000.0, num_steps=15_000, every=1_000),
     "corral.testing:ReachEnv": Task(threshold=95.0, num_steps=5_000, every=1_000, has_goals=True),
@@ -69,6 +70,25 @@ CONTINUOUS = (
     Row("SB3 contrib TQC", "sb3", "TQC"),
     Row("SB3 contrib CrossQ", "sb3", "CrossQ"),
 )
+# DQN without its parts, and with one of them; returns of atoms are within the discounted sums that the env has.
+PLAIN_DQN = {"training.n_step": 1, "training.double_q": False}
+
+
+def dqn_rows(v_min: float, v_max: float) -> tuple[Row, ...]:
+    """Return rows of DQN without its parts, and with each of them alone."""
+    atoms = {"training.num_atoms": 51, "training.v_min": v_min, "training.v_max": v_max}
+    parts = {
+        "no part": {},
+        "double": {"training.double_q": True},
+        "dueling": {"training.dueling": True},
+        "prioritised": {"training.replay_buffer_config": {"type": "prioritized"}},
+        "3 steps": {"training.n_step": 3},
+        "noisy": {"training.noisy": True},
+        "51 atoms": atoms,
+    }
+    return tuple(Row(f"Corral DQN, {name}", "corral", "DQN", {**PLAIN_DQN, **part}) for name, part in parts.items())
+
+
 # A point in a cube, whose goal random actions reach in one of a hundred episodes.
 REACH = {"rl_module.model_config": {"fcnet_hiddens": [64, 64]}, "training.lr": 1e-3, "training.gamma": 0.95}
 HINDSIGHT = {**REACH, "training.replay_buffer_config": {"type": "hindsight"}}
@@ -79,7 +99,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("Corral DQN", "corral", "DQN"),
         Row("SB3 PPO", "sb3", "PPO"),
         Row("SB3 DQN", "sb3", "DQN"),
+        *dqn_rows(0.0, 100.0),
     ),
+    "Acrobot-v1": dqn_rows(-100.0, 0.0),
     "Pendulum-v1": CONTINUOUS,
     "InvertedDoublePendulum-v5": CONTINUOUS,
     "corral.testing:ReachEnv": (

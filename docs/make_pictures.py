@@ -87,7 +87,7 @@ def draw_speed(path: Path) -> None:
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlabel("times as fast as the other library", color=GREY)
-    axes.legend(frameon=False, labelcolor=GREY, loc="lower right")
+    axes.legend(frameon=False, labelcolor=GREY, loc="center right")
     save_figure(figure, path)
 
 

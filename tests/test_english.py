@@ -43,3 +43,13 @@ def test_code_is_read_by_its_strings_and_comments_alone(tmp_path: Path) -> None:
     path.write_text('anew = 1\n# made anew\nmessage = f"go {anew} anew"\n', encoding="utf-8")
     found = [first for first, text in check_english.texts_of(path) for _ in check_english.find_problems(text, PHRASES)]
     assert found[0] == 2 and set(found) <= {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("first_line", "num_found"),
+    [("Take one update.", 1), ("Take one update, and return the metrics.", 0), ("Map `[B, in]` to `[B, out]`.", 0)],
+)
+def test_docstrings_say_first_what_is_returned(first_line: str, num_found: int) -> None:
+    source = f'def update() -> dict:\n    """{first_line}\n\n    More text, which returns nothing."""\n'
+    assert len([*check_english.find_unclear_returns(source)]) == num_found
+    assert not [*check_english.find_unclear_returns(source.replace("dict", "None"))]

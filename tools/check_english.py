@@ -1,11 +1,12 @@
 """Refuse words and phrases that CONTRIBUTING.md lists as hard to read, in docs, code and tests.
 
 The table under "Plain English" in CONTRIBUTING.md is the only list: its first column holds the phrases in backticks,
-its second column what to write instead.
+its second column what to write instead. In src/, the docstring of a function must first say what is returned.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import sys
@@ -19,6 +20,11 @@ FOLDERS = ("src", "docs", "examples", "benchmarks", "tools", "tests")
 TEXT_TOKENS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 # "Attributes:" and "Args:" are noun phrases: "seed: Seed of the shuffling.", not "seed: Of the shuffling."
 OF_ENTRY = re.compile(r"^ +\*{0,2}\w+: Of\b", re.MULTILINE)
+# First lines of docstrings that say what a function returns, and annotations of functions that return no value.
+SAYS_WHAT = re.compile(
+    r"\breturn|^(Convert|Draw|Encode|Flatten|Map|Normalise|Refuse|Scale|Yield)\b|; see `", re.IGNORECASE
+)
+NO_VALUE = re.compile(r"(None|Never|NoReturn)$|Iterator|Generator|AbstractContextManager")
 
 
 def read_phrases(contributing: str) -> dict[str, str]:
@@ -40,6 +46,17 @@ def find_problems(text: str, phrases: dict[str, str]) -> Iterator[tuple[int, str
             yield text.count("\n", 0, match.start()) + 1, f"{match.group()!r}: write {instead}"
     for match in OF_ENTRY.finditer(text):
         yield text.count("\n", 0, match.start()) + 1, f"{match.group().strip()!r}: write a noun phrase"
+
+
+def find_unclear_returns(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and description of each public function whose docstring does not say first what it returns."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node.returns is None:
+            continue
+        first = (ast.get_docstring(node) or "").partition("\n")[0]
+        is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if first and not is_property and not NO_VALUE.match(ast.unparse(node.returns)) and not SAYS_WHAT.search(first):
+            yield node.lineno, f"{node.name}: the first line of the docstring must say what is returned: {first!r}"
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
@@ -72,6 +89,11 @@ def main() -> int:
         for path in paths
         for first, text in texts_of(path)
         for line, problem in find_problems(text, phrases)
+    ]
+    problems += [
+        f"{path.relative_to(ROOT)}:{line}: {problem}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for line, problem in find_unclear_returns(path.read_text(encoding="utf-8"))
     ]
     print(*problems, sep="\n", end="\n" if problems else "")
     return 1 if problems else 0

@@ -32,7 +32,7 @@ class Attempt:
         is_late: Whether it had to be killed because it did not end.
         seconds: How long it took.
         happened: What failed, where, and in which process, so far in the trial.
-        checkpoint: Iteration of the newest whole checkpoint afterwards; -1 for none; a text for what is wrong.
+        checkpoint: Iteration of the newest complete checkpoint afterwards; -1 for none; a text for what is wrong.
     """
 
     status: int
@@ -57,7 +57,7 @@ def rows_of(run_dir: Path) -> list[Any]:
 
 
 def state_of_checkpoint(run_dir: Path) -> int | str:
-    """Return the iteration of the newest whole checkpoint; -1 if there is no checkpoint, a text if it is damaged."""
+    """Return the iteration of the newest complete checkpoint; -1 if there is no checkpoint, a text if it is damaged."""
     checkpoints = run_dir / "checkpoints"
     if not checkpoints.is_dir() or not any((path / "metadata.json").exists() for path in checkpoints.iterdir()):
         return -1

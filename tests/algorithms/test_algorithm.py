@@ -106,7 +106,7 @@ def test_a_build_that_fails_closes_its_envs(config: PPOConfig) -> None:
     assert ClosingEnv.open_envs == 0
 
 
-def test_stopping_goes_on_when_an_env_cannot_be_closed() -> None:
+def test_stopping_continues_when_an_env_cannot_be_closed() -> None:
     class StubbornEnv(ClosingEnv):
         def close(self) -> None:
             super().close()

@@ -386,7 +386,7 @@ def test_other_data_is_said_when_a_run_continues(tmp_path: Path, caplog: pytest.
     other["rewards"] = other["rewards"] + 1
     with caplog.at_level(logging.WARNING, "corral"), Algorithm.from_checkpoint(path, input_=other) as restored:
         restored.train()
-    assert "learned from other data before (50 episodes, 500 steps" in caplog.text
+    assert "has changed since the checkpoint: from 50 episodes, 500 steps" in caplog.text
 
 
 def test_two_learners_take_the_steps_of_one() -> None:

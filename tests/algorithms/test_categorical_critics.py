@@ -67,7 +67,7 @@ def rows_of(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def test_the_losses_of_sac_are_those_of_a_slow_loop() -> None:
+def test_the_losses_of_sac_match_a_slow_loop() -> None:
     module, batch = make_module(CategoricalSACModule), make_batch()
     total, reported = categorical_sac_loss(module, batch, {}, target_entropy=None)
     alpha, critic_loss, actor_loss, entropy, td_errors = float(module.log_alpha.exp()), 0.0, 0.0, 0.0, []
@@ -90,7 +90,7 @@ def test_the_losses_of_sac_are_those_of_a_slow_loop() -> None:
 
 
 @torch.no_grad()
-def test_the_losses_of_td3_are_those_of_a_slow_loop() -> None:
+def test_the_losses_of_td3_match_a_slow_loop() -> None:
     module, batch = make_module(CategoricalTD3Module), make_batch()
     settings: Any = {"target_noise": 0.4, "target_noise_clip": 0.5}
     losses, reported = categorical_td3_loss(module, batch, {"actor_coeff": 1.0}, **settings)

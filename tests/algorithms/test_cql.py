@@ -84,7 +84,7 @@ def slow_gaps(module: CQLModule, batch: dict[str, torch.Tensor], temperature: fl
 
 
 @pytest.mark.parametrize("space", [LINE, THREE], ids=["box", "discrete"])
-def test_the_loss_is_that_of_sac_and_of_a_slow_loop(space: spaces.Space[Any]) -> None:
+def test_the_loss_matches_sac_and_a_slow_loop(space: spaces.Space[Any]) -> None:
     module, batch = make_module(space), make_batch(space)
     base = partial(sac_loss, target_entropy=-1.0)
     total, reported = cql_loss(module, batch, {}, base_loss=base, **CONSTANTS)
@@ -185,7 +185,7 @@ def one_sided(num_steps: int = 1500) -> dict[str, Any]:
     return {"obs": zeros, "actions": actions, "rewards": actions * 1.0, "terminated": np.ones(num_steps, bool)}
 
 
-def test_what_was_never_tried_is_worth_less_than_what_was() -> None:
+def test_actions_that_were_never_tried_have_lower_values() -> None:
     with cql(one_sided(), cql_weight=1.0).build() as algorithm:
         for _ in range(2):
             algorithm.train()
@@ -233,11 +233,11 @@ def test_a_number_of_sampled_actions_that_has_no_effect_is_warned_of(caplog: pyt
     for data, space in ((boxes, LINE), (one_sided(30), THREE)):
         assert "num_sampled_actions" not in caplog.text
         cql(data, space, num_sampled_actions=3).build().stop()
-    assert "num_sampled_actions=3 has no effect on Discrete actions" in caplog.text
+    assert "num_sampled_actions=3 has no effect: CQL sums over all Discrete actions" in caplog.text
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the weight has the learning rate alpha_lr"):
+    with pytest.raises(ConfigError, match="alpha_lr is the learning rate of the weight"):
         cql(one_sided(30), lagrangian=True, alpha_lr=0.0).build()
     with pytest.raises(ConfigError, match="CQL cannot train modules with memory"):
         cql(one_sided(30)).rl_module(model_config={"use_gru": True}).build()

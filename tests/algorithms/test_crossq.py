@@ -101,7 +101,7 @@ def slow_losses(
     return float(critic_loss), float((alpha * logp - lowest).mean()), float(log_alpha * (2.0 - logp.mean()))
 
 
-def test_the_losses_and_the_statistics_are_those_of_a_slow_reference() -> None:
+def test_the_losses_and_the_statistics_match_a_slow_reference() -> None:
     """The same for eight batches: in the warm-up of four, and after it, when the statistics are used."""
     module = make_module()
     actor, critics = SlowNetwork(module.actor), [SlowNetwork(critic) for critic in module.q]

@@ -176,7 +176,7 @@ class TestAtoms:
         probs = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.0]])
         torch.testing.assert_close(projected(self.ATOMS.expand(1, 5), probs, self.ATOMS), probs)
 
-    def test_what_lies_between_is_shared_and_what_lies_beyond_is_cut(self) -> None:
+    def test_returns_between_atoms_are_shared_and_returns_beyond_the_bounds_are_clipped(self) -> None:
         returns = torch.tensor([[-0.4, 7.0, -7.0, 0.25, 1.0]])
         probs = torch.tensor([[0.5, 0.1, 0.2, 0.1, 0.1]])
         expected = torch.tensor([[0.2, 0.4, 0.1 + 0.05, 0.05, 0.1 + 0.1]])
@@ -284,7 +284,7 @@ def test_every_form_solves_the_identity_env(form: str) -> None:
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_the_value_under_a_time_limit_is_that_of_the_endless_task(mode: str, n_step: int) -> None:
+def test_the_value_under_a_time_limit_matches_the_endless_task(mode: str, n_step: int) -> None:
     config = small_config(TimeLimitCorridor, gamma=0.8, n_step=n_step, target_network_update_freq=20, lr=1e-2)
     with config.env_runners(autoreset_mode=mode, num_envs_per_env_runner=2).build() as algo:
         for _ in range(30):
@@ -426,7 +426,7 @@ class TestStorage:
 
 class TestState:
     @pytest.mark.parametrize("with_buffer", [True, False])
-    def test_a_restored_run_goes_on(self, with_buffer: bool, tmp_path: Any) -> None:
+    def test_a_restored_run_continues(self, with_buffer: bool, tmp_path: Any) -> None:
         config = small_config(store_buffer_in_checkpoints=with_buffer, training_intensity=5, **PRIORITIZED)
         with config.build() as one, config.build() as other:
             one.train()
@@ -444,7 +444,7 @@ class TestState:
                 versions.append(other.learner_group.weights_version)
             assert versions[0] == versions[1]
 
-    def test_epsilon_goes_on_where_it_was(self, tmp_path: Any) -> None:
+    def test_epsilon_continues_where_it_was(self, tmp_path: Any) -> None:
         config = small_config()
         with config.build() as one, config.build() as other:
             for _ in range(3):
@@ -576,7 +576,7 @@ def test_actions_explore_as_the_runners_do_after_as_many_steps() -> None:
         assert len(set(algo.compute_actions(obs).tolist())) == 1
 
 
-def test_a_network_of_ones_own_learns() -> None:
+def test_a_custom_network_learns() -> None:
     config = small_config().rl_module(TableModule, model_config={"rows": np.zeros((4, 4)).tolist()})
     config.environment(env_config={"space": spaces.Discrete(4), "episode_length": 8}).environment(
         wrappers=[lambda env: WithVectorObs(env)]

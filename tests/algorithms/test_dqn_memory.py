@@ -54,7 +54,7 @@ def unrolled(module: Any, batch: dict[str, Any], target: bool) -> list[Tensor | 
 @pytest.mark.parametrize("settings", [LSTM, GRU], ids=["lstm", "gru"])
 @pytest.mark.parametrize("double_q", [True, False])
 @pytest.mark.parametrize("burn_in", [0, 3])
-def test_the_loss_and_its_gradient_are_those_of_sequences_unrolled_one_by_one(
+def test_the_loss_and_its_gradient_match_sequences_unrolled_one_by_one(
     settings: dict[str, Any], double_q: bool, burn_in: int
 ) -> None:
     config = make_config(model_config=settings, double_q=double_q, burn_in_len=burn_in, n_step=2)

@@ -136,4 +136,4 @@ def test_an_algorithm_that_is_dropped_takes_its_processes_along(
     gc.collect()
     assert_gone(pids)
     if settings is WORKERS:
-        assert "dropped without stop(): its 2 worker(s) are ended" in caplog.text
+        assert "deleted before stop() was called: its 2 worker(s) are ended" in caplog.text

@@ -64,7 +64,7 @@ def make_batch(algorithm: Any, module: Any, is_discrete: bool) -> dict[str, torc
 
 
 @pytest.mark.parametrize("algo", ["DQN", "C51", "SAC", "discrete SAC", "TD3"])
-def test_the_loss_and_its_gradients_are_those_of_a_slow_loop(algo: str) -> None:
+def test_the_loss_and_its_gradients_match_a_slow_loop(algo: str) -> None:
     is_discrete = algo in ("DQN", "C51", "discrete SAC")
     name = {"C51": "DQN", "discrete SAC": "SAC"}.get(algo, algo)
     config = with_data(name, imitation_coeff=0.3, **({"num_atoms": 11} if algo == "C51" else {}))

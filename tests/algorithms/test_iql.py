@@ -154,7 +154,7 @@ def test_walks_are_joined_where_they_cross() -> None:
     assert values == pytest.approx([at_0, at_1, 10.0], abs=0.4)
 
 
-def test_the_policy_that_runners_compute_is_that_of_torch() -> None:
+def test_the_policy_that_runners_compute_matches_torch() -> None:
     for space in (BOX, THREE, spaces.Box(-np.inf, np.inf, (2,), np.float32)):
         module = make_module(space)
         inference = Inference(module)

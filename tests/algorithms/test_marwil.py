@@ -44,7 +44,7 @@ def batch_of(size: int = 12) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("norm", [math.nan, 4.0])
 @pytest.mark.parametrize("max_weight", [20.0, 1.1])
-def test_the_loss_is_that_of_a_slow_loop(norm: float, max_weight: float) -> None:
+def test_the_loss_matches_a_slow_loop(norm: float, max_weight: float) -> None:
     module, batch = ModuleSpec(ActorCritic, OBS, ACTIONS, {}).build(), batch_of()
     found, reported = marwil_loss(module, batch, {"sqd_adv_norm": norm}, beta=1.5, vf_coeff=0.7, max_weight=max_weight)
     advantages, errors = [], []

@@ -30,7 +30,7 @@ def algorithm() -> Any:
     [
         (lambda algorithm: algorithm.fit(10_000), r"fit\(stop={'num_env_steps': 10_000}\)"),
         (lambda algorithm: algorithm.fit(total_timesteps=5), r"fit\(stop={'num_env_steps': 5}\)"),
-        (lambda algorithm: algorithm.fit({"num_env_steps": 5}), r"has no name: write fit\(stop=...\)"),
+        (lambda algorithm: algorithm.fit({"num_env_steps": 5}), r"by name, as in fit\(stop=...\)"),
         (lambda algorithm: algorithm.fit(progress_bar=True), "unknown argument 'progress_bar'. Write progress='panel'"),
         (lambda algorithm: algorithm.fit(stops={}), "unknown argument 'stops'. Did you mean 'stop'"),
         (lambda _: config().training(lr=lambda progress: 1.0), "a number or a schedule over env steps, such as"),
@@ -48,7 +48,7 @@ def algorithm() -> Any:
         (lambda _: config().reporting(progress_bar=True), r"fit\(progress='panel'\)"),
     ],
 )
-def test_what_others_call_otherwise_is_explained(algorithm: Any, call: Callable[..., Any], message: str) -> None:
+def test_names_of_other_libraries_are_explained(algorithm: Any, call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call(algorithm)
 

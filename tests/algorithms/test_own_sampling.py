@@ -119,7 +119,7 @@ def test_samples_between_training_steps_do_not_count() -> None:
         assert algo.train()["num_env_steps_sampled_lifetime"] == 80
 
 
-def test_one_of_both_numbers_is_needed() -> None:
+def test_a_sample_needs_exactly_one_of_both_numbers() -> None:
     with config(by_group).build() as algo:
         for arguments in ({}, {"num_timesteps": 4, "num_episodes": 2}):
             with pytest.raises(SampleError, match="exactly one"):

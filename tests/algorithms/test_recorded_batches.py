@@ -94,7 +94,7 @@ def test_without_a_number_of_updates_nothing_is_ever_sampled(algo: str) -> None:
         assert results[-1]["num_env_steps_sampled_lifetime"] == 5 * 4 * 16
 
 
-def test_none_is_one_pass_over_the_data() -> None:
+def test_num_updates_of_none_is_one_pass_over_the_data() -> None:
     with with_data("SAC", num_offline_updates=60, num_updates_per_iteration=None).build() as algorithm:
         assert algorithm.train()["learners"]["__all_modules__"]["num_module_steps_trained_lifetime"] == 400
         for num_updates in (50, 60):
@@ -139,7 +139,7 @@ def test_rows_keep_together_where_sampled_and_recorded_ones_are_mixed() -> None:
     assert all(seen) and set(shares) == {1.0, 5 / 16}
 
 
-def test_priorities_are_those_of_the_sampled_steps() -> None:
+def test_priorities_match_the_sampled_steps() -> None:
     def errors_by_origin(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
         loss, reported = default_loss(module, batch, coefficients)[:2]
         is_recorded = batch["obs"][:, 0] == MARK
@@ -161,7 +161,7 @@ def test_priorities_are_those_of_the_sampled_steps() -> None:
         assert np.isfinite(algorithm.train()["learners"]["default_policy"]["td_error_mean"])
 
 
-def test_actions_are_those_of_the_policy_once_it_has_learned() -> None:
+def test_actions_come_from_the_policy_once_it_has_learned() -> None:
     assert with_data("SAC").default_exploration["random_timesteps"] == 0
     assert with_data("TD3").default_exploration["random_timesteps"] == 0
     assert with_data("DQN").default_exploration["initial_epsilon"] == 0.02
@@ -216,7 +216,7 @@ def test_the_loss_of_validation_episodes_neither_depends_on_a_checkpoint_nor_cha
     assert np.isfinite(expected[0]["validation_loss"])
 
 
-def test_a_run_without_data_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_run_without_data_can_continue_with_data(tmp_path: Path) -> None:
     data = recorded(is_box=True)
     config = with_data("SAC", num_offline_updates=0)
     config = config.copy(input_=None, recorded_fraction=0.5, num_updates_per_iteration=1000)

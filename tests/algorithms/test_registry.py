@@ -51,7 +51,7 @@ def test_a_config_names_its_class_where_no_short_name_does(my_algo: Any) -> None
         PPOConfig.from_dict(config.to_dict())
 
 
-def test_the_name_of_an_algorithm_is_that_of_its_class(my_algo: Any) -> None:
+def test_the_name_of_an_algorithm_matches_its_class(my_algo: Any) -> None:
     @dataclass(kw_only=True)
     class Careful(PPOConfig):
         lr: Any = 1e-5

@@ -124,13 +124,13 @@ def test_a_resume_with_another_metric_chooses_the_best_checkpoint_again(tmp_path
 def test_a_run_without_a_checkpoint_begins_again_only_at_its_begin(tmp_path: Path) -> None:
     fit(small_ppo(), tmp_path, 3)
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         resume(small_ppo(), tmp_path, 4)
     fit(small_ppo(), tmp_path / "one", 1)
     shutil.rmtree(tmp_path / "one" / "checkpoints")
     with small_ppo().build() as algo:
         algo.train()
-        with pytest.raises(CheckpointError, match="this algorithm has trained 1 iterations: build a new one"):
+        with pytest.raises(CheckpointError, match="this algorithm has already trained 1 iterations: build a new one"):
             algo.fit(stop={"training_iteration": 2}, resume=tmp_path / "one", progress=False)
     assert resume(small_ppo(), tmp_path / "one", 2)["training_iteration"] == 2
     assert iterations(tmp_path / "one") == [1, 2]
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_told(tmp_path: Path, ca
     fit(small_ppo(checkpoint_every_iterations=1), tmp_path, 3)
     (tmp_path / "checkpoints" / "iteration-000003" / "metadata.json").unlink()
     resume(small_ppo(), tmp_path, 4)
-    assert "iteration-000003 was not written to its end: the run continues from iteration 2." in caplog.messages
+    assert "iteration-000003 is an incomplete checkpoint: the run continues from iteration 2." in caplog.messages
     assert iterations(tmp_path) == [1, 2, 3, 4]
 
 
@@ -561,7 +561,7 @@ def test_what_cannot_continue_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"is not the directory of a run: it has no config.yaml"):
         resume(small_ppo(), tmp_path, 1)
     fit(small_ppo(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path / "run", 1)
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         resume(small_ppo(), tmp_path / "run", 2)
     with small_ppo().build() as algo, pytest.raises(ConfigError, match="a run continues in its own directory"):
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", resume=tmp_path / "run")
@@ -591,7 +591,7 @@ def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
     assert len(names(tmp_path)) > 1
     # A run that had checkpoints and lost them is not begun again: that would overwrite its results.
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         resume(small_ppo(), tmp_path, 5)
 
 

@@ -126,7 +126,7 @@ def test_only_a_termination_leaves_the_next_value_out() -> None:
     assert [reported[name].item() for name in ("qf_mean", "qf_min", "qf_max")] == [4, 3, 5]
 
 
-def test_the_density_is_that_of_the_squashed_action() -> None:
+def test_the_density_matches_the_squashed_action() -> None:
     distribution = SquashedGaussian(BOX)
     inputs = torch.tensor([[0.3, -1.0, 0.2, -0.5], [4.0, 0.0, 1.0, -3.0]])
     noise = torch.tensor([[0.5, -2.0], [1.0, 0.1]])
@@ -272,7 +272,7 @@ def test_targets_follow_buffers_that_are_assigned_again() -> None:
         assert all((critic.get_buffer("mean") == number).all() for critic in module.target_q)
 
 
-def test_values_are_those_of_the_most_likely_action() -> None:
+def test_values_match_the_most_likely_action() -> None:
     obs = torch.from_numpy(make_batch(BOX)["obs"])
     module = make_module(BOX)
     mean = module.policy(obs)[:, :2]
@@ -302,7 +302,7 @@ def test_deviations_are_clamped_wherever_they_are_computed() -> None:
         np.testing.assert_allclose(outputs, one_by_one.detach(), rtol=1e-5)
 
 
-def test_what_the_clamp_cuts_off_has_no_gradient() -> None:
+def test_clamped_log_stds_have_no_gradient() -> None:
     inputs = torch.tensor([[30.0, -30.0, 1.0, -1.0], [0.0, 0.0, 2.5, -20.5]], requires_grad=True)
     weights = torch.arange(1.0, 9.0).reshape(2, 4)
     (LogStdClamp()(inputs) * weights).sum().backward()
@@ -441,7 +441,7 @@ class TwoInputs(SACModule):
         return self.MyCritic(self.observation_space.shape[0] + self.distribution.num_noise)  # type: ignore[index]
 
 
-def test_a_module_of_ones_own_is_trained() -> None:
+def test_a_custom_module_is_trained() -> None:
     with quick().rl_module(TwoInputs).build() as algorithm:
         for _ in range(3):
             metrics = learner_metrics_of(algorithm.train())

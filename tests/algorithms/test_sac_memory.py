@@ -44,7 +44,7 @@ def batch_of(algo: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("settings", [LSTM, GRU], ids=["lstm", "gru"])
 @pytest.mark.parametrize("burn_in", [0, 3])
-def test_features_are_those_of_single_steps(settings: dict[str, Any], burn_in: int) -> None:
+def test_features_match_single_steps(settings: dict[str, Any], burn_in: int) -> None:
     with make_config(CountingEnv, model_config=settings, burn_in_len=burn_in, n_step=2).build() as algo:
         algo.train()
         module: Any = algo.get_module()
@@ -94,7 +94,7 @@ def plain_losses(module: Any, steps: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("env", [CountingEnv, BoxEnv], ids=["discrete", "box"])
-def test_the_losses_are_those_of_features_and_the_critics_alone_train_the_encoder(env: Any) -> None:
+def test_the_losses_are_computed_from_features_and_only_the_critics_train_the_encoder(env: Any) -> None:
     with make_config(env, model_config=LSTM, burn_in_len=2).build() as algo:
         module: Any = algo.get_module()
         results = algo.train()["learners"]["default_policy"]

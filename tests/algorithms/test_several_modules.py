@@ -80,7 +80,7 @@ def test_ppo_estimates_advantages_with_the_settings_of_the_module() -> None:
     assert not np.allclose(seen["red"]["value_targets"], seen["red"]["rewards"], atol=1e-2)
 
 
-def test_ppo_advantages_are_those_of_each_agents_own_steps() -> None:
+def test_ppo_advantages_match_each_agents_own_steps() -> None:
     config = config_of(PPOConfig)
     with config.build() as algo:
         rollouts = algo.sample(100)

@@ -121,7 +121,7 @@ def test_losses_have_the_values_worked_out_by_hand() -> None:
     assert found == pytest.approx([values.mean(), values.min(), values.max()], rel=1e-5)
 
 
-def test_with_one_critic_and_no_noise_the_losses_are_those_of_ddpg() -> None:
+def test_with_one_critic_and_no_noise_the_losses_match_ddpg() -> None:
     module, batch = make_module(twin_q=False), tensors(make_batch())
     losses, _ = td3_loss(module, batch, BOTH, target_noise=0.0, target_noise_clip=0.5)
     next_actions = module.target_actor(batch["next_obs"]).tanh()

@@ -65,7 +65,7 @@ def slow_losses(module: TQCModule, batch: dict[str, torch.Tensor]) -> tuple[floa
     return critic_loss, actor_loss, float(module.log_alpha) * (entropy + 2.0)
 
 
-def test_the_losses_are_those_of_a_slow_loop() -> None:
+def test_the_losses_match_a_slow_loop() -> None:
     module, batch = make_module(), make_batch()
     with torch.no_grad():  # the target critics are others than the critics
         for parameter in module.target_q.parameters():

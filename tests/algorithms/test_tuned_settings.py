@@ -64,7 +64,8 @@ def test_a_name_without_settings_is_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"no tuned settings for env 'CartPole-v0'\. Did you mean 'CartPole-v1'"):
         tuned_settings("CartPole-v0")
     with pytest.raises(
-        ConfigError, match="no tuned settings of DQN for env 'Pendulum-v1', but of PPO, SAC, TD3, APPO, BC, MARWIL, IQL"
+        ConfigError,
+        match="settings of DQN for env 'Pendulum-v1', only of PPO, SAC, TD3, APPO, BC, MARWIL, IQL",
     ):
         tuned_settings("Pendulum-v1", "DQN")
     with pytest.raises(ConfigError, match=r"no tuned settings of 'PPA'\. Did you mean 'PPO'"):
@@ -100,7 +101,7 @@ def test_the_command_line_trains_with_them(tmp_path, monkeypatch, capsys) -> Non
     assert main(["train", "--tuned", "CartPole-v1", "--config", "run/config.yaml"]) == 2
     assert "--tuned and --config both name settings" in capsys.readouterr().err
     assert main(["train", "--tuned", "CartPole-v1", "--resume", "run"]) == 2
-    assert "--tuned does not go with --resume" in capsys.readouterr().err
+    assert "--tuned cannot be used with --resume" in capsys.readouterr().err
 
 
 def test_the_list_shows_envs_and_algorithms(capsys: pytest.CaptureFixture[str]) -> None:

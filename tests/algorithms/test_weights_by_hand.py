@@ -55,7 +55,7 @@ def length(algorithm: Algorithm) -> float:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_everybody_who_acts_has_them_at_once(way: str, tmp_path: Path) -> None:
+def test_all_policies_get_weights_that_are_set_by_hand_at_once(way: str, tmp_path: Path) -> None:
     with small().build() as algorithm:
         module = algorithm.get_module()
         algorithm.train()

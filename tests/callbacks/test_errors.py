@@ -81,7 +81,7 @@ def test_a_run_stops_cleanly_and_keeps_what_it_wrote(event: str, tmp_path: Path)
     assert stopped == ["stopped"]
 
 
-def test_with_log_the_run_goes_on_and_each_callback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_with_log_the_run_continues_and_each_callback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     after: list[int] = []
     with config(
         on_error="log",

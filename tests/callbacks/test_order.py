@@ -217,7 +217,7 @@ class TestSubEnvironments:
             assert [entry[1:] for entry in seen] == [(i, i, worker) for worker in (1, 2) for i in range(3)]
             assert all(isinstance(entry[0], CountingEnv) for entry in seen)
 
-    def test_auto_steps_sub_envs_one_by_one_for_who_wants_to_see_them(self) -> None:
+    def test_auto_steps_sub_envs_one_by_one_if_a_callback_names_sub_environment(self) -> None:
         kinds: list[str] = []
 
         def note(env: Any) -> None:
@@ -463,7 +463,7 @@ def test_chunks_make_up_the_whole_episode() -> None:
         assert rewards == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_chunks_are_kept_only_for_who_asks() -> None:
+def test_chunks_are_kept_only_for_callbacks_that_name_them() -> None:
     import gc
     import weakref
 

@@ -87,7 +87,7 @@ def test_changed_rewards_change_the_advantages(how: str, mode: str) -> None:
     np.testing.assert_allclose(batch["advantages"], expected_advantages(rollout, -before), rtol=1e-5)
 
 
-def test_the_reported_return_stays_that_of_the_env() -> None:
+def test_the_reported_return_stays_the_return_of_the_env() -> None:
     results = []
     for events in ({}, {"on_sample_end": lambda samples: samples.rewards.fill(0.0)}):
         with config(**events).build() as algo:
@@ -209,7 +209,7 @@ def test_original_batches_keep_what_was_sampled() -> None:
 class TestBatch:
     """The learner's own event."""
 
-    def test_what_it_changes_is_trained_on(self) -> None:
+    def test_changes_of_the_train_batch_are_trained_on(self) -> None:
         def change(train_batch: Any) -> None:
             train_batch["advantages"] *= 0
             train_batch["value_targets"] = train_batch["values"].copy()

@@ -2,7 +2,7 @@
 
 `python saving.py save PATH NUMBER STEP PAUSE` saves NUMBER, NUMBER + STEP, ..., up to PAUSE seconds apart, and prints
 each number when it is saved.
-`python saving.py read PATH SECONDS` prints how often it read a whole checkpoint.
+`python saving.py read PATH SECONDS` prints how often it read a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def save(path: Path, number: int, step: int, pause_s: float) -> None:
 
 
 def read(path: Path, duration_s: float) -> None:
-    """Read for a while; anything except a whole checkpoint ends it with an error."""
+    """Read for a while; anything except a complete checkpoint ends it with an error."""
     print("ready", flush=True)
     end = time.monotonic() + duration_s
     numbers = []

@@ -51,7 +51,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
     (data(tmp_path / "checkpoints" / "iteration-000001") / "config.json").unlink()
     with pytest.raises(CheckpointError) as caught:
         find_checkpoint(tmp_path, prefer="best")
-    assert str(caught.value).startswith(f"{tmp_path} holds no whole checkpoint: ")
+    assert str(caught.value).startswith(f"{tmp_path} holds no complete checkpoint: ")
     for problem in (f"{newest / 'metadata.json'} is damaged", f"{data(cut) / 'state.msgpack'} has 0 bytes"):
         assert problem in str(caught.value)
 
@@ -72,5 +72,5 @@ def test_where_there_is_none_the_error_says_what_is_there(tmp_path: Path) -> Non
         ("file", "it is a file"),
     ):
         there = re.escape(str(tmp_path / name))
-        with pytest.raises(CheckpointError, match=f"{there} holds no whole checkpoint: {problem}"):
+        with pytest.raises(CheckpointError, match=f"{there} holds no complete checkpoint: {problem}"):
             find_checkpoint(tmp_path / name)

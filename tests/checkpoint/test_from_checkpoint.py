@@ -61,12 +61,12 @@ def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not caplog.messages
     PPO.from_checkpoint(path, seed=7).stop()
     assert caplog.messages == [
-        "seed=7 has no effect on a run that continues: what begins with it is in the checkpoint."
+        "seed=7 has no effect: it only sets how a run begins, and this run continues from a checkpoint."
     ]
     with SACConfig().environment(IdentityEnv).build() as algo:
         path = algo.save(tmp_path / "sac")
     SAC.from_checkpoint(path, initial_alpha=3.0).stop()
-    assert "initial_alpha=3.0 has no effect on a run that continues" in caplog.text
+    assert "initial_alpha=3.0 has no effect: it only sets how a run begins" in caplog.text
 
 
 @pytest.mark.parametrize("kl_coeff", [0.2, 5.0])
@@ -83,7 +83,7 @@ def test_a_coefficient_that_is_given_again_is_not_hidden_by_the_adaptive_one(kl_
 # What is given again.
 
 
-def test_what_no_file_can_name_is_said_once_at_saving_and_given_again(
+def test_settings_without_import_path_are_warned_of_once_and_given_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = config(env=lambda env_config: CountingEnv(env_config), num_env_runners=1, engine_name="local")

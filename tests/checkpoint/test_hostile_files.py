@@ -291,7 +291,7 @@ def test_a_file_that_was_cut_off_or_changed_anywhere_is_named(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_whatever_a_forged_file_holds_nothing_but_an_error_comes_of_it(name: str, tmp_path: Path) -> None:
+def test_a_forged_file_gives_only_an_error(name: str, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     write(path)
     content = file_of(path, name).read_bytes()

@@ -1,4 +1,4 @@
-"""Processes that save are killed at any moment, collide and are read from: a whole checkpoint is always there."""
+"""Processes that save are killed at any moment, collide and are read from: a complete checkpoint is always there."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_the_next_gradient_step_is_the_same_to_the_bit(optimizer: Any, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_new_process_goes_on_with_counters_schedules_and_windows(tmp_path: Path) -> None:
+def test_a_new_process_continues_with_counters_schedules_and_windows(tmp_path: Path) -> None:
     with config(kl_coeff=0.2, kl_target=1e-6).build() as algo:
         results = [algo.train() for _ in range(4)]
         path = algo.save(tmp_path / "checkpoint")
@@ -133,7 +133,7 @@ def test_windows_hold_the_episodes_of_before(tmp_path: Path) -> None:
     assert result["episode_return_min"] == 10 and result["episode_return_max"] == 36
 
 
-def test_learning_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_learning_continues_where_it_was(tmp_path: Path) -> None:
     with config(lr=3e-3, gamma=0.0).build() as algo:
         returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(30)]
         path = algo.save(tmp_path / "checkpoint")

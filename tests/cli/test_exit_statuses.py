@@ -109,7 +109,7 @@ def test_a_runner_that_ends_and_is_not_replaced(broken: str, capsys: pytest.Capt
 def test_a_directory_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["evaluate"], ["play"], ["checkpoint", "info"]):
         assert main([*command, str(tmp_path)]) == 7
-        assert "holds no whole checkpoint" in capsys.readouterr().err
+        assert "holds no complete checkpoint" in capsys.readouterr().err
 
 
 def test_an_env_of_a_package_that_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,8 +94,8 @@ def test_config_knows_the_algorithm_of_a_user(
         (["config", "PPO", "lrr"], "there is no setting or group 'lrr'. Did you mean 'lr'?"),
         (["config", "PPO", "train.lr"], "Did you mean 'training.lr'?"),
         (["config", "PPO", "xyzzyx"], "Groups: environment, env_runners, training,"),
-        (["list", "algorithms", "xyz"], "list algorithms: no name has 'xyz' in it"),
-        (["list", "envs", "xyzzyx"], "list envs: no name has 'xyzzyx' in it"),
+        (["list", "algorithms", "xyz"], "list algorithms: no name contains 'xyz'"),
+        (["list", "envs", "xyzzyx"], "list envs: no name contains 'xyzzyx'"),
     ],
 )
 def test_typos_are_answered(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -261,4 +261,4 @@ def test_one_policy_and_several_agents_do_not_fit(tmp_path: Path, capsys: pytest
 
 def test_a_format_without_a_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", str(tmp_path), "--format", "gif"]) == 2
-    assert "--format goes with --record DIR" in capsys.readouterr().err
+    assert "--format needs --record DIR" in capsys.readouterr().err

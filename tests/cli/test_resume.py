@@ -234,9 +234,9 @@ def test_a_number_below_a_limit_ends_a_run(how: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--config", "x.yaml"], "--config does not go with --resume"),
-        (["--algo", "DQN"], "--algo does not go with --resume"),
-        (["--run-dir", "other"], "--run-dir does not go with --resume"),
+        (["--config", "x.yaml"], "--config cannot be used with --resume"),
+        (["--algo", "DQN"], "--algo cannot be used with --resume"),
+        (["--run-dir", "other"], "--run-dir cannot be used with --resume"),
         (["--set", "training.lrr=1"], "Did you mean 'lr'?"),
         (["--checkpoint-every", "0"], "checkpoint_every_s='0' must be positive"),
     ],
@@ -254,7 +254,7 @@ def test_wrong_usage_of_resume(
 
 @pytest.mark.parametrize("given", [["--seed", "7"], ["--set", "debugging.seed=7"]])
 def test_another_seed_is_warned_of(given: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_dir, message = tmp_path / "run", "seed=7 has no effect on a run that continues"
+    run_dir, message = tmp_path / "run", "seed=7 has no effect: it only sets how a run begins"
     assert main([*arguments(**SETTINGS), "--stop", "training_iteration=1", "--run-dir", str(run_dir), "--quiet"]) == 0
     for iteration, seed in ((2, []), (3, ["--set", "debugging.seed=0"]), (4, given)):
         stop = ["--stop", f"training_iteration={iteration}", "--quiet"]
@@ -267,7 +267,7 @@ def test_a_directory_that_cannot_continue(tmp_path: Path, capsys: pytest.Capture
     assert "is not the directory of a run: it has no config.yaml" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("algo: PPO\n", encoding="utf-8")
     assert main(["train", "--resume", str(tmp_path)]) == 7
-    assert "holds no whole checkpoint" in capsys.readouterr().err
+    assert "holds no complete checkpoint" in capsys.readouterr().err
 
 
 def test_settings_that_no_file_can_name_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,4 +386,4 @@ def test_one_command_continues_the_runs_of_seeds(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("option", ["--resume", "--run-dir"])
 def test_two_directories_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments(), "--resume-or-start", "a", option, "b", *FOREVER]) == 2
-    assert f"{option} does not go with --resume-or-start" in capsys.readouterr().err
+    assert f"{option} cannot be used with --resume-or-start" in capsys.readouterr().err

@@ -232,10 +232,10 @@ def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "status", "message"),
     [
-        (["--seeds", "0-1", "--seed", "3"], 2, "--seed does not go with --seeds"),
+        (["--seeds", "0-1", "--seed", "3"], 2, "--seed cannot be used with --seeds"),
         (["--seeds", "0-x"], 2, "expected numbers and ranges"),
         (["--seeds", "0-1", "--parallel", "-1"], 2, "--parallel -1: it must be a number of runs"),
-        (["--parallel", "2"], 2, "--parallel goes with --seeds"),
+        (["--parallel", "2"], 2, "--parallel needs --seeds"),
         (["--seeds", "0-1", "--set", "training.lrr=1"], 2, "Did you mean 'lr'?"),
         (["--seeds", "0-1", "--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume"),
         (["--run-dir", "held"], 6, "already holds runs with --seeds: continue them with --resume held, or choose"),
@@ -325,7 +325,7 @@ def test_a_logger_is_added_when_a_set_continues(
     assert settings["reporting"]["loggers"] == ["csv", "json", "corral.loggers:ImageLogger", "tensorboard"]
     assert list(run_dir.glob("events.out.tfevents.*"))
     assert main(["train", "--resume", "set", "--tuned", "CartPole-v1"]) == 2
-    assert "--tuned does not go with --resume" in capsys.readouterr().err
+    assert "--tuned cannot be used with --resume" in capsys.readouterr().err
     assert main(["evaluate", "set"]) == 7
     assert "holds the runs of several seeds: name one of them, such as " in capsys.readouterr().err
 

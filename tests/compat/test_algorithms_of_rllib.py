@@ -450,7 +450,7 @@ def test_an_algorithm_may_have_a_training_step_of_its_own() -> None:
     assert result["learners"]["default_policy"]["vf_loss"] == expected["learners"]["default_policy"]["vf_loss"]
 
 
-def test_what_modules_cannot_have_is_refused() -> None:
+def test_catalogs_and_other_unsupported_parts_of_modules_are_refused() -> None:
     class OwnCatalog(PPOCatalog): ...
 
     with pytest.raises(ConfigError, match=r"catalogs of your own are not served"):

@@ -320,7 +320,7 @@ class FromFive(Line):
     action_space = gym.spaces.Discrete(2, start=5)
 
 
-def test_discrete_actions_of_connectors_count_from_zero_and_those_of_the_env_from_its_start() -> None:
+def test_discrete_actions_of_connectors_start_at_zero_and_actions_of_the_env_at_its_start() -> None:
     seen: set[int] = set()
 
     class Watches(ConnectorV2):

@@ -267,7 +267,7 @@ def test_a_learner_class_changes_the_loss(with_files: None, config_class: Any, b
 
 
 @BOTH
-def test_checkpoints_go_on_and_policies_act(with_files: None, config_class: Any, tmp_path: Path) -> None:
+def test_checkpoints_continue_and_policies_act(with_files: None, config_class: Any, tmp_path: Path) -> None:
     config = from_data(config_class)
     config.evaluation(evaluation_interval=1, evaluation_duration=1, evaluation_config={"explore": False})
     with config.build() as algo:
@@ -399,7 +399,7 @@ def test_pendulum_is_learned_from_recorded_steps(with_files: None, run: Run, scr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [CQL_SCRIPT, IQL_SCRIPT], ids=["CQL", "IQL"])
-def test_evaluation_runs_in_a_process_beside(with_files: None, run: Run, script: str) -> None:
+def test_evaluation_runs_in_a_second_process(with_files: None, run: Run, script: str) -> None:
     run((script + END).replace("NUM_RUNNERS", "1"), *PROCESS)
 
 

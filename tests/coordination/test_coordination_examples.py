@@ -52,7 +52,7 @@ def test_running_average(form: Form) -> None:
     assert results[1]["observations"]["count"] > results[0]["observations"]["count"]
 
 
-def test_a_running_average_is_that_of_all_rows() -> None:
+def test_a_running_average_covers_all_rows() -> None:
     rows = np.random.default_rng(0).normal(3.0, 2.0, (1000, 4)) * [1, 10, 0.1, 100]
     average = load("running_average").RunningAverage(4)
     for part in np.split(rows, [1, 7, 500]):

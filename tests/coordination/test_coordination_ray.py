@@ -138,7 +138,7 @@ def test_what_a_ray_worker_starts_reaches_ray_s_actors_through_it(name: str) -> 
 
 
 @pytest.mark.slow_on_ray
-def test_what_was_made_before_ray_stays_the_driver_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_that_were_made_before_ray_stay_with_the_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     with monkeypatch.context() as patch:

@@ -23,7 +23,7 @@ def test_quantiles_have_closed_forms_for_few_degrees(confidence: float) -> None:
 @pytest.mark.parametrize(
     ("degrees", "quantile"), [(3, 3.182446), (5, 2.570582), (9, 2.262157), (29, 2.045230), (100, 1.983972)]
 )
-def test_quantiles_are_those_of_tables(degrees: int, quantile: float) -> None:
+def test_quantiles_match_tables(degrees: int, quantile: float) -> None:
     assert t_quantile(degrees) == pytest.approx(quantile, abs=5e-7)
 
 

@@ -111,7 +111,7 @@ def test_tasks_may_be_arrays() -> None:
     assert sorted(result["curriculum"]["task_share"]) == ["[0. 1.]", "[2. 3.]"]
 
 
-def test_a_second_algorithm_begins_anew_and_other_tasks_are_refused() -> None:
+def test_a_second_algorithm_begins_again_and_other_tasks_are_refused() -> None:
     sampler = LearningProgressSampler(TASKS)
     with config(sampler).build() as algo:
         algo.train()

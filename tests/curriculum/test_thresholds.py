@@ -175,7 +175,7 @@ def test_a_second_algorithm_begins_with_the_first_task() -> None:
 
 
 def test_a_state_of_more_tasks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="task with index 2, and there are 2 tasks"):
+    with pytest.raises(ConfigError, match="task with index 2, but there are only 2 tasks"):
         ThresholdCurriculum([1, 2], 1.0).set_state({"index": 2, "num_reached": 0, "num_episodes_before": 0})
 
 

@@ -153,14 +153,14 @@ def result() -> dict[str, Any]:
         return algo.train()
 
 
-def test_result_keys_are_those_of_the_page(result: dict[str, Any]) -> None:
+def test_result_keys_match_the_page(result: dict[str, Any]) -> None:
     keys = {key for key in flat_result(result) if not key.startswith(LEARNER)}
     listed = first_column(METRICS, "Result keys")
     assert len(listed) == len(set(listed))
     assert set(listed) == {*keys, "config", "early_means", f"{LEARNER}*"}
 
 
-def test_evaluation_keys_are_those_of_the_page() -> None:
+def test_evaluation_keys_match_the_page() -> None:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
     with config.evaluation(evaluation_interval=2).build() as algo:
         results = [flat_result(algo.train()["evaluation"], "evaluation/") for _ in range(2)]
@@ -168,7 +168,7 @@ def test_evaluation_keys_are_those_of_the_page() -> None:
     assert sorted(listed) == sorted(results[0]) == sorted(results[1])
 
 
-def test_ppo_metrics_are_those_of_the_page() -> None:
+def test_ppo_metrics_match_the_page() -> None:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
     with config.training(kl_coeff=0.2, kl_target=0.01, vf_loss_clip=10.0).build() as algo:
         result = algo.train()
@@ -177,7 +177,7 @@ def test_ppo_metrics_are_those_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC", "TD3"])
-def test_metrics_from_a_buffer_are_those_of_the_page(name: str) -> None:
+def test_metrics_from_a_buffer_match_the_page(name: str) -> None:
     text = (DOCS / "algorithms" / f"{name.lower()}.md").read_text(encoding="utf-8")
     section = re.split(r"^#+ ", re.split(r"^#+ Metrics$", text, flags=re.MULTILINE)[1], flags=re.MULTILINE)[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
@@ -185,18 +185,18 @@ def test_metrics_from_a_buffer_are_those_of_the_page(name: str) -> None:
     assert sorted(listed) == sorted(getattr(corral, name).METRICS)
 
 
-def test_bottleneck_settings_are_those_of_the_page() -> None:
+def test_bottleneck_settings_match_the_page() -> None:
     text = METRICS.read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|$", text, flags=re.MULTILINE)) == PARTS
 
 
-def test_examples_are_those_of_the_page() -> None:
+def test_examples_match_the_page() -> None:
     assert sorted(first_column(CALLBACKS, "Examples")) == sorted(
         p.name for p in (ROOT / "examples/callbacks").glob("*.py")
     )
 
 
-def test_examples_of_search_are_those_of_the_page() -> None:
+def test_examples_of_search_match_the_page() -> None:
     examples = ROOT / "examples"
     files = [*(examples / "tune").glob("*.py"), *examples.glob("search_*.py")]
     assert sorted(first_column(DOCS / "tune.md", "Examples")) == sorted(
@@ -204,12 +204,12 @@ def test_examples_of_search_are_those_of_the_page() -> None:
     )
 
 
-def test_examples_of_algorithms_are_those_of_the_page() -> None:
+def test_examples_of_algorithms_match_the_page() -> None:
     files = [path.name for path in (ROOT / "examples/algorithms").glob("*.py")]
     assert sorted(first_column(DOCS / "write-an-algorithm.md", "Examples")) == sorted(files)
 
 
-def test_module_settings_are_those_of_the_page() -> None:
+def test_module_settings_match_the_page() -> None:
     assert first_column(DOCS / "modules.md", "The default module") == [field.name for field in fields(ModelConfig)]
 
 

@@ -244,7 +244,7 @@ def test_an_unknown_method_is_an_attribute_error(start: Start) -> None:
     assert isinstance(raised(start(Counter).call("subtract")), AttributeError)
 
 
-def test_what_the_factory_raised_is_what_every_call_raises(start: Start) -> None:
+def test_every_call_raises_the_error_of_the_factory(start: Start) -> None:
     def factory() -> Counter:
         raise FileNotFoundError("the env's file is missing")
 

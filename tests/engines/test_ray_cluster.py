@@ -60,7 +60,7 @@ finally:
 """
 
 
-def test_workers_on_a_node_that_goes_away_die_and_the_others_go_on() -> None:
+def test_workers_on_a_node_that_goes_away_die_and_the_others_continue() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=240)

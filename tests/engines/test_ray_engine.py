@@ -73,7 +73,7 @@ def test_more_runners_than_cpus_are_refused_by_build(ray_runtime: Any) -> None:
     assert ray_runtime.is_initialized()
 
 
-def test_what_is_taken_is_not_free(engine: Any, start: Callable[..., Any]) -> None:
+def test_cpus_of_workers_are_not_available(engine: Any, start: Callable[..., Any]) -> None:
     until(lambda: "4 of 4 CPU" in engine.describe_available())
     start(Counter, Resources(3)).call("add").result(DEADLINE_S)
     until(lambda: "1 of 4 CPU" in engine.describe_available())

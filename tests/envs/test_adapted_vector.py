@@ -130,7 +130,7 @@ class TestEnvPool:
             assert infos["x_velocity"][0] == pytest.approx(info["x_velocity"], abs=1e-3)
             assert not (terminated[0] or truncated[0])
 
-    def test_statistics_and_final_observations_are_those_of_a_slow_loop(self, make_runner: Any, make: Make) -> None:
+    def test_statistics_and_final_observations_match_a_slow_loop(self, make_runner: Any, make: Make) -> None:
         limit = {"max_episode_steps": 15}
         runner = make_runner("envpool:CartPole-v1", num_envs=4, env_config=limit)
         rollout = runner.sample(num_timesteps=400)
@@ -152,7 +152,7 @@ class TestEnvPool:
         assert rollout.truncated.any()
         assert rollout.terminated.any()
 
-    def test_infos_are_those_of_the_sub_env(self, make_runner: Any) -> None:
+    def test_infos_match_the_sub_env(self, make_runner: Any) -> None:
         seen: list[tuple[int, int, int]] = []
 
         def note(episode: Any, env_index: int) -> None:

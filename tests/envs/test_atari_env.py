@@ -65,7 +65,7 @@ class TestIds:
         with pytest.raises(ConfigError, match=r"unknown env id 'ALE/Pon-v5'\. Did you mean 'ALE/Pong-v5'\?"):
             PPOConfig().environment("ALE/Pon-v5").validate()
 
-    def test_are_not_sent_to_processes_which_register_them_themselves(self) -> None:
+    def test_env_ids_that_other_processes_register_are_not_sent(self) -> None:
         gym.register("HandMade-v0", entry_point="corral.testing:CountingEnv")
         try:
             assert [spec.id for spec in registered_envs([PONG, "HandMade-v0"]).specs] == ["HandMade-v0"]
@@ -102,7 +102,7 @@ class TestPreprocessing:
         np.testing.assert_array_equal(three["obs"][:, 2], one["obs"][:, 0])
         assert (three["obs"][:, 0] != three["obs"][:, 1]).any()
 
-    def test_frames_are_those_of_a_slow_reference(self, make: Make) -> None:
+    def test_frames_match_a_slow_reference(self, make: Make) -> None:
         settings = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0}
         stacks = played(make({**STACKED, **settings}, num_envs=1), 25)["obs"][1:, 0]
         for stack, newest in zip(stacks, reference_frames(25), strict=True):

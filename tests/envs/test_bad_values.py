@@ -203,7 +203,7 @@ def test_a_nan_that_is_the_last_thing_before_an_exception_is_the_explanation(mak
 
 
 @pytest.mark.parametrize("fault", ["nan_reward", "nan_obs", "shape"])
-def test_sampling_can_go_on_with_new_episodes(make_runner: MakeRunner, fault: str) -> None:
+def test_sampling_can_continue_with_new_episodes(make_runner: MakeRunner, fault: str) -> None:
     ends: list[int] = []
 
     class OnceFaulty(FaultyEnv):

@@ -145,7 +145,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("given", GOOD.values(), ids=GOOD)
-def test_what_needs_no_complaint(given: dict[str, Any]) -> None:
+def test_correct_envs_pass_the_checks(given: dict[str, Any]) -> None:
     check_env(BrokenEnv(**given), "Fine")
     env = make_vector_env(lambda: BrokenEnv(**given), EnvContext({}), num_envs=2)
     env.reset(seed=0)
@@ -156,7 +156,7 @@ def test_what_needs_no_complaint(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("check", [False, True])
-def test_precision_is_cut_to_that_of_the_space(vectorization: str, nested: bool, check: bool) -> None:
+def test_precision_is_cut_to_the_precision_of_the_space(vectorization: str, nested: bool, check: bool) -> None:
     given: dict[str, Any] = {"obs": np.full(2, 0.1)}
     if nested:
         given = {"obs": {"a": np.full(2, 0.1)}, "observation_space": spaces.Dict({"a": BOX})}

@@ -307,7 +307,7 @@ def count_up() -> Any:
         (Monster(Point(0, 0), Colour.RED, (i for i in range(3))), "the attribute Lost.held.memory is a builtins.gener"),  # type: ignore[arg-type]
     ],
 )
-def test_what_stands_in_the_way_is_named(held: Any, message: str) -> None:
+def test_an_attribute_that_cannot_be_saved_is_named(held: Any, message: str) -> None:
     env = Lost(held)
     env.reset(seed=1)
     state = get_env_state(env)

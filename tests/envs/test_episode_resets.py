@@ -270,7 +270,8 @@ def test_a_default_whose_name_is_nearly_an_argument_is_warned_of(caplog: pytest.
     assert not caplog.messages
     make().environment(env_reset_fn=lambda episode_indx=0: None).build().stop()
     (message,) = caplog.messages
-    assert "env_reset_fn is not given 'episode_indx', which keeps its default. Did you mean 'episode_index'?" in message
+    assert "env_reset_fn: there is no argument 'episode_indx', so this parameter keeps its default." in message
+    assert "Did you mean 'episode_index'?" in message
 
 
 def test_the_wrapper_has_the_attributes_of_the_env() -> None:

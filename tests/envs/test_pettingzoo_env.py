@@ -248,7 +248,7 @@ def test_settings_of_the_env_are_keyword_arguments() -> None:
     made.close()
 
 
-def test_what_is_the_env_s_own_is_reached() -> None:
+def test_attributes_of_the_inner_env_can_be_read() -> None:
     inner = Dwindling()
     env = PettingZooEnv(inner)
     env.reset()

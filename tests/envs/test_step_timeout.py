@@ -100,7 +100,7 @@ class TestInterrupted:
         with pytest.raises(EnvTimeoutError, match=r"env 'TroubleEnv': its first reset and step took longer"):
             make_hanging(make_runner, reset_faults=[1], disable_env_checking=False)
 
-    def test_what_is_fast_enough_is_as_without_a_limit(self, make_runner: MakeRunner) -> None:
+    def test_a_fast_env_samples_the_same_with_and_without_a_limit(self, make_runner: MakeRunner) -> None:
         one = make_runner("CartPole-v1", num_envs=3, vectorization="sync", env_step_timeout_s=5.0)
         other = make_runner("CartPole-v1", num_envs=3, vectorization="sync")
         np.testing.assert_array_equal(one.sample(num_timesteps=200).obs, other.sample(num_timesteps=200).obs)
@@ -246,7 +246,7 @@ class TestAsync:
         assert_ends(runner)
 
     @pytest.mark.parametrize("how", ["c_with_gil", "c", "SIGSTOP"])
-    def test_one_that_cannot_is_killed(self, make_runner: MakeRunner, how: str) -> None:
+    def test_a_sub_env_that_cannot_be_interrupted_is_killed(self, make_runner: MakeRunner, how: str) -> None:
         runner = make_hanging(make_runner, how, num_envs=2, vectorization="async", vector_index=1, step_faults=[2])
         with pytest.raises(EnvTimeoutError, match=r"sub-env 1, step 1: step\(\) did not answer within 1.4 s.*killed"):
             runner.sample(num_timesteps=20)
@@ -365,7 +365,7 @@ class TestWatchdog:
         assert "faulty.py" in dump
 
     @pytest.mark.slow
-    def test_leaves_alone_what_can_be_interrupted_and_what_does_nothing(self) -> None:
+    def test_the_watchdog_spares_interruptible_and_idle_processes(self) -> None:
         assert run_watched(TIMER_ALONE, "sleep", rest_s=2.0) == (0, "EnvTimeoutError\ndone\n", "")
 
     @pytest.mark.slow

@@ -101,7 +101,7 @@ class TestColumns:
         assert runner.num_sub_env_restarts == 1
 
     @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
-    def test_infos_are_those_of_the_new_reset(self, make: Make, vectorization: str) -> None:
+    def test_infos_match_the_new_reset(self, make: Make, vectorization: str) -> None:
         infos: list[Any] = []
         runner = make(
             TroubleDictEnv,
@@ -393,7 +393,7 @@ class TestMakingAnew:
 class TestHanging:
     @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
     @pytest.mark.parametrize("fault", ["step_faults", "reset_faults"])
-    def test_a_sub_env_that_hangs_is_made_anew(self, make: Make, fault: str, vectorization: str) -> None:
+    def test_a_sub_env_that_hangs_is_replaced(self, make: Make, fault: str, vectorization: str) -> None:
         runner = make(
             num_envs=2,
             vectorization=vectorization,

@@ -140,7 +140,7 @@ class TestSlice:
         assert part.get_observations().tolist() == [2, 3, 4, 5]
         assert part.is_truncated
 
-    def test_a_slice_can_go_on(self) -> None:
+    def test_a_slice_can_continue(self) -> None:
         part = made(terminated=True)[1:3]
         step_on(part)
         assert (held(part), lookback(part)) == ((6, [5, 6, 7]), [2, 3, 4])
@@ -210,7 +210,7 @@ class TestCut:
         again = chunk.cut(4)
         assert (again.t_started, lookback(again)) == (12, [7, 8, 9, 10])
 
-    def test_the_return_goes_on_as_t_does(self) -> None:
+    def test_the_return_continues_as_t_does(self) -> None:
         episode = made()
         chunk = episode.cut(2)
         assert chunk.get_return() == episode.get_return() == 4 + 5 + 6 + 7
@@ -457,7 +457,9 @@ class TestState:
     cuts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=4),
     save=st.booleans(),
 )
-def test_however_it_is_cut_and_saved_it_joins_up(num_steps: int, cuts: list[tuple[int, int]], save: bool) -> None:
+def test_chunks_join_up_however_the_episode_is_cut_and_saved(
+    num_steps: int, cuts: list[tuple[int, int]], save: bool
+) -> None:
     chunk, uncut, chunks = rich(), rich(), []
     for t in range(num_steps + 1):
         for at, len_lookback_buffer in cuts:

@@ -59,7 +59,7 @@ def test_returns() -> None:
     assert episode.get_module_returns() == {"default_policy": 6}
 
 
-def test_who_acts() -> None:
+def test_agents_to_act() -> None:
     episode = MultiAgentEpisode()
     episode.add_env_reset({"a": 0.0, 7: 0.0})
     assert episode.get_agents_to_act() == {"a", 7}

@@ -64,7 +64,7 @@ def reference_statistics(rollout: Rollout, running: list[Running]) -> list[tuple
 @given(
     sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4), num_envs=st.integers(1, 3), seed=st.integers(0, 10**6)
 )
-def test_statistics_are_those_of_a_plain_loop(sizes: list[int], num_envs: int, seed: int) -> None:
+def test_statistics_match_a_plain_loop(sizes: list[int], num_envs: int, seed: int) -> None:
     running = [Running() for _ in range(num_envs)]
     carry = EpisodeCarry.fresh(num_envs, 0.0)
     clock = 0.0

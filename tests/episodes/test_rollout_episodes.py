@@ -107,7 +107,7 @@ def test_what_an_episode_writes_is_in_the_columns(make_runner: MakeRunner) -> No
         assert second.get_observations(0).tolist() == [1, 0]  # the next episode keeps its own
 
 
-def test_a_view_that_goes_on_by_hand_owns_its_data(make_runner: MakeRunner) -> None:
+def test_a_view_that_continues_by_hand_owns_its_data(make_runner: MakeRunner) -> None:
     rollout = make_runner().sample(num_timesteps=5)
     whole, part = rollout.episodes()
     before = rollout.rewards.copy()
@@ -173,7 +173,7 @@ def test_logp_cannot_be_set_before_it_is_known(make_runner: MakeRunner) -> None:
     make_runner(on_episode_end=early).sample(num_timesteps=4)
 
 
-def test_durations_are_those_of_the_events(make_runner: MakeRunner) -> None:
+def test_durations_match_the_events(make_runner: MakeRunner) -> None:
     seen: dict[str, float] = {}
     runner = make_runner(
         num_envs=2, on_episode_end=lambda episode: seen.update({episode.id_: episode.get_duration_s()})

@@ -101,7 +101,7 @@ def test_callbacks_with_any_arguments_get_the_whole_episode_too() -> None:
     assert len(found) >= 4
 
 
-def test_who_names_the_chunks_gets_the_last_one() -> None:
+def test_a_callback_that_names_the_earlier_chunks_gets_the_last_chunk() -> None:
     found: list[Any] = []
 
     def chunks(episode: Any, prev_episode_chunks: Any) -> None:

@@ -147,7 +147,7 @@ class TestNumbers:
                 result, _ = play_in_time(group, num_timesteps=4 * 5, force_reset=force_reset)
                 assert [record.episode_len for record in result.episodes] == lens
 
-    def test_a_round_without_a_number_asks_whether_it_goes_on(self) -> None:
+    def test_a_round_without_a_number_asks_whether_it_continues(self) -> None:
         with evaluation_group("local", 2, 3) as group:
             once = play_round(group, RoundPlan(), goes_on=lambda: False)
             assert played_by(once) == {1: 3, 2: 3} and once.is_complete

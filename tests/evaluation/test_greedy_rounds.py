@@ -106,7 +106,7 @@ def test_a_runner_has_at_most_one_sub_env_for_each_episode(
         assert algo.env_runner_group.num_envs == 16
 
 
-def test_so_it_has_if_training_names_its_number() -> None:
+def test_a_runner_has_at_most_one_sub_env_per_episode_if_training_sets_the_number() -> None:
     made = config(evaluation_duration=2).env_runners(num_envs_per_env_runner=8)
     with made.build() as algo:
         found = algo.evaluate()["env_runners"]

@@ -47,7 +47,7 @@ def test_reinforce(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("mean return")
 
 
-def test_the_gradient_of_reinforce_is_that_of_its_paper() -> None:
+def test_the_gradient_of_reinforce_matches_its_paper() -> None:
     """The advantages of a batch are returns to go, scaled to mean 0 and deviation 1."""
     module = example("reinforce")
     config = module.ReinforceConfig().environment("CartPole-v1").training(gamma=0.9).debugging(seed=0)

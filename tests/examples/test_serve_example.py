@@ -27,7 +27,7 @@ def post(port: int, body: bytes) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_actions_are_those_of_the_policy(env: str, tmp_path: Path) -> None:
+def test_actions_match_the_policy(env: str, tmp_path: Path) -> None:
     config = PPOConfig().environment(env).training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
     with config.build() as algo:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress=False)

@@ -68,7 +68,7 @@ def test_thompson_sampling_draws_from_the_posterior() -> None:
         assert drawn[:, :, arm].std(0) == pytest.approx(by_weights.std(0), rel=0.03)
 
 
-def test_the_upper_bound_is_that_of_linucb() -> None:
+def test_the_upper_bound_matches_linucb() -> None:
     explorer, x, arms, y = learned("UpperConfidenceBound", alpha=0.7)
     obs, features = queries()
     expected = np.empty((6, 4))
@@ -97,7 +97,7 @@ def test_an_alpha_of_zero_is_greedy(kind: str) -> None:
     assert np.array_equal(explorer.choose(np.zeros((6, 4)), obs=obs)[0], best)
 
 
-def test_arms_of_which_as_little_is_known_are_taken_alike() -> None:
+def test_untried_arms_are_chosen_equally_often() -> None:
     explorer = Explorer("UpperConfidenceBound")
     arms, _ = explorer.choose(np.zeros((8000, 4)), obs=np.zeros((8000, 3), np.float32))
     assert np.bincount(arms) / 8000 == pytest.approx(0.25, abs=0.03)

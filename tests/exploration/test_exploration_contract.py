@@ -65,7 +65,7 @@ class LazyEpsilon(EpsilonGreedy):
 @pytest.mark.parametrize(
     "kind", [AlwaysThird, f"{__name__}:AlwaysThird", f"{__name__}.AlwaysThird"], ids=["class", "colon", "dot"]
 )
-def test_a_type_of_ones_own_by_class_or_import_path(kind: Any) -> None:
+def test_a_custom_type_by_class_or_import_path(kind: Any) -> None:
     with config_of(kind, action=2).build() as algo:
         algo.train()
         for rollout in algo.rollouts:  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ def test_rows_that_only_reset_are_no_steps_of_several_agents() -> None:
     assert [timestep for timestep, _ in exploration.log] == list(range(60))
 
 
-def test_the_timestep_goes_on_over_the_rounds_of_an_iteration() -> None:
+def test_the_timestep_continues_over_the_rounds_of_an_iteration() -> None:
     config = config_of(Recorder, CountingEnv).env_runners(rollout_fragment_length=2)
     with config.build() as algo:
         algo.train()
@@ -164,7 +164,7 @@ def test_the_timestep_goes_on_over_the_rounds_of_an_iteration() -> None:
         assert log_of(algo) == expected_log(algo.rollouts, 0)  # type: ignore[attr-defined]
 
 
-def test_the_timestep_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_the_timestep_continues_from_a_checkpoint(tmp_path: Path) -> None:
     with config_of(Recorder, CountingEnv).build() as algo, config_of(Recorder, CountingEnv).build() as other:
         algo.train()
         other.restore_from_path(algo.save(tmp_path / "checkpoint"))
@@ -315,7 +315,7 @@ def test_epsilon_is_in_the_result() -> None:
         assert [algo.train()["env_runners"]["epsilon"] for _ in range(3)] == pytest.approx([0.5, 0.0, 0.0])
 
 
-def test_the_process_of_a_runner_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_the_process_of_a_runner_continues_from_a_checkpoint(tmp_path: Path) -> None:
     config = box_config("OrnsteinUhlenbeckNoise", random_timesteps=0)
     with config.build() as algo, config.build() as other:
         algo.train()

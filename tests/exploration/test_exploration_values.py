@@ -80,7 +80,7 @@ def test_a_single_actor_has_the_epsilon_of_the_schedule() -> None:
         assert explorer.exploration.get_metrics(50) == {"epsilon": pytest.approx(0.525)}
 
 
-def test_another_batch_size_than_that_of_the_runner() -> None:
+def test_a_batch_size_that_differs_from_the_runner() -> None:
     explorer = Explorer("PerWorkerEpsilonGreedy", num_workers=2, worker_index=1, num_envs=3)
     assert len(explorer.choose(BEST_IS_2[:5])[0]) == 5
 

@@ -157,7 +157,7 @@ def test_normalised_observations_are_clipped_at_five_deviations(normalize: bool)
         assert bool(errors[one] == errors[other]) is normalize
 
 
-def test_moments_of_parts_are_those_of_the_whole() -> None:
+def test_moments_of_parts_match_the_whole() -> None:
     values = np.random.default_rng(0).normal(5, 2, (100, 3))
     moments = Moments()
     for part in np.split(values, [1, 10, 60]):
@@ -406,7 +406,7 @@ def test_rollouts_of_other_processes_are_rewarded() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_state_is_all_that_learning_goes_on_from(kind: str) -> None:
+def test_the_state_is_all_that_learning_continues_from(kind: str) -> None:
     exploration = Explorer(kind).exploration
     for seed in range(3):
         exploration.learn([walk(seed)], timestep=seed)

@@ -227,7 +227,7 @@ def test_compute_actions_goes_by_the_plain_weights() -> None:
         assert np.any(runner.sample(num_timesteps=64).actions != best[0])
 
 
-def test_the_target_of_discrete_actions_is_that_of_epsilon_greedy() -> None:
+def test_the_target_of_discrete_actions_matches_epsilon_greedy() -> None:
     explorer = Explorer("ParameterNoise", FOUR, target_epsilon=0.2)
     plain = np.log(np.array([[0.1, 0.2, 0.3, 0.4]], np.float32))
     even = np.zeros((1, 4), np.float32)

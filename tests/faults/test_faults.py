@@ -59,7 +59,7 @@ def train_until_restarted(algo: Algorithm, num_restarts: int = 1) -> dict[str, A
     ],
     indirect=["engine"],
 )
-def test_a_runner_that_fails_is_replaced_and_goes_on_where_the_others_are(
+def test_a_runner_that_fails_is_replaced_and_continues_where_the_others_are(
     engine: str, kinds: list[str], record: Path
 ) -> None:
     events: list[tuple[list[int], bool]] = []
@@ -192,7 +192,7 @@ def test_an_exception_in_a_callback_is_no_fault(record: Path) -> None:
         assert algo.env_runner_group.num_remote_worker_restarts == 0
 
 
-def test_a_sub_env_that_fails_is_made_anew_and_its_runner_stays(record: Path) -> None:
+def test_a_sub_env_that_fails_is_replaced_and_its_runner_stays(record: Path) -> None:
     with config("process", record, restart_failed_sub_environments=True, num_envs_per_env_runner=2).build() as algo:
         algo.train()
         processes = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid())

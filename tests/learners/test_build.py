@@ -66,7 +66,7 @@ def test_ppo_learns_with_two_learners_until_one_is_killed(engine: str, request: 
         with pytest.raises(WorkerDiedError, match="learner"):
             algorithm.train()
         assert time.monotonic() - start < 30
-        with pytest.raises(WorkerDiedError, match="the learners are gone, and are not restarted"):
+        with pytest.raises(WorkerDiedError, match="the learners have ended, and are not restarted"):
             algorithm.train()
         assert algorithm.compute_single_action(0, explore=False) == 0
     deadline = time.monotonic() + 20

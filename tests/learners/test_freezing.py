@@ -84,7 +84,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_are_those_of_torch_through_all_changes(optimizer: str) -> None:
+def test_steps_match_torch_through_all_changes(optimizer: str) -> None:
     module, reference = Net(), Reference(optimizer)
     learner, batch = make_learner(module, squares, *OPTIMIZERS[optimizer]), regression(9)
     is_flat = learner.optimizer("m").is_flat
@@ -156,7 +156,7 @@ def test_frozen_parameters_count_in_no_norm(optimizer: str, by: str) -> None:
     ],
     ids=["zero_grad", "other gradients", "other data", "other data of gradients"],
 )
-def test_what_others_do_between_updates_stops_no_learning(disturb: Any, algorithm: str, optimizer: str) -> None:
+def test_changes_between_updates_do_not_stop_learning(disturb: Any, algorithm: str, optimizer: str) -> None:
     results = []
     for is_disturbed in (False, True):
         module = ALGORITHMS[algorithm][0]()

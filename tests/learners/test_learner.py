@@ -237,7 +237,7 @@ def test_an_update_trains_in_training_mode_after_values_were_computed() -> None:
         assert not torch.equal(module.mean, before)
 
 
-def test_the_settings_of_an_update_are_those_of_the_config() -> None:
+def test_the_settings_of_an_update_come_from_the_config() -> None:
     config = PPOConfig().training(num_epochs=3, minibatch_size=7, shuffle_batch_per_epoch=False)
     config.training(grad_clip=0.3, grad_clip_by="value")
     expected = UpdateSettings(

@@ -137,7 +137,7 @@ def union_steps(batch: Batch, num_learners: int, num_minibatches: int) -> Iterat
         (47, 4, 3, {"optimizer_class": torch.optim.NAdam, "grad_clip": 0.5}),
     ],
 )
-def test_steps_are_those_of_one_learner_on_the_whole_batch(
+def test_steps_match_one_learner_on_the_whole_batch(
     build: Build, num_learners: int, size: int, num_minibatches: int, num_epochs: int, settings: dict[str, Any]
 ) -> None:
     clipping = {name: settings[name] for name in ("grad_clip", "grad_clip_by") if name in settings}
@@ -356,7 +356,7 @@ def test_a_stop_gets_scalars_that_only_some_learners_report(build: Build, limit:
         pytest.param("sac", "own", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_frozen_moves_in_no_learner(build: Build, algorithm: str, optimizer: str) -> None:
+def test_no_learner_moves_frozen_parameters(build: Build, algorithm: str, optimizer: str) -> None:
     optimizer_class, config = OPTIMIZERS[optimizer]
     settings = {"optimizer_class": optimizer_class, "optimizer_config": config}
     group = build(MakeLearner(2, algorithm_loss(algorithm), ALGORITHMS[algorithm][0], **settings))
@@ -429,7 +429,7 @@ def test_a_learner_that_fails_ends_the_update_and_all_learners(
         partial(update, group, regression(8), lr=0.1),
         partial(group.collect_metrics, MetricsLogger(), Timers()),
     ):
-        with pytest.raises(WorkerDiedError, match=rf"(?s)the learners are gone, and are not restarted.*{message}"):
+        with pytest.raises(WorkerDiedError, match=rf"(?s)the learners have ended, and are not restarted.*{message}"):
             call()
     assert group.values("m", regression(3)["obs"]).shape == (3,)
     group.stop()
@@ -496,7 +496,7 @@ def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: 
             update(group, regression(8), lr=0.1)
     finally:
         second.call = call  # type: ignore[method-assign]
-    with pytest.raises(WorkerDiedError, match=r"the learners are gone.*only some of them were called: ZeroDivision"):
+    with pytest.raises(WorkerDiedError, match=r"the learners have ended.*only some of them were called: ZeroDivision"):
         update(group, regression(8), lr=0.1)
 
 
@@ -511,7 +511,7 @@ def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: B
     group.stop()
     group.stop()
     assert_gone([pid])
-    with pytest.raises(WorkerDiedError, match=r"the learners are gone.*stopped"):
+    with pytest.raises(WorkerDiedError, match=r"the learners have ended.*stopped"):
         update(group, batch, lr=0.1)
     assert_same_weights(group.get_weights(), single.get_weights(), 0)
 
@@ -610,7 +610,7 @@ def test_nccl_only_where_each_learner_has_a_gpu_to_itself(gpu_ids: list[str | No
     assert backend_for(gpu_ids) == backend
 
 
-def test_own_address_is_one_of_this_host() -> None:
+def test_the_own_address_belongs_to_this_host() -> None:
     import socket
 
     with socket.socket() as server:

@@ -28,7 +28,7 @@ def train(module: nn.Module, optimizer: Any, num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_steps_and_states_are_those_of_torch(name: str) -> None:
+def test_steps_and_states_match_torch(name: str) -> None:
     chosen = optimizer_class(name)
     settings = {**optimizer_settings(chosen, {}), "lr": 0.01}
     ours, theirs = net(), net()

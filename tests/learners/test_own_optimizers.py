@@ -205,7 +205,7 @@ def test_optimizers_that_cannot_work_are_refused(training: dict[str, Any], messa
         config(TD3Config, **training).validate()
 
 
-def test_groups_must_be_those_of_the_module() -> None:
+def test_groups_must_be_groups_of_the_module() -> None:
     with pytest.raises(ConfigError, match=r"groups of parameters \['actor', 'critics'\].*names \['actor', 'critic'\]"):
         config(TD3Config, optimizer={"actor": "adam", "critics": "adam"}).build()
 

@@ -57,7 +57,7 @@ def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
         ([[1], [2]], "other"),
     ],
 )
-def test_what_one_value_is(value: Any, kind: str) -> None:
+def test_kinds_of_single_values(value: Any, kind: str) -> None:
     assert (classify(value).kind, classify(value).series) == (kind, False)
 
 
@@ -73,7 +73,7 @@ def test_what_one_value_is(value: Any, kind: str) -> None:
         ([zeros(3), zeros(2, 2)], "array"),
     ],
 )
-def test_what_a_series_is(value: Any, kind: str) -> None:
+def test_kinds_of_series(value: Any, kind: str) -> None:
     assert (classify(value).kind, classify(value).series) == (kind, True)
 
 

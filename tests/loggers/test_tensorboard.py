@@ -180,7 +180,7 @@ def test_a_text_is_written_when_it_changes(tmp_path: Path) -> None:
     assert texts(events, "words") == [(50, "a\n\nb")]
 
 
-def test_what_is_nothing_of_these_is_left_out(tmp_path: Path) -> None:
+def test_values_of_other_types_are_left_out(tmp_path: Path) -> None:
     events = write(tmp_path, {"path": Path("x"), "mixed": [1, "a"], "complex": np.ones(2, np.complex64), "none": None})
     found = events.Tags()
     assert (found["scalars"], found["images"], found["histograms"], found["tensors"]) == (
@@ -191,7 +191,7 @@ def test_what_is_nothing_of_these_is_left_out(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_writes_events_beside_the_other_files(tmp_path: Path) -> None:
+def test_a_run_writes_events_next_to_its_other_files(tmp_path: Path) -> None:
     image = rng.integers(0, 256, (4, 5, 3), np.uint8)
 
     def on_train_result(result: dict[str, Any]) -> None:

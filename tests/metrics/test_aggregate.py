@@ -89,7 +89,7 @@ def test_aggregating_in_two_stages_gives_what_one_logger_gives(name: str, kind: 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
-def test_what_is_looked_at_in_between_is_taken_all_the_same(name: str, kind: str, data: st.DataObject) -> None:
+def test_peeking_at_a_worker_does_not_change_what_is_aggregated(name: str, kind: str, data: st.DataObject) -> None:
     given = given_settings(name, kind)
     looked, worker = MetricsLogger(Clock()), MetricsLogger(Clock())
     aggregated = [MetricsLogger(Clock()) for _ in range(2)]
@@ -133,7 +133,7 @@ def is_plain(state: Any) -> bool:
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
-def test_a_logger_goes_on_from_its_state_as_if_nothing_had_been(name: str, kind: str, data: st.DataObject) -> None:
+def test_a_logger_continues_from_its_state(name: str, kind: str, data: st.DataObject) -> None:
     given = given_settings(name, kind)
     before, after = (data.draw(rounds_of(kind)) for _ in range(2))
     original = MetricsLogger(Clock())
@@ -195,7 +195,7 @@ def test_a_worker_with_ten_times_the_values_has_ten_times_the_room_in_a_window()
     assert aggregated.peek("return") == pytest.approx(1 / 11)
 
 
-def test_an_item_is_that_of_the_last_worker_that_has_a_new_one() -> None:
+def test_an_item_comes_from_the_last_worker_with_a_new_item() -> None:
     workers, aggregated = [MetricsLogger() for _ in range(3)], MetricsLogger()
     for index in (0, 1):
         workers[index].log_value("name", f"worker {index}", reduce="item")

@@ -38,7 +38,7 @@ from corral.metrics.timers import PARTS, Timers, timer_results
         ("window_item_series_cleared", [1, 2, 3], [10.0]),
     ],
 )
-def test_what_outlives_a_reduce(name: str, first: Any, second: Any) -> None:
+def test_values_that_stay_after_a_reduce(name: str, first: Any, second: Any) -> None:
     logger = MetricsLogger()
     for value in (1, 2, 3):
         logger.log_value("x", value, **SETTINGS[name])

@@ -119,7 +119,7 @@ def test_a_number_at_a_time_gives_what_all_at_once_give(many: int) -> None:
         assert_same(one.reduce(), other.reduce())
 
 
-def test_percentiles_are_those_of_numpy() -> None:
+def test_percentiles_match_numpy() -> None:
     values = np.random.default_rng(0).normal(size=1001)
     logger = MetricsLogger()
     logger.log_values("x", values, reduce="percentiles")

@@ -12,7 +12,7 @@ from corral.metrics.logger import MetricsError, MetricsLogger
 from corral.testing import CountingEnv
 
 
-def test_what_one_logs_both_show_at_once() -> None:
+def test_a_logger_and_its_view_show_the_same_values() -> None:
     logger = MetricsLogger()
     view = logger.view("env_runners")
     view.log_value("won", 2, reduce="sum", with_throughput=True)

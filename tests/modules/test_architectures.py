@@ -318,7 +318,7 @@ def test_a_class_of_the_user_may_have_a_setting_of_this_name() -> None:
 @pytest.mark.parametrize(
     ("algo", "model", "problem"),
     [
-        ("PPO", {"fcnet_hiddens": [8, 16]}, r"all blocks have one width: not \[8, 16\], but such as \[8, 8\]"),
+        ("PPO", {"fcnet_hiddens": [8, 16]}, r"all blocks need the same width: not \[8, 16\], such as \[8, 8\]"),
         ("PPO", {"fcnet_hiddens": []}, "architecture='simba_v2' has no effect without blocks"),
         ("SAC", {"critic_hiddens": []}, "architecture='simba_v2' needs blocks: critic_hiddens is empty"),
         ("PPO", {"fcnet_kernel_initializer": "zeros"}, "fcnet_kernel_initializer gives rows of zeros"),

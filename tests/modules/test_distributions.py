@@ -117,7 +117,7 @@ def test_logp_entropy_and_kl_match_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.5, 0.0), (0.0, 0.7), (2.0, -2.0)])
-def test_squashed_entropy_is_that_of_its_samples(mean: float, log_std: float) -> None:
+def test_squashed_entropy_matches_its_samples(mean: float, log_std: float) -> None:
     distribution = action_distribution(spaces.Box(-1, 1, (1,), np.float32), "squash")
     dist_inputs = np.tile(np.array([mean, log_std], np.float32), (400_000, 1))
     actions = torch.from_numpy(sampled(distribution, dist_inputs))

@@ -38,7 +38,7 @@ def kinds(network: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_layers_are_those_of_mnih_et_al_2015(name: str) -> None:
+def test_the_layers_match_mnih_et_al_2015(name: str) -> None:
     module = MODULES[name](ATARI, TWO, {})
     network = network_of(module)
     hidden = ["Conv2d", "ReLU"] * 3 + ["Flatten", "Linear", "ReLU"]

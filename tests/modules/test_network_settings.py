@@ -169,7 +169,7 @@ ACTIVATED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ACTIVATED)
-def test_activations_are_those_of_their_names(name: str) -> None:
+def test_activations_match_their_names(name: str) -> None:
     module = ActorCritic(FLAT, FOUR, {"fcnet_hiddens": [6, 5], "fcnet_activation": name})
     obs = x = torch.from_numpy(OBS)
     for layer in [part for part in module.policy_encoder.modules() if isinstance(part, nn.Linear)]:

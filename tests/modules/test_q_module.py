@@ -115,7 +115,7 @@ class TestNoise:
         assert torch.linalg.matrix_rank(noise) == 1
         torch.testing.assert_close(noise[:, 0] / bias_noise, torch.full((3,), float(noise[0, 0] / bias_noise[0])))
 
-    def test_its_size_at_first_is_that_of_the_paper(self) -> None:
+    def test_its_size_at_first_matches_the_paper(self) -> None:
         layer = NoisyLinear(16, 3, sigma0=0.5)
         torch.testing.assert_close(layer.weight_sigma, torch.full((3, 16), 0.5 / 4))
         assert layer.weight_mean.abs().max() <= 1 / 4

@@ -75,7 +75,7 @@ def probabilities(policy: Policy, obs: NDArray[Any]) -> NDArray[Any]:
 # Numbers.
 
 
-def test_estimates_are_those_of_the_policy_with_these_probabilities() -> None:
+def test_estimates_match_the_policy_with_these_probabilities() -> None:
     policy, data = policy_of(ActorCritic, spaces.Discrete(2, start=5)), random_data(spaces.Discrete(2, start=5))
     found = estimate_return(policy, data, methods=["is", "wis"], gamma=0.9, explore=True)
     chances = probabilities(policy, data["obs"])[np.arange(120), data["actions"] - 5]
@@ -108,7 +108,7 @@ def test_a_policy_of_action_values_that_explores_is_their_softmax() -> None:
     assert found.estimates["is"].value == pytest.approx((2 * chances * data["rewards"]).mean(), rel=1e-5)
 
 
-def test_fitted_values_are_those_of_the_greedy_policy_or_of_the_policy_that_draws() -> None:
+def test_fitted_values_match_the_greedy_policy_or_the_policy_that_draws() -> None:
     """Episodes of one step, whose reward is the action: the greedy policy gets its action, the other the mean."""
     policy, data = policy_of(ActorCritic, spaces.Discrete(2)), random_data(spaces.Discrete(2), 2000, length=1)
     data |= {"rewards": data["actions"].astype(float), "terminated": np.ones(2000, bool), "truncated": None}
@@ -393,7 +393,7 @@ def test_options_without_effect_are_refused(cartpole: Path, tmp_path: Path, caps
     command = ["evaluate", str(cartpole / "run")]
     for option, value in [("--method", "is"), ("--gamma", "1"), ("--max-ratio", "2"), ("--gradient-steps", "9")]:
         assert main([*command, option, value]) == 2
-        assert f"{option} goes with --data PATH" in capsys.readouterr().err
+        assert f"{option} needs --data PATH" in capsys.readouterr().err
     for option, value in [("--episodes", "3"), ("--env", "CartPole-v1"), ("--seeds", "1"), ("--env-config", "a=1")]:
         assert main([*command, "--data", str(cartpole / "data"), option, value]) == 2
         assert f"{option} has no effect with --data" in capsys.readouterr().err

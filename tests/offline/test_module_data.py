@@ -125,7 +125,7 @@ def test_columns_may_be_mapped_to_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.9, 1.0])
-def test_returns_are_those_of_a_slow_loop(gamma: float) -> None:
+def test_returns_match_a_slow_loop(gamma: float) -> None:
     for seed in range(10):
         rows = rows_of_steps(**random_steps(np.random.default_rng(seed), 40)).checked(BOX, DISCRETE)
         rollout = rows.as_rollout(DISTRIBUTION)
@@ -158,7 +158,7 @@ def pipeline_of(*transforms: Any) -> Pipeline:
     return pipeline
 
 
-def test_statistics_are_those_of_all_steps() -> None:
+def test_statistics_cover_all_steps() -> None:
     parts = some_parts()
     pipeline = module_rows(parts).measure(pipeline_of(NormalizeObservations(), NormalizeRewards()))
     seen = np.concatenate([part["obs"] for part in parts])

@@ -276,7 +276,7 @@ def test_ratios_are_clipped_only_when_asked_to() -> None:
 # Errors and intervals.
 
 
-def test_standard_errors_are_those_of_means_and_of_ratios_of_means() -> None:
+def test_standard_errors_match_means_and_ratios_of_means() -> None:
     columns = random_columns(np.random.default_rng(2), 400)
     many = Bootstrap(num_resamples=4000)
     for estimate in (*WITHOUT_VALUES, *WITH_VALUES):
@@ -377,7 +377,7 @@ def test_a_policy_that_never_acts_as_recorded() -> None:
         ({"max_ratio": 0.0}, "max_ratio=0.0"),
     ],
 )
-def test_what_makes_no_sense_is_named(change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_of_estimates_are_named(change: dict[str, Any], message: str) -> None:
     given = {"rewards": np.ones(2), "starts": np.array([True, False]), "gamma": 0.9}
     given |= {"behaviour_logp": np.zeros(2), "target_logp": np.zeros(2)}
     with pytest.raises(DataError, match=message):

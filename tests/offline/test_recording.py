@@ -95,7 +95,7 @@ def test_episodes_are_what_the_env_gave_and_received(
     assert all(np.isfinite(episode.added["logp"][:-1]).all() for episode in episodes)
 
 
-def test_log_probabilities_are_those_of_the_policy_that_acted(tmp_path: Path) -> None:
+def test_log_probabilities_come_from_the_policy_that_acted(tmp_path: Path) -> None:
     config = ppo(tmp_path / "data", actions="parts")
     with config.build() as algorithm:
         seen = algorithm.sample(40)

@@ -30,7 +30,7 @@ def make_policy(observation_space: Any = CountingEnv.observation_space, action_s
     return Policy(ActorCritic(observation_space, action_space, {}))
 
 
-def test_the_statistics_are_those_of_evaluation_during_training() -> None:
+def test_the_statistics_match_evaluation_during_training() -> None:
     found = PolicyEvaluation((1.0, 2.0, 3.0, 6.0, 8.0), (10, 20, 30, 60, 80))
     expected = summarize_episodes(found.episode_returns, found.episode_lens)
     assert {name: value for name, value in found.to_dict().items() if name in expected} == expected

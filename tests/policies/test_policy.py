@@ -171,7 +171,7 @@ class Net(Module):
         return obs[:, 0]
 
 
-def test_what_no_file_holds_must_be_given_again(tmp_path: Path) -> None:
+def test_a_local_module_class_must_be_given_again(tmp_path: Path) -> None:
     class Local(Net):
         pass
 

@@ -126,7 +126,7 @@ def test_rebuilds_what_the_env_gave(
         assert_same(buffer, reference, n_step)
 
 
-def test_memory_is_that_of_one_frame() -> None:
+def test_a_step_takes_the_memory_of_one_frame() -> None:
     stacks = Stacks(4)
     buffers = [ReplayBuffer(10_000, frame_stack=k, seed=0) for k in (1, 4)]
     rollout = stacks.next(20)
@@ -149,7 +149,7 @@ def test_draws_have_the_axes_of_the_env() -> None:
 
 @pytest.mark.parametrize("same_step", [False, True])
 @pytest.mark.parametrize("padding", ["reset", "zero"])
-def test_a_state_goes_on_with_stacks(same_step: bool, padding: str) -> None:
+def test_a_state_continues_with_stacks(same_step: bool, padding: str) -> None:
     stacks = Stacks(3, padding=padding, same_step=same_step)
     buffer, other = (ReplayBuffer(30, frame_stack=3, seed=seed) for seed in (0, 1))
     buffer.add([stacks.next(7) for _ in range(6)])
@@ -198,7 +198,7 @@ def test_another_padding_is_refused() -> None:
     assert len(buffer) == num_transitions
 
 
-def test_final_observations_that_do_not_go_on_are_refused() -> None:
+def test_final_observations_that_do_not_continue_are_refused() -> None:
     rollout = Stacks(3, same_step=True).next(30)
     at = next(iter(rollout.final_obs))
     rollout.final_obs[at] = rollout.final_obs[at] + np.uint8(1)

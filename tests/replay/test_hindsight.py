@@ -382,7 +382,7 @@ NESTED = spaces.Dict({"bits": spaces.MultiBinary(4)})
         (BITS, spaces.MultiBinary(4)),
     ],
 )
-def test_goals_of_which_one_may_not_stand_for_the_other_are_refused(
+def test_achieved_and_desired_goals_of_different_spaces_are_refused(
     achieved: spaces.Space[Any], desired: spaces.Space[Any]
 ) -> None:
     class Unequal(BitFlippingEnv):

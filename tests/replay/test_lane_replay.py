@@ -128,7 +128,7 @@ def check(
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
 @pytest.mark.parametrize("stacks", [1, 3])
 @pytest.mark.parametrize(("rows", "p_acts", "p_lane"), [(4, 1.0, 1.0), (1, 1.0, 1.0), (5, 0.5, 0.7), (9, 0.3, 0.9)])
-def test_transitions_are_those_of_each_agents_own_steps(
+def test_transitions_match_each_agents_own_steps(
     kind: type[ReplayBuffer], stacks: int, rows: int, p_acts: float, p_lane: float
 ) -> None:
     world = World(2, ["a", "b", "c"], stacks=stacks, seed=rows)

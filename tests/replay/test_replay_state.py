@@ -53,7 +53,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_pieces", [1, 7])
 @pytest.mark.parametrize("nested", [False, True])
-def test_goes_on_as_the_original(packer: str, kind: type[ReplayBuffer], num_pieces: int, nested: bool) -> None:
+def test_continues_as_the_original(packer: str, kind: type[ReplayBuffer], num_pieces: int, nested: bool) -> None:
     buffer, streams = used(kind, num_pieces, nested=nested)
     other = kind(80, num_runners=2, seed=99)
     other.set_state(PACKERS[packer](buffer.get_state()))

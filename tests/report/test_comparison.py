@@ -45,7 +45,7 @@ def test_returns_and_the_times_of_a_threshold_are_of_all_runs(tmp_path: Path) ->
     assert "training, which explores" in found.note and "0.5 shows no difference" in found.note
 
 
-def test_what_half_of_the_runs_do_not_reach_has_no_time(tmp_path: Path) -> None:
+def test_a_threshold_that_half_of_the_runs_miss_has_no_time(tmp_path: Path) -> None:
     write_experiments(tmp_path)
     (found,) = compare(tmp_path, threshold=31)
     assert found.rows[1][2][3] == "- (1 of 4)"

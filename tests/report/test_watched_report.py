@@ -142,7 +142,7 @@ def test_reading_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pyte
     assert live.version == 4 and versions.index(4) - versions.index(3) == 200
 
 
-def test_what_was_read_before_is_not_read_again_and_the_rest_as_if_it_were(tmp_path: Path) -> None:
+def test_only_new_lines_are_read_and_the_result_is_the_same_as_of_reading_all(tmp_path: Path) -> None:
     path = write_live(tmp_path / "run", [result(1, 1.0), result(2, 2.0)])
     reader, file = RunsReader([path]), path / "result.jsonl"
 
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ReportError, match=rf"127\.0\.0\.1:{port} .*choose another --port"),
+            pytest.raises(ReportError, match=rf"127\.0\.0\.1:{port}: .*choose another --port"),
             served_report([path], port=port),
         ):
             pass
@@ -221,9 +221,9 @@ def test_the_command_serves_until_it_is_interrupted(ending: signal.Signals, host
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "8000"], "go with --watch"),
-        (["--host", "0.0.0.0"], "go with --watch"),
-        (["--watch", "-o", "x.html"], "--output does not go with --watch"),
+        (["--port", "8000"], "need --watch"),
+        (["--host", "0.0.0.0"], "need --watch"),
+        (["--watch", "-o", "x.html"], "--output cannot be used with --watch"),
     ],
 )
 def test_options_that_do_not_go_together(

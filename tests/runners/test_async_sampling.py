@@ -215,7 +215,7 @@ def test_a_batch_is_not_larger_where_all_that_is_sampled_ahead_would_be_too_old(
 
 
 @pytest.mark.slow
-def test_who_does_not_wait_does_not_wait_for_steps_in_place_of_those_that_are_too_old(tmp_path: Path) -> None:
+def test_without_waiting_no_steps_are_awaited_in_place_of_dropped_ones(tmp_path: Path) -> None:
     with gated(tmp_path, max_lag=0) as (algo, _):
         algo.env_runner_group.sample_async(SampleRequest(num_timesteps=BATCH))
         assert algo.env_runner_group.fetch_samples(60.0)  # of the second runner, which is asked again

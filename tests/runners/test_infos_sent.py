@@ -77,7 +77,7 @@ def test_they_come_if_they_are_asked_for(num_env_runners: int) -> None:
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 1])
-def test_an_algorithm_says_that_it_reads_them_whoever_listens(num_env_runners: int) -> None:
+def test_an_algorithm_with_reads_infos_gets_infos_without_any_callback(num_env_runners: int) -> None:
     experiment = config(num_env_runners)
     experiment.callback_functions.clear()
     with Reading(experiment) as algo:

@@ -326,6 +326,6 @@ def test_a_rollout_that_was_sent() -> None:
         assert np.array_equal(at[start : start + len(agent), lane], own, equal_nan=True)
     assert np.isfinite(at).any()
     for episode in rollout.without_infos():
-        with pytest.raises(EpisodeError, match="stayed in the runner"):
+        with pytest.raises(EpisodeError, match="stay in the runner"):
             episode.get_infos()
     runner.stop()

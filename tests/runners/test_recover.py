@@ -31,7 +31,7 @@ def make_trouble(make_runner: MakeRunner, **settings: Any) -> EnvRunner:
 class TestRecover:
     @pytest.mark.parametrize("how", ["raise", "sleep", "SIGKILL", "SIGSTOP"])
     @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
-    def test_after_a_failure_it_goes_on(self, make_runner: MakeRunner, vectorization: str, how: str) -> None:
+    def test_after_a_failure_it_continues(self, make_runner: MakeRunner, vectorization: str, how: str) -> None:
         if vectorization == "sync" and how.startswith("SIG"):
             pytest.skip("that would be this process")
         runner = make_trouble(
@@ -227,7 +227,7 @@ class TestForeachEnv:
 
 class TestState:
     @pytest.mark.parametrize("vectorization", VECTORIZATIONS)
-    def test_a_replacement_goes_on_with_it(self, make_runner: MakeRunner, vectorization: str) -> None:
+    def test_a_replacement_continues_with_the_state(self, make_runner: MakeRunner, vectorization: str) -> None:
         one, other = (
             make_trouble(make_runner, num_envs=2, vectorization=vectorization, worker_index=1) for _ in range(2)
         )

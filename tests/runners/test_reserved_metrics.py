@@ -27,7 +27,7 @@ def config(num_env_runners: int, base: type[AlgorithmConfig] = PPOConfig, **even
     return config.training(train_batch_size_per_learner=16, minibatch_size=None).callbacks(**events)
 
 
-def test_the_names_are_those_of_the_result() -> None:
+def test_the_names_match_the_result() -> None:
     with config(0).build() as algo:
         assert set(algo.train()["env_runners"]) == set(NAMES)
 
@@ -171,7 +171,7 @@ def test_a_name_of_the_learners_results_is_refused_before_the_first_update_too()
         algo.train()
 
 
-def test_learning_goes_on_from_a_checkpoint_with_the_learners_names() -> None:
+def test_learning_continues_from_a_checkpoint_with_the_learners_names() -> None:
     with config(0).build() as one, config(0).build() as other:
         one.train()
         other.set_state(one.get_state())

@@ -226,7 +226,7 @@ class TestSampleByTimesteps:
         assert runner.sample(num_timesteps=0, force_reset=True).num_env_steps == 0
         assert not runner.sample(num_timesteps=4).continues
 
-    def test_force_reset_starts_all_episodes_anew(self, make_runner: MakeRunner) -> None:
+    def test_force_reset_starts_new_episodes(self, make_runner: MakeRunner) -> None:
         runner = make_runner(num_envs=2, env_config={"episode_length": 5})
         runner.sample(num_timesteps=4)
         rollout = runner.sample(num_timesteps=10, force_reset=True)
@@ -235,7 +235,7 @@ class TestSampleByTimesteps:
         assert runner.metrics.peek("episode_len_max") == 5
 
 
-def test_a_rollout_says_whose_it_is_and_whether_it_goes_on(make_runner: MakeRunner) -> None:
+def test_a_rollout_says_whose_it_is_and_whether_it_continues(make_runner: MakeRunner) -> None:
     runner = make_runner(CountingEnv, num_envs=2, worker_index=3)
     rollouts = [runner.sample(num_timesteps=4) for _ in range(2)]
     rollouts += [runner.sample(num_episodes=1), runner.sample(num_timesteps=4)]
@@ -385,7 +385,7 @@ class TestStreams:
         for name in COLUMNS:
             np.testing.assert_array_equal(after[name], before[name])
 
-    def test_what_becomes_of_a_rollout_does_not_change_how_the_next_one_begins(self, make_runner: MakeRunner) -> None:
+    def test_changes_of_a_rollout_do_not_reach_the_next_one(self, make_runner: MakeRunner) -> None:
         seen: list[Any] = []
 
         def scale_in_place(samples: Any) -> None:

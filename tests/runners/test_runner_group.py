@@ -308,7 +308,7 @@ class TestLateRunners:
             assert math.isnan(costs["by_runner"]["2"]["weights_version_lag_mean"])
 
     @pytest.mark.slow
-    def test_a_call_with_a_limit_leaves_out_who_is_busy(self, engine: str, gate: Path) -> None:
+    def test_a_call_with_a_limit_leaves_out_busy_runners(self, engine: str, gate: Path) -> None:
         with started(config(engine, gate)) as group, opened_at_the_end(gate):
             group.sample_async(SampleRequest(num_timesteps=3))
             assert group.foreach_env_runner(lambda runner: runner.worker_index, timeout_seconds=1.0) == [2]

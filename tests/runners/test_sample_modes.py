@@ -69,7 +69,7 @@ class TestSteps:
         rollout, wanted = play(mode(num_timesteps=4), [".."] * 5, broken=[(1, 0)])
         assert (valid(rollout), wanted) == (["xx", "-x", "xx"], [2, 1])
 
-    def test_nothing_wanted_wants_nothing(self) -> None:
+    def test_a_request_for_zero_steps_wants_no_rows(self) -> None:
         for which in (mode(num_timesteps=0), mode(num_episodes=0), mode(whole_episodes=True, num_timesteps=0)):
             assert play(which, [".."])[1] == []
 
@@ -107,7 +107,7 @@ class TestEpisodes:
 
 
 class TestBegunEpisodes:
-    def test_what_is_under_way_is_played_to_its_end(self) -> None:
+    def test_running_episodes_are_played_to_their_end(self) -> None:
         which = mode(whole_episodes=True, num_timesteps=4)
         rollout, wanted = play(which, ["..", "E.", "..", ".E", "E.", "..", ".."])
         # After two rows there are enough steps; sub-env 0 has just ended, and sub-env 1 plays to its end.

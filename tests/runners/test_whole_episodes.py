@@ -104,7 +104,7 @@ def test_short_episodes_are_not_favoured(make_runner: MakeRunner, mode: str) -> 
 
 class TestEvents:
     @pytest.mark.parametrize("mode", MODES)
-    def test_are_those_of_the_episodes_that_count(self, make_runner: MakeRunner, mode: str) -> None:
+    def test_statistics_are_of_the_episodes_that_count(self, make_runner: MakeRunner, mode: str) -> None:
         count: Counter[str] = Counter()
         ended: list[str] = []
         runner = make_runner(
@@ -127,7 +127,7 @@ class TestEvents:
             assert count["created"] == len(ended) + 3
             assert len(ended) <= count["start"] <= count["created"]
 
-    def test_the_next_sample_starts_anew(self, make_runner: MakeRunner) -> None:
+    def test_the_next_sample_begins_with_a_reset(self, make_runner: MakeRunner) -> None:
         trace: list[str] = []
         runner = make_runner(
             batch_mode="complete_episodes",
@@ -165,7 +165,7 @@ class TestWithFailures:
     # Of steps 1 to 14 of sub-env 0, one fails: before the threshold, at it, after it.
     @pytest.mark.parametrize("faults", [[n] for n in range(1, 15)] + [[3, 4], [7, 8], [11, 15]])
     @pytest.mark.parametrize("by_episodes", [False, True])
-    def test_a_broken_episode_is_no_part_of_it(
+    def test_a_broken_episode_is_not_part_of_the_sample(
         self, make_runner: MakeRunner, by_episodes: bool, faults: list[int], mode: str
     ) -> None:
         steps: Counter[str] = Counter()
@@ -192,7 +192,7 @@ class TestWithFailures:
         assert (result["episode_return_min"], result["episode_return_max"]) == (10, 10)
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_what_a_broken_episode_takes_away_is_made_up_for(self, make_runner: MakeRunner, mode: str) -> None:
+    def test_other_episodes_replace_the_steps_of_a_broken_episode(self, make_runner: MakeRunner, mode: str) -> None:
         class Shorter(TroubleEnv):
             """The first episode would take 6 steps, and fails in the last; all others take one."""
 

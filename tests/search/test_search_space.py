@@ -75,7 +75,7 @@ def test_settings_are_named_as_on_the_command_line() -> None:
         ({"gamma": {"choice": {0.9: 1}}}, "gamma: choice takes a list"),
         ({"lr": {"log": [1e-5, 1e-2]}, "training.lr": {"log": [1e-5, 1e-2]}}, "name the same setting"),
         ({"model_config": {"choice": [{}, {"a": 1}]}, "model_config.a": {"choice": [1, 2]}}, "name the same setting"),
-        ({"seed": {"int": [0, 9]}}, "num_seeds says with how many"),
+        ({"seed": {"int": [0, 9]}}, "num_seeds sets the number of seeds"),
         ({"training": {"choice": [1, 2]}}, "'training' is a group of settings"),
     ],
 )
@@ -115,7 +115,7 @@ def test_wrong_settings_are_refused(group: Any, message: str) -> None:
         make_search(config(), STOP, group)
 
 
-def test_what_is_compared_is_the_evaluated_return_where_there_is_one() -> None:
+def test_the_metric_is_the_return_of_evaluation_if_there_is_evaluation() -> None:
     space = {"lr": {"log": [1e-5, 1e-2]}}
     assert make_search(config(), STOP, {"space": space}).metric == TRAINED
     evaluated = config().evaluation(evaluation_interval=2)
@@ -162,8 +162,8 @@ def test_an_experiment_holds_what_differs_from_the_defaults_and_what_was_found()
         (["search", "--config", "search.yaml", "--run-dir", "held"], 6, "held already holds a search: continue it"),
         (["train", "--algo", "PPO", "--env", "CartPole-v1", "--stop", "time_s=1", "--run-dir", "held"], 6, "a search"),
         (["search", "--resume", "nowhere"], 6, "nowhere is not the directory of a search: it does not exist"),
-        (["search", "--resume", "held", "--set", "training.lr=1"], 2, "--set does not go with --resume"),
-        (["search", "--resume", "held", "--seeds-per-trial", "2"], 2, "--seeds-per-trial does not go with --resume"),
+        (["search", "--resume", "held", "--set", "training.lr=1"], 2, "--set cannot be used with --resume"),
+        (["search", "--resume", "held", "--seeds-per-trial", "2"], 2, "--seeds-per-trial cannot be used with --resume"),
     ],
 )
 def test_wrong_usage_starts_nothing(

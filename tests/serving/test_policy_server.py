@@ -115,7 +115,7 @@ def test_who_does_not_speak_the_protocol_is_told_so_and_cut_off(first: bytes, co
         (HELLO, "hello was said already"),
     ],
 )
-def test_a_wrong_message_ends_the_session_and_the_others_go_on(message: Any, said: str) -> None:
+def test_a_wrong_message_ends_the_session_and_the_others_continue(message: Any, said: str) -> None:
     with runner_of(served(num_envs=3)) as runner:
         simulator = Simulator(address_of(runner), 1, 2).start()
         with serving(runner) as rollouts, connect(runner) as found:

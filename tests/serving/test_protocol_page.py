@@ -85,7 +85,7 @@ def test_wrong_token_gets_the_error_of_the_page(listening: PolicyServer) -> None
         assert stranger.ask(EXAMPLES["hello"].replace(b"secret", b"public")) == EXAMPLES["error"]
 
 
-def test_values_of_the_examples_are_those_of_the_text() -> None:
+def test_values_of_the_examples_match_the_text() -> None:
     begin, end = (
         messages.read_entries(messages.read_message(body(name)), 1, messages_space(SPACES[0]), SPACES[1], OUTPUTS)
         for name in ("steps", "end")
@@ -109,7 +109,7 @@ def table(title: str) -> list[list[str]]:
     return rows[2:]
 
 
-def test_fields_of_the_page_are_those_of_the_code() -> None:
+def test_fields_of_the_page_match_the_code() -> None:
     found: dict[str, set[str]] = {}
     needed: dict[str, set[str]] = {}
     kind = ""
@@ -123,11 +123,11 @@ def test_fields_of_the_page_are_those_of_the_code() -> None:
     assert needed == {kind: set(names) for kind, names in messages.NEEDED.items()}
 
 
-def test_fields_of_agents_on_the_page_are_those_of_the_code() -> None:
+def test_fields_of_agents_on_the_page_match_the_code() -> None:
     assert {row[0].strip("`") for row in table("Several agents")} == agent_messages.AGENT_FIELDS.keys()
 
 
-def test_limits_and_codes_of_the_page_are_those_of_the_code() -> None:
+def test_limits_and_codes_of_the_page_match_the_code() -> None:
     settings = ServerSettings()
     for text in (
         f"{server.MAX_HELLO_BYTES:,} bytes, within {server.HELLO_TIMEOUT_S:g} seconds",

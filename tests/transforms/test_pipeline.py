@@ -215,9 +215,15 @@ CALLS = itertools.count()
     ("methods", "message"),
     [
         ({"transform_observations": lambda self, obs: obs}, "Own defines neither transform_obs.obs. nor"),
-        ({"transform_obs": doubled_in_place}, "transform_obs changed the observations .* return new arrays"),
+        (
+            {"transform_obs": doubled_in_place},
+            "transform_obs changed its argument, .* return new arrays",
+        ),
         ({"transform_obs": lambda self, obs: obs + next(CALLS)}, "transform_obs returned other values"),
-        ({"transform_rewards": doubled_in_place}, "transform_rewards changed the rewards .* return a new array"),
+        (
+            {"transform_rewards": doubled_in_place},
+            "transform_rewards changed its argument, .* return a new array",
+        ),
         ({"transform_rewards": lambda self, rewards: rewards + next(CALLS)}, "transform_rewards returned other values"),
         ({"transform_rewards": lambda self, rewards: rewards - rewards.mean()}, "each reward alone"),
         ({"transform_rewards": lambda self, rewards: rewards.sum()}, r"float32\[2, 3\] .* returned float32\[\]"),

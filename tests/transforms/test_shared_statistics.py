@@ -38,7 +38,7 @@ def collect(algorithm: Algorithm) -> list[Any]:
 
 @pytest.mark.parametrize("settings", [{}, {"num_env_runners": 2, "engine_name": "local"}])
 @pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
-def test_statistics_equal_those_of_all_steps(settings: dict[str, Any], autoreset_mode: str) -> None:
+def test_statistics_equal_the_statistics_of_all_steps(settings: dict[str, Any], autoreset_mode: str) -> None:
     config = make_config("PPO", transforms=BOTH, autoreset_mode=autoreset_mode, **settings)
     with config.build() as algorithm:
         rollouts = collect(algorithm)

@@ -317,7 +317,7 @@ def test_weights_without_their_transforms_warn(tmp_path: Path, caplog: pytest.Lo
         algorithm.load_module_weights(saved, "default_policy")
     assert not caplog.records
     with drifting([]).rl_module(load_from=saved).build() as plain:
-        message = "observations or rewards that went through NormalizeObservations, which are not among"
+        message = "were trained with the transforms NormalizeObservations, which this algorithm does not have"
         assert message in caplog.text
         caplog.clear()
         plain.load_module_weights(saved, "default_policy")

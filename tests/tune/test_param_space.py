@@ -125,7 +125,7 @@ RUNNER, LEARNER = {"num_cpus_per_env_runner": 0.5, "num_env_runners": 2}, {"num_
         ({"evaluation_interval": 3, "evaluation_parallel_to_training": True}, [{"CPU": 2}]),
     ],
 )
-def test_resources_are_those_of_the_config(settings: dict[str, Any], bundles: list[dict[str, float]]) -> None:
+def test_resources_come_from_the_config(settings: dict[str, Any], bundles: list[dict[str, float]]) -> None:
     assert corral.tune.resources(PPOConfig().copy(**settings)).bundles == bundles
     assert corral.tune.trainable(PPOConfig).default_resource_request(settings).bundles == bundles
 

@@ -139,7 +139,7 @@ def test_new_settings_without_a_checkpoint_are_another_trial(make: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [{"optimizer": "sgd"}, {"env_config": {"episode_length": 4}}])
-def test_what_takes_building_is_built(make: Any, change: dict[str, Any]) -> None:
+def test_a_reset_with_settings_of_the_build_builds_a_new_algorithm(make: Any, change: dict[str, Any]) -> None:
     one = make()
     algorithm = one.algorithm
     assert one.reset({**SETTINGS, **change})

@@ -83,7 +83,7 @@ def notes(directory: Path, what: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lrs", [[1e-3, 3e-3], [1e-3, 2e-3, 3e-3, 4e-3]])
-def test_of_several_trials_one_is_killed_and_goes_on(lrs: list[float], tmp_path: Path) -> None:
+def test_of_several_trials_one_is_killed_and_continues(lrs: list[float], tmp_path: Path) -> None:
     corral.tune.register()
     env_config, histories = {"notes": str(tmp_path), "doomed_lr": 3e-3}, Histories()
     results = tune.Tuner(

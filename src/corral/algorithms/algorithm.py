@@ -614,7 +614,7 @@ class Algorithm(metaclass=_WithHints):
             self.metrics.log_reserved({("learners", ALL_MODULES, f"{name}_lifetime"): [steps]}, "lifetime_sum")
 
     def sample(self, num_timesteps: int | None = None, *, num_episodes: int | None = None) -> list[Rollout]:
-        """Sample at least `num_timesteps` env steps, or exactly `num_episodes` whole episodes.
+        """Return rollouts of at least `num_timesteps` env steps, or of exactly `num_episodes` whole episodes.
 
         Args:
             num_timesteps: Env steps, sampled in rounds of the fragment length if one is set. With
@@ -851,8 +851,8 @@ class Algorithm(metaclass=_WithHints):
             if all(has_ended_at_zero(lr, steps) for lr in lrs) and self.trains(module_id):
                 del self._ending_lrs[module_id]
                 log.warning(
-                    "Module %r learns nothing from here on, after %s env steps: its learning rate has fallen to 0, "
-                    "where its schedule ends. Stop the run there, or give a longer schedule.",
+                    "Module %r learns nothing after %s env steps: its learning rate is 0 at the end of its schedule. "
+                    "Stop the run at this step, or give a longer schedule.",
                     module_id,
                     f"{steps:,}",
                 )
@@ -1027,7 +1027,7 @@ class Algorithm(metaclass=_WithHints):
         progress: Mode | Literal[False] = "auto",
         **unknown: Any,
     ) -> Result:
-        """Train until a stop criterion is met, and write a run directory with results and checkpoints.
+        """Train until a stop criterion is met, write a run directory, and return the last result.
 
         The criteria are also checked before the first iteration, against the latest result of this algorithm or of the
         run that continues. Which checkpoints are written is set by `config.checkpointing(...)`.
@@ -1104,7 +1104,7 @@ class Algorithm(metaclass=_WithHints):
         with_infos: bool = False,
         max_rows_per_file: int = 100_000,
     ) -> RecordingSummary:
-        """Play episodes in evaluation envs with the present weights, and write them as recorded data.
+        """Play episodes in evaluation envs, write them as recorded data, and return a summary.
 
         Args:
             output: Directory or URL of Parquet files, to which files are added, or `"minari:ID"`, a new Minari dataset.
@@ -1185,7 +1185,7 @@ class Algorithm(metaclass=_WithHints):
         return save_algorithm(self, path)
 
     def save_to_path(self, path: str | Path | None = None) -> str | Path:
-        """Write a checkpoint; another name of `save`."""
+        """Write a checkpoint, and return its path; another name of `save`."""
         return self.save(path)
 
     def restore_from_path(self, path: str | Path) -> None:
@@ -1409,7 +1409,7 @@ def _count_own_agent_steps(rollout: Rollout) -> int:
 def _end_dropped(engine: LazyEngine) -> None:
     """End the workers of an algorithm that nobody can stop any more."""
     if running := engine.running():
-        log.warning("An algorithm was dropped without stop(): its %d worker(s) are ended.", len(running))
+        log.warning("An algorithm was deleted before stop() was called: its %d worker(s) are ended.", len(running))
     engine.stop()
 
 

@@ -124,7 +124,7 @@ def _name_envs(restored: Mapping[str, Any]) -> dict[str, Any]:
     """Return what became of the envs for the result, and log it."""
     names = {name: "; ".join(restored[name]) for name in ("continued", "restarted")}
     if restored["restarted"]:
-        log.warning("Envs that restart their episodes, so that the run is no exact continuation: %(restarted)s.", names)
+        log.warning("Some envs restart their episodes, so the run does not continue exactly: %(restarted)s.", names)
     if restored["continued"]:
         log.info("Envs that continue where they stood: %(continued)s.", names)
     return {**restored, **names}

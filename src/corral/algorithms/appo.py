@@ -75,7 +75,7 @@ class APPOConfig(IMPALAConfig):
     }
 
     def training(self, **settings: Unpack[APPOTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return self._set("training", settings)
 
     @property

@@ -45,7 +45,7 @@ class BCConfig(OfflineConfig):
     }
 
     def training(self, **settings: Unpack[BCTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property

@@ -76,7 +76,7 @@ class CQLConfig(SACConfig):
     }
 
     def training(self, **settings: Unpack[CQLTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return self._set("training", settings)
 
     @property
@@ -98,7 +98,9 @@ class CQLConfig(SACConfig):
         """Refuse contradictions; see `AlgorithmConfig.validate`."""
         super().validate()
         if self.lagrangian and self.alpha_lr == 0:
-            raise ConfigError("lagrangian=True: the weight has the learning rate alpha_lr, which is 0: set it above 0.")
+            raise ConfigError(
+                "lagrangian=True: alpha_lr is the learning rate of the weight, and it is 0: set it above 0."
+            )
 
 
 class CQL(SAC):
@@ -125,8 +127,7 @@ class CQL(SAC):
             num_actions, is_discrete = record.config.num_sampled_actions, cast(SACModule, record.module).is_discrete
             if is_discrete and num_actions != CQLConfig.num_sampled_actions:
                 log.warning(
-                    "num_sampled_actions=%d has no effect on Discrete actions, over all of which CQL sums: leave it "
-                    "out.",
+                    "num_sampled_actions=%d has no effect: CQL sums over all Discrete actions. Leave it out.",
                     num_actions,
                 )
         self._num_imitated: dict[str, int] = {}
@@ -143,7 +144,7 @@ class CQL(SAC):
         )
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
-        """Add the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
+        """Return the batch with the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
         batch = super().prepare_batch(module_id, batch)
         record = self.records[module_id]
         module, config = cast(SACModule, record.module), record.config
@@ -155,7 +156,7 @@ class CQL(SAC):
         return {**batch, "uniform_actions": uniform, "action_noise": noise[0], "next_action_noise": noise[1]}
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Take one update of a module; in the first ones the actor imitates."""
+        """Take one update of a module, and return its metrics; in the first updates the actor imitates."""
         num_imitated = self._num_imitated.get(module_id, 0)
         imitates = num_imitated < self.records[module_id].config.num_imitation_updates
         self._num_imitated[module_id] = num_imitated + imitates

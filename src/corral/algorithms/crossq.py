@@ -56,7 +56,7 @@ class CrossQConfig(SACConfig):
     }
 
     def training(self, **settings: Unpack[CrossQTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return self._set("training", settings)
 
     @property
@@ -96,7 +96,7 @@ class CrossQ(SAC):
         return partial(crossq_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Take one update of the critics; every `policy_delay` updates, also of the actor and of the temperature."""
+        """Update the critics, every `policy_delay` updates also actor and temperature, and return the metrics."""
         return self.update_actor_late(module_id, batch, settings, self._num_updates)
 
     def update_target_if_due(self, module_id: str) -> None:

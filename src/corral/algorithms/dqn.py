@@ -81,7 +81,7 @@ class DQNConfig(OffPolicyConfig):
     }
 
     def training(self, **settings: Unpack[DQNTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property

@@ -48,9 +48,9 @@ def refuse_unknown(args: Sequence[Any], settings: Mapping[str, Any]) -> None:
     """
     number = args[0] if args else settings.get("total_timesteps")
     if isinstance(number, (int, float)):
-        raise ConfigError(f"fit: write by name what ends the run: fit(stop={{'num_env_steps': {number:_}}}).")
+        raise ConfigError(f"fit: give the stop criterion by name: fit(stop={{'num_env_steps': {number:_}}}).")
     if args:
-        raise ConfigError(f"fit: {args[0]!r:.80} has no name: write fit(stop=...).")
+        raise ConfigError(f"fit: give {args[0]!r:.80} by name, as in fit(stop=...).")
     known = ("stop", "run_dir", "resume", "loggers", "progress")
     for name in settings:
         hint = meaning_of_key(name, known) or nearest(name, known)
@@ -76,7 +76,10 @@ def fit(
     shows = _progress(algorithm, progress)
     if resume is not None:
         if run_dir is not None:
-            raise ConfigError(f"fit: run_dir={run_dir!r} and resume={resume!r}: a run continues in its own directory.")
+            raise ConfigError(
+                f"fit: run_dir={run_dir!r} and resume={resume!r}: a run continues in its own directory. Leave run_dir "
+                "out."
+            )
         resume = resolve_path(resume, "the run directory")
         check_run_to_resume(resume)
         stop = stop_of_run(resume) if stop is None else stop
@@ -278,7 +281,7 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
     changes += _changes(checkpoint.config, algorithm)
     for name in newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
         log.warning(
-            "%s was not written to its end: the run continues from iteration %d.", name, algorithm.training_iteration
+            "%s is an incomplete checkpoint: the run continues from iteration %d.", name, algorithm.training_iteration
         )
     return algorithm.training_iteration, algorithm.num_env_steps_sampled_lifetime
 
@@ -291,8 +294,8 @@ def _begin_again(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tup
     """
     if algorithm.training_iteration:
         raise CheckpointError(
-            f"{run_dir} holds no whole checkpoint, so that its run begins again, and this algorithm has trained "
-            f"{algorithm.training_iteration} iterations: build a new one."
+            f"{run_dir} holds no complete checkpoint, so its run must begin again, but this algorithm has already "
+            f"trained {algorithm.training_iteration} iterations: build a new one."
         )
     log.warning("%s has no checkpoint yet: the run begins again.", run_dir)
     changes += _changes(read_config(run_dir), algorithm)

@@ -107,7 +107,7 @@ class IMPALAConfig(AlgorithmConfig):
     )
 
     def training(self, **settings: Unpack[IMPALATrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property
@@ -173,7 +173,7 @@ class IMPALA(Algorithm):
     # The training step: one update.
 
     def training_step(self) -> dict[str, dict[str, Any]]:
-        """Receive the batches that have arrived, and begin an update from one of them.
+        """Receive the batches that have arrived, begin an update from one, and return the metrics.
 
         Learners of an engine learn while this process receives and prepares the next batch; the update before is then
         received here.

@@ -70,7 +70,7 @@ class IQLConfig(OffPolicyConfig):
     }
 
     def training(self, **settings: Unpack[IQLTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property

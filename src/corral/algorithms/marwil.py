@@ -51,7 +51,7 @@ class MARWILConfig(OfflineConfig):
     moving_average_sqd_adv_norm_update_rate: Probability = 0.01
 
     def training(self, **settings: Unpack[MARWILTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property
@@ -83,7 +83,7 @@ class MARWIL(OfflineAlgorithm):
         return returns_to_go(rollout, config.gamma)
 
     def prepare_batch(self, module_id: str, batch: Batch, buffer: ReplayBuffer) -> Batch:
-        """Add the column `final_obs`, the final observations of the episodes, from which truncated ones bootstrap."""
+        """Return the batch with the column `final_obs`: final observations, from which truncated episodes bootstrap."""
         pipeline = self.records[module_id].policy.pipeline
         final_obs = buffer.obs_after(batch["indices"], batch["steps_to_end"])
         return {**batch, "final_obs": final_obs if pipeline is None else pipeline.from_stored(final_obs)}

@@ -35,7 +35,7 @@ def add_module(
     copy_from: str | None,
     changes: Mapping[str, Any],
 ) -> Module:
-    """Add a module to an algorithm; see `Algorithm.add_module`. `changes` are other settings of `multi_agent`."""
+    """Add a module, and return it; see `Algorithm.add_module`. `changes` are other settings of `multi_agent`."""
     config, weights = algorithm.config, None
     _check_multi_agent(algorithm)
     if module_id in algorithm.module_ids:
@@ -126,8 +126,8 @@ def _config_with_modules(config: AlgorithmConfig, checkpoint: Checkpoint, saved:
             continue
         if any(place.startswith(f"multi_agent.{name}") for place in unnamed):
             log.warning(
-                "%s: no file can hold %s of this run: it is the one of this algorithm's config, until a callback sets "
-                "it, such as with add_module in on_checkpoint_loaded.",
+                "%s: no file can hold %s of this run, so the algorithm uses the one of its own config. A callback can "
+                "set another one, for example with add_module in on_checkpoint_loaded.",
                 checkpoint.path,
                 name,
             )
@@ -203,7 +203,7 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
         for group in groups:
             if module_id in group:
                 log.warning(
-                    "load_module_weights: module %r shares %r with %s, so these have the weights of %s too.",
+                    "load_module_weights: module %r shares %r with %s, so these modules have the weights of %s, too.",
                     *(module_id, layers, [name for name in group if name != module_id], where),
                 )
     algorithm.learner_group.set_weights({module_id: weights})
@@ -232,15 +232,16 @@ def _check_sharing(config: AlgorithmConfig, changed: AlgorithmConfig, module_id:
         for group in groups:
             if copy_from is not None and module_id in group and copy_from not in group:
                 raise ConfigError(
-                    f"add_module: copy_from={copy_from!r} has other layers {path!r} than {module_id!r} would share "
-                    f"with {[name for name in group if name != module_id]}: leave one of the two arguments out."
+                    f"add_module: the layers {path!r} of copy_from={copy_from!r} differ from the layers that "
+                    f"{module_id!r} would share with {[name for name in group if name != module_id]}: leave out "
+                    "copy_from or shared_layers."
                 )
 
 
 def _check_multi_agent(algorithm: Algorithm) -> None:
     if not algorithm.config.is_multi_agent:
         raise ConfigError(
-            "modules can be added and removed where several agents have them: name the modules with "
+            "modules can be added and removed only with several agents: name the modules with "
             ".multi_agent(policies={...}) before building."
         )
 

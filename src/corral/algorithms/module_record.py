@@ -48,7 +48,7 @@ class ModuleRecord:
         log_images(self.module_id, self.module, self.policy.pipeline)
 
     def draw_sequences(self, buffer: ReplayBuffer, num_steps: int, **form: Any) -> dict[str, Any]:
-        """Draw the sequences of a batch of about so many steps for a module with memory, one per learner at least.
+        """Return a batch of sequences, of about so many steps, for a module with memory; at least one per learner.
 
         Args:
             buffer: Buffer to draw from.

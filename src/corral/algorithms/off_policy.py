@@ -301,7 +301,7 @@ class OffPolicyAlgorithm(Algorithm):
     def update_actor_late(
         self, module_id: str, batch: Batch, settings: UpdateSettings, counts: dict[str, int]
     ) -> dict[str, Any]:
-        """Take one update of the critics; every `policy_delay` updates, also of all else, and move the targets.
+        """Update the critics, every `policy_delay` updates also all else and the targets, and return the metrics.
 
         Args:
             module_id: Id of the module.
@@ -324,7 +324,7 @@ class OffPolicyAlgorithm(Algorithm):
     # The training step.
 
     def training_step(self) -> dict[str, dict[str, Any]]:
-        """Sample a round into the buffers, make the updates that are due, and send the new weights to the runners."""
+        """Sample a round into the buffers, make the updates that are due, send the weights, and return the metrics."""
         if self.recorded is not None and not self._sampling_has_begun(self.recorded):
             return self._learn_offline(self.recorded)
         num_before = self.num_env_steps_sampled_lifetime
@@ -581,7 +581,7 @@ def _with_frames(config: ReplayConfig, pipeline: Pipeline | None) -> ReplayConfi
         if isinstance(transform, NormalizeObservations):
             raise ConfigError(
                 f"transforms: NormalizeObservations is before {type(last).__name__}, and a replay buffer would hold "
-                f"observations with the statistics of the past: put it after {type(last).__name__}."
+                f"observations with old statistics: put it after {type(last).__name__}."
             )
     is_alone = not any(isinstance(each, TemporalTransform) for each in before)
     if isinstance(last, FrameStack) and is_alone and not has_mask_key(pipeline.observation_space):

@@ -108,7 +108,7 @@ class OfflineAlgorithm(Algorithm):
         return self.recorded.num_updates_per_iteration
 
     def training_step(self) -> dict[str, dict[str, Any]]:
-        """Take the updates of an iteration, then compute the loss on the episodes for validation."""
+        """Take the updates of an iteration, and return the metrics, with the loss on the episodes for validation."""
         if self.config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
         learning = list(filter(self.trains, self.data))

@@ -94,7 +94,7 @@ class PPOConfig(AlgorithmConfig):
     }
 
     def training(self, **settings: Unpack[PPOTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property
@@ -159,7 +159,7 @@ class PPO(Algorithm):
         )
 
     def training_step(self) -> dict[str, dict[str, float]]:
-        """Sample a batch, estimate advantages, take the gradient steps, and send the new weights to the runners."""
+        """Sample a batch, estimate advantages, take the gradient steps, send the weights, and return the metrics."""
         rollouts = self.group_trained(self.sample(self.config.total_train_batch_size))
         with self.timers.time("returns"):
             batches = {module_id: self._batch(module_id, parts) for module_id, parts in rollouts.items()}
@@ -267,7 +267,7 @@ def ppo_batch(
     max_seq_len: int = 1,
     for_user_code: bool = False,
 ) -> Batch:
-    """Turn rollouts into one batch of valid steps.
+    """Return one batch of the valid steps of rollouts.
 
     Args:
         rollouts: Columns `[T, N, ...]` from each runner.

@@ -29,7 +29,7 @@ Weights = Mapping[str, NDArray[Any]]
 
 
 def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> Mapping[str, State]:
-    """Load and freeze what the settings `load_from`, `load_parts` and `freeze_parts` of a module name.
+    """Load and freeze weights by the settings of a module, and return the statistics of the loaded transforms.
 
     Returns:
         The statistics of the transforms that saw the observations of the loaded weights, by name of the transform.
@@ -75,8 +75,8 @@ def fitting_statistics(pipeline: Pipeline | None, found: Mapping[str, State]) ->
     own = {} if pipeline is None else pipeline.state
     if missing := sorted(found.keys() - own.keys()):
         log.warning(
-            "the loaded weights learned from observations or rewards that went through %s, which are not among the "
-            "transforms here: add them to .env_runners(transforms=[...]).",
+            "the loaded weights were trained with the transforms %s, which this algorithm does not have: add them to "
+            ".env_runners(transforms=[...]).",
             " and ".join(missing),
         )
     if pipeline is None:

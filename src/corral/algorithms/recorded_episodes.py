@@ -188,7 +188,7 @@ class RecordedEpisodes:
             data.train.set_rng_state(part["rng"])
             if part["fingerprint"] != data.fingerprint:
                 log.warning(
-                    "Module %r learned from other data before (%s) than now (%s).",
+                    "The data of module %r has changed since the checkpoint: from %s to %s.",
                     *(module_id, part["fingerprint"], data.fingerprint),
                 )
 

@@ -70,7 +70,7 @@ def record_episodes(
     with_infos: bool,
     max_rows_per_file: int,
 ) -> RecordingSummary:
-    """Play episodes and write them; see `Algorithm.record`."""
+    """Play episodes, write them, and return a summary; see `Algorithm.record`."""
     if num_episodes < 1:
         raise ConfigError(f"record: num_episodes={num_episodes} must be at least 1.")
     if algorithm.config.env is None and "env" not in algorithm.config.evaluation_config:

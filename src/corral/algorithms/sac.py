@@ -87,7 +87,7 @@ class SACConfig(OffPolicyConfig, CriticAtomSettings):
     }
 
     def training(self, **settings: Unpack[SACTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property
@@ -147,7 +147,7 @@ class SAC(OffPolicyAlgorithm):
         return partial(sac_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
-        """Add the columns `noise` and `next_noise`, float32 `[B, d]`, that pick the policy's actions."""
+        """Return the batch with `noise` and `next_noise`, float32 `[B, d]`, which pick the policy's actions."""
         distribution = self.records[module_id].module.distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}

@@ -73,7 +73,7 @@ class TD3Config(OffPolicyConfig, CriticAtomSettings):
     }
 
     def training(self, **settings: Unpack[TD3TrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return super().training(**settings)
 
     @property
@@ -121,7 +121,7 @@ class DDPGConfig(TD3Config):
     target_noise: float = 0.0
 
     def training(self, **settings: Unpack[DDPGTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and `TD3Config`."""
+        """Set how to learn, and return the config; see `TrainingSettings` and `TD3Config`."""
         return super().training(**settings)
 
     @property
@@ -168,13 +168,13 @@ class TD3(OffPolicyAlgorithm):
         return partial(loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
-        """Add the column `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
+        """Return the batch with `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
         module: Any = self.records[module_id].module
         shape = (len(batch["rewards"]), module.num_action_dims)
         return {**batch, "next_noise": self._noise_rng.standard_normal(shape, dtype=np.float32)}
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Take one update of the critics; every `policy_delay` updates, also of the actor and of the targets."""
+        """Update the critics, every `policy_delay` updates also actor and targets, and return the metrics."""
         return self.update_actor_late(module_id, batch, settings, self._num_updates)
 
 

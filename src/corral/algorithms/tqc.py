@@ -53,7 +53,7 @@ class TQCConfig(SACConfig):
     }
 
     def training(self, **settings: Unpack[TQCTrainingArgs]) -> Self:
-        """Set how to learn; see `TrainingSettings` and the settings above."""
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
         return self._set("training", settings)
 
     @property

@@ -41,7 +41,7 @@ def tuned_settings(env: str, algo: str | None = None) -> dict[str, Any]:
     if algo is None:
         algo = by_env[env][0]
     elif algo not in by_env[env]:
-        raise ConfigError(f"there are no tuned settings of {algo} for env {env!r}, but of {', '.join(by_env[env])}.")
+        raise ConfigError(f"there are no tuned settings of {algo} for env {env!r}, only of {', '.join(by_env[env])}.")
     return {"algo": algo, "environment": {"env": env}, **copy.deepcopy(_read(algo)[env])}
 
 

@@ -36,7 +36,7 @@ AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
 def save_algorithm(algorithm: Algorithm, path: Location | None) -> Location:
-    """Write a checkpoint of an algorithm; see `Algorithm.save`."""
+    """Write a checkpoint of an algorithm, and return where it is; see `Algorithm.save`."""
     if path is None:
         path = Path("checkpoints") / f"{run_name(algorithm.config)}-{algorithm.training_iteration}"
     described = describe_algorithm(algorithm)
@@ -95,7 +95,7 @@ def _say_what_is_missing(algorithm: Algorithm, missing: dict[str, str], scripted
         values = [f"{place} ({text})" for place, text in {**missing, **scripted}.items()]
         where = "" if missing else " in another script"
         log.warning(
-            "Checkpoints of this run hold no import path that finds %s: load them%s with %s.",
+            "Checkpoints of this run cannot name %s by import path: load them%s with %s.",
             ", ".join(values),
             where,
             call_with([*missing, *scripted]),
@@ -145,7 +145,9 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
 
 def warn_of_first_setting(name: str, value: Any) -> None:
     """Warn of a setting that says how a run begins, and that was given for a run that continues."""
-    log.warning("%s=%s has no effect on a run that continues: what begins with it is in the checkpoint.", name, value)
+    log.warning(
+        "%s=%s has no effect: it only sets how a run begins, and this run continues from a checkpoint.", name, value
+    )
 
 
 def _without_loading(config: AlgorithmConfig) -> AlgorithmConfig:

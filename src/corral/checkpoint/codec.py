@@ -179,7 +179,7 @@ def _check_lengths(data: bytes) -> None:
     at, num_due, due = 0, 1, [1]  # items that are still to come, in all and at each level
     while num_due:
         if num_due > len(data) - at:
-            raise ValueError("it announces more than it holds")
+            raise ValueError("it declares more bytes than it holds")
         while due[-1] == 0:
             due.pop()
         form = _FORMS.get(data[at])
@@ -196,7 +196,7 @@ def _check_lengths(data: bytes) -> None:
         if num_items:
             due.append(num_items)
             if len(due) > MAX_DEPTH + 1:
-                raise ValueError(f"more than {MAX_DEPTH} containers are in each other")
+                raise ValueError(f"it nests more than {MAX_DEPTH} containers")
     if at != len(data):
         raise ValueError(f"it has {len(data)} bytes, and its content {at}")
 

@@ -330,7 +330,7 @@ def read_metadata(place: Place) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}.") from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{file} is not a file of a checkpoint: it does not say format {FORMAT!r}.")
+        raise CheckpointError(f"{file} is not a file of a checkpoint: it does not name the format {FORMAT!r}.")
     version = metadata.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         writer = metadata.get("corral_version", "unknown")
@@ -382,7 +382,7 @@ def _read(place: Place, name: str, max_bytes: int, num_bytes: int | None = None)
     with open_listed(place, name, num_bytes) as (file, size):
         if size > max_bytes:
             raise CheckpointError(
-                f"{place.where(name)} has {size} bytes, more than the {max_bytes} that fit: take another."
+                f"{place.where(name)} has {size} bytes, and at most {max_bytes} are read: take another checkpoint."
             )
         return file.read(size)
 

@@ -21,11 +21,11 @@ def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") ->
 
     Args:
         path: A checkpoint, which is the answer, a run directory, or its directory `checkpoints`.
-        prefer: `"last"` is the whole checkpoint with the most iterations, without the best one unless there is no other
-            one; `"best"` is the best one, and the last if there is none.
+        prefer: `"last"` is the complete checkpoint with the most iterations, without the best one unless there is no
+            other one; `"best"` is the best one, and the last if there is none.
 
     Raises:
-        CheckpointError: There is no whole checkpoint.
+        CheckpointError: There is no complete checkpoint.
     """
     place = place_of(path)
     try:
@@ -63,7 +63,9 @@ def _found(place: Place, prefer: Literal["last", "best"]) -> Location:
             f"them, such as {place.child(runs[-1]).location}."
         )
     if not found:
-        raise CheckpointError(f"{place.location} holds no whole checkpoint: {'; '.join(problems) or why_none(place)}.")
+        raise CheckpointError(
+            f"{place.location} holds no complete checkpoint: {'; '.join(problems) or why_none(place)}."
+        )
     return home.child(max(found, key=lambda name: (_iteration(found[name]), name))).location
 
 

@@ -113,7 +113,7 @@ def overriding_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """Read a YAML file of groups of settings.
+    """Return the groups of settings in a YAML file.
 
     Raises:
         ConfigError: The file cannot be read, or does not hold a mapping.
@@ -139,7 +139,9 @@ def _settings_of_run(options: argparse.Namespace) -> dict[str, Any]:
 
     for name in ("config", "tuned", "algo", "run_dir"):
         if getattr(options, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} does not go with --resume, which continues a run as it is.")
+            raise ConfigError(
+                f"--{name.replace('_', '-')} cannot be used with --resume, which keeps this setting of the run."
+            )
     settings = read_config(options.resume)
     given = {text.partition("=")[0] for text in options.settings} | ({"environment.env"} if options.env else set())
     unsaved = check_resumable(options.resume)
@@ -173,7 +175,7 @@ def parse_criterion(text: str) -> tuple[str, Any]:
 
 
 def parse_pair(text: str, option: str) -> tuple[str, Any]:
-    """Split `name=value` and read the value as YAML.
+    """Return the name and the YAML value of `name=value`.
 
     Raises:
         ConfigError: There is no `=`, or the value is not YAML.

@@ -28,7 +28,7 @@ OF_ENVS = ("env", "env_config", "episodes")
 
 
 def export(options: argparse.Namespace) -> int:
-    """Run `corral export`: write the file, check it, and print what was compared."""
+    """Run `corral export`: write the file, check it, print what was compared, and return the exit status."""
     file: Path = options.output
     suffix = check_suffix(file)
     _refuse_others(options, suffix)

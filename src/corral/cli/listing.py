@@ -32,7 +32,9 @@ def print_names(options: argparse.Namespace) -> int:
         described = _algorithms() if options.what == "algorithms" else _explorations()
         num_found = _print_described(console, described, options.word)
     if not num_found:
-        raise ConfigError(f"list {options.what}: no name has {options.word!r} in it: leave the word out to see all.")
+        raise ConfigError(
+            f"list {options.what}: no name contains {options.word!r}: leave the word out to see all names."
+        )
     return 0
 
 

@@ -165,7 +165,7 @@ def _refuse_others(options: argparse.Namespace) -> None:
     """
     if options.data is None:
         given = [name for name in OF_DATA if getattr(options, name) is not None]
-        remedy = "goes with --data PATH: an evaluation in the env does not read it"
+        remedy = "needs --data PATH: an evaluation in the env does not read it"
     else:
         given = [name for name, default in OF_ENVS.items() if getattr(options, name) != default]
         remedy = "has no effect with --data: recorded episodes are evaluated, and no env plays"
@@ -210,7 +210,7 @@ def _has_display() -> bool:
 def play(options: argparse.Namespace) -> int:
     """Run `corral play`: show or record episodes, and print the return of each one."""
     if options.format is not None and options.record is None:
-        raise ConfigError("--format goes with --record DIR: nothing is recorded without it.")
+        raise ConfigError("--format needs --record DIR: nothing is recorded without it.")
     setup = load_setup(options)
     if options.record is None and not _has_display():
         print("corral: no display was found: if no window opens, record with --record DIR.", file=sys.stderr)

@@ -74,7 +74,7 @@ def report(options: argparse.Namespace) -> int:
     if options.watch:
         return _watch(options)
     if options.port is not None or options.host is not None:
-        raise ConfigError("--port and --host go with --watch, which serves the page.")
+        raise ConfigError("--port and --host need --watch, which serves the page.")
     from corral.report import write_report
 
     path = write_report(options.runs, options.output or Path("report.html"), threshold=options.threshold)
@@ -86,7 +86,7 @@ def report(options: argparse.Namespace) -> int:
 
 def _watch(options: argparse.Namespace) -> int:
     if options.output is not None:
-        raise ConfigError("--output does not go with --watch, which writes no file: leave one of them out.")
+        raise ConfigError("--output cannot be used with --watch, which writes no file: leave one of them out.")
     from corral.report.server import HOST, PORT, served_report
 
     os.nice(10)  # the runs go first

@@ -89,7 +89,7 @@ def _home_to_continue(options: argparse.Namespace) -> Path | None:
         "--set": bool(options.settings),
     }
     for name in (name for name, is_given in given.items() if is_given):
-        raise ConfigError(f"{name} does not go with --resume: the trials of a search are trained alike.")
+        raise ConfigError(f"{name} cannot be used with --resume: all trials of a search have the same settings.")
     home: Path = options.resume
     if not (home / SEARCH_FILE).is_file():
         what = f"it has no {SEARCH_FILE}" if home.exists() else "it does not exist"

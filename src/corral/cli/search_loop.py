@@ -130,7 +130,7 @@ class SearchLoop:
         return not self._has_worked and self._num_failed >= max(NUM_FAILURES, self._parallel)
 
     def run(self, ending: Callable[[], None]) -> int | None:
-        """Run the trials; a signal that asks this process to end is passed on to those that run.
+        """Run the trials, pass a signal that ends this process on to them, and return its exit status.
 
         Args:
             ending: Called when the trials were sent the signal, before they are waited for.

@@ -76,7 +76,7 @@ def _parallel(options: argparse.Namespace) -> int:
         ConfigError: The number is not positive, or a seed is given twice.
     """
     if options.seed is not None:
-        raise ConfigError("--seed does not go with --seeds, nor with --resume of runs with --seeds.")
+        raise ConfigError("--seed cannot be used with --seeds, or with --resume of runs with --seeds.")
     if options.parallel is None:
         return 1
     if options.parallel < 0:
@@ -93,7 +93,7 @@ def _options_of_set(options: argparse.Namespace) -> argparse.Namespace:
     for name in ("config", "tuned", "algo", "run_dir"):
         if getattr(options, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} does not go with --resume, which continues runs as they are."
+                f"--{name.replace('_', '-')} cannot be used with --resume, which keeps this setting of the runs."
             )
     return argparse.Namespace(**{**vars(options), "config": options.resume / EXPERIMENT_FILE, "resume": None})
 

@@ -48,7 +48,7 @@ def run(
     if options.end_with_input:
         end_with_input()
     if options.parallel is not None:
-        raise ConfigError("--parallel goes with --seeds: one run uses more cores with env_runners.num_env_runners.")
+        raise ConfigError("--parallel needs --seeds. To use more cores for one run, set env_runners.num_env_runners.")
     config, stop = load_experiment(options)
     if continued is not None and config.seed is None:  # else another one is drawn, and written to config.yaml
         from corral.algorithms.fitting import read_config
@@ -77,7 +77,7 @@ def _choose_directory(options: argparse.Namespace) -> Path | None:
     for name in ("run_dir", "resume"):
         if getattr(options, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} does not go with --resume-or-start, which names a directory."
+                f"--{name.replace('_', '-')} cannot be used with --resume-or-start, which names a directory."
             )
     is_named = any(getattr(options, name) is not None for name in ("config", "tuned", "algo"))
     if is_set(home):
@@ -101,7 +101,7 @@ def train(
     quiet: bool = False,
     built: Callable[[Algorithm], None] | None = None,
 ) -> int:
-    """Train until a criterion is met, an error, or a signal; print how it ended and where the run is stored.
+    """Train until a criterion, an error or a signal; print how the run ended, and return the exit status.
 
     Args:
         config: The config of the algorithm.

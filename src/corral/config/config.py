@@ -72,74 +72,74 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
     _NOT_GIVEN: typing.ClassVar[Any] = object()
 
     def environment(self, env: Any = _NOT_GIVEN, **settings: Unpack[EnvironmentArgs]) -> Self:
-        """Set the env and how it is made; see `EnvironmentSettings`."""
+        """Set the env and how it is made, and return the config; see `EnvironmentSettings`."""
         return self._set("environment", _with_main("env", env, settings))
 
     def env_runners(self, **settings: Unpack[EnvRunnersArgs]) -> Self:
-        """Set how to sample; see `EnvRunnersSettings`."""
+        """Set how to sample, and return the config; see `EnvRunnersSettings`."""
         return self._set("env_runners", settings)
 
     if TYPE_CHECKING:
         # In a config class of the user any setting type-checks. The built-in algorithms name theirs.
         def training(self, *no_args: Any, **settings: Any) -> Self:
-            """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
+            """Set how to learn, and return the config; see `TrainingSettings` and the algorithm's own settings."""
             raise AssertionError
     else:
 
         def training(self, **settings: Any) -> Self:
-            """Set how to learn; see `TrainingSettings` and the algorithm's own settings."""
+            """Set how to learn, and return the config; see `TrainingSettings` and the algorithm's own settings."""
             return self._set("training", settings)
 
     def exploration(self, **settings: Unpack[ExplorationArgs]) -> Self:
-        """Set how to explore, and with `explore` whether to explore; see `ExplorationSettings`."""
+        """Set how and whether to explore, and return the config; see `ExplorationSettings`."""
         return self._set("exploration", settings)
 
     def rl_module(self, module_class: Any = _NOT_GIVEN, **settings: Unpack[RLModuleArgs]) -> Self:
-        """Set the network; see `RLModuleSettings`."""
+        """Set the network, and return the config; see `RLModuleSettings`."""
         return self._set("rl_module", _with_main("module_class", module_class, settings))
 
     def learners(self, **settings: Unpack[LearnersArgs]) -> Self:
-        """Set the number of learners and their resources; see `LearnersSettings`."""
+        """Set the number of learners and their resources, and return the config; see `LearnersSettings`."""
         return self._set("learners", settings)
 
     def evaluation(self, **settings: Unpack[EvaluationArgs]) -> Self:
-        """Set how to evaluate; see `EvaluationSettings`."""
+        """Set how to evaluate, and return the config; see `EvaluationSettings`."""
         return self._set("evaluation", settings)
 
     def multi_agent(self, **settings: Unpack[MultiAgentArgs]) -> Self:
-        """Set the modules of several agents, and which agent has which; see `MultiAgentSettings`."""
+        """Set the modules of several agents and their mapping, and return the config; see `MultiAgentSettings`."""
         return self._set("multi_agent", settings)
 
     def offline_data(self, **settings: Unpack[OfflineDataArgs]) -> Self:
-        """Set which recorded data is learned from, and what is recorded; see `OfflineDataSettings`."""
+        """Set the recorded data to learn from and what to record, and return the config; see `OfflineDataSettings`."""
         return self._set("offline_data", settings)
 
     def fault_tolerance(self, **settings: Unpack[FaultToleranceArgs]) -> Self:
-        """Set what happens when a runner or an env fails; see `FaultToleranceSettings`."""
+        """Set what happens when a runner or an env fails, and return the config; see `FaultToleranceSettings`."""
         return self._set("fault_tolerance", settings)
 
     def reporting(self, **settings: Unpack[ReportingArgs]) -> Self:
-        """Set what an iteration is, what its result holds, and what writes it; see `ReportingSettings`."""
+        """Set iterations, their results and loggers, and return the config; see `ReportingSettings`."""
         return self._set("reporting", settings)
 
     def checkpointing(self, **settings: Unpack[CheckpointingArgs]) -> Self:
-        """Set which checkpoints a run keeps; see `CheckpointingSettings`."""
+        """Set which checkpoints a run keeps, and return the config; see `CheckpointingSettings`."""
         return self._set("checkpointing", settings)
 
     def debugging(self, **settings: Unpack[DebuggingArgs]) -> Self:
-        """Set seed and log level; see `DebuggingSettings`."""
+        """Set seed and log level, and return the config; see `DebuggingSettings`."""
         return self._set("debugging", settings)
 
     def engine(
         self, engine_name: Literal["auto", "local", "process", "ray"] = _NOT_GIVEN, **settings: Unpack[EngineArgs]
     ) -> Self:
-        """Set where runners and learners run; see `EngineSettings`."""
+        """Set where runners and learners run, and return the config; see `EngineSettings`."""
         return self._set("engine", _with_main("engine_name", engine_name, settings))
 
     def callbacks(
         self, callbacks_class: Any = _NOT_GIVEN, *, on_error: Literal["raise", "log"] = _NOT_GIVEN, **functions: Any
     ) -> Self:
-        """Set the code to run at events; each argument replaces what an earlier call gave for the argument.
+        """Set the code to run at events, and return the config; an argument replaces its value of earlier calls.
 
         Args:
             callbacks_class: A `Callback` subclass or instance, its import path, or a list of them. `None` removes all
@@ -163,7 +163,7 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
         return self
 
     def add_callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
-        """Add code to run at events after the code of earlier calls; the arguments are the same as of `callbacks`.
+        """Add code to run at events, after the code of earlier calls, and return the config; see `callbacks`.
 
         Args:
             callbacks_class: A `Callback` subclass or instance, its import path, or a list of them.
@@ -368,7 +368,7 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
         return config
 
     def set_path(self, path: str, value: Any) -> Self:
-        """Set one setting by `"group.name"`, as the command line does.
+        """Set one setting by `"group.name"`, as the command line does, and return the config.
 
         `"group.name.key"` sets one key of a dict, and `"group.name.key.key"` one key of a dict in it. Dicts that are
         not there yet are made. A key of the dict that contains dots itself is found as a whole.
@@ -403,7 +403,7 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
     # Building.
 
     def build(self) -> Algorithm:
-        """Validate a copy of this config, freeze it, and build the algorithm.
+        """Validate a copy of this config, freeze it, and return the algorithm that is built from it.
 
         Raises:
             ConfigError: Settings contradict each other.

@@ -225,7 +225,7 @@ def _validate_reset_arguments(config: AlgorithmConfig) -> None:
             raise ConfigError(f"{name} is empty: give at least one, or leave it out.")
         if config.evaluation_duration_unit == "timesteps":
             raise ConfigError(
-                f"{name} is of whole episodes, and evaluation_duration_unit='timesteps' counts env steps: leave one "
+                f"{name} needs whole episodes, but evaluation_duration_unit='timesteps' counts env steps: leave one "
                 "of them out."
             )
     if seeds is not None and duration not in (len(seeds), EvaluationSettings.evaluation_duration):
@@ -257,7 +257,7 @@ def _validate_custom_evaluation(config: AlgorithmConfig) -> None:
     for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
         if getattr(config, name):
             raise ConfigError(
-                f"custom_evaluation_function decides itself what it plays, so {name}={getattr(config, name)!r:.80} has "
+                f"custom_evaluation_function chooses its episodes itself, so {name}={getattr(config, name)!r:.80} has "
                 "no effect: leave one of them out."
             )
 
@@ -299,7 +299,11 @@ def warn_of_mistakes(config: AlgorithmConfig) -> None:
     for name in names:
         near = nearest_name(name, RESET_FN_ARGUMENTS)
         if name not in RESET_FN_ARGUMENTS and near is not None:
-            log.warning("env_reset_fn is not given %r, which keeps its default. Did you mean %r?", name, near)
+            log.warning(
+                "env_reset_fn: there is no argument %r, so this parameter keeps its default. Did you mean %r?",
+                name,
+                near,
+            )
 
 
 def _validate_device(device: str) -> None:

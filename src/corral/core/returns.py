@@ -20,7 +20,7 @@ def gae(
     gamma: float,
     lambda_: float,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+    """Return generalised advantage estimates and value targets (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     A terminated step does not bootstrap. A truncated step bootstraps from the value of its own final observation,
     and no advantage crosses it (Pardo et al. 2018, arXiv:1712.00378). The last step of a fragment bootstraps from the
@@ -71,7 +71,7 @@ def vtrace(
     clip_c: float = 1.0,
     clip_pg_rho: float | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """V-trace: value targets and advantages of steps that another policy took (Espeholt et al. 2018, arXiv:1802.01561).
+    """Return V-trace's value targets and advantages of another policy's steps (Espeholt et al. 2018, arXiv:1802.01561).
 
     The targets are eq. 1 of the paper, with lambda as in its remark 2; the advantages are for the policy gradient
     of its section 4.2. Ends of episodes and fragments are treated as by `gae`: a terminated step does not bootstrap,

@@ -123,7 +123,7 @@ class LearningProgressSampler(Callback):
         for index, known in enumerate(self.tasks):
             if is_same(task, known):
                 return index
-        raise ConfigError(f"LearningProgressSampler: get_task() returned {task!r:.80}, which is none of its tasks.")
+        raise ConfigError(f"LearningProgressSampler: get_task() returned {task!r:.80}, which is not one of its tasks.")
 
     def get_state(self) -> dict[str, Any]:
         """Return the averages, the number of draws, and the tasks of running episodes."""

@@ -65,8 +65,8 @@ class ThresholdCurriculum(Callback):
         self.thresholds = np.ravel(thresholds).tolist() * (1 if several else num_changes)
         if not self.tasks or patience < 1 or (several and len(self.thresholds) != num_changes):
             raise ConfigError(
-                f"ThresholdCurriculum: {len(self.tasks)} tasks need as many thresholds less one, or one number, and a "
-                f"patience of at least 1; got {thresholds!r} and patience={patience}."
+                f"ThresholdCurriculum: {len(self.tasks)} tasks need {len(self.tasks) - 1} thresholds, or one number "
+                f"for all, and a patience of at least 1; got {thresholds!r} and patience={patience}."
             )
         self._begin()
 
@@ -195,7 +195,7 @@ class ThresholdCurriculum(Callback):
         """
         if state["index"] >= len(self.tasks):
             raise ConfigError(
-                f"ThresholdCurriculum: the state is at the task with index {state['index']}, and there are "
-                f"{len(self.tasks)} tasks: give the tasks of the run, and further ones after them."
+                f"ThresholdCurriculum: the state is at the task with index {state['index']}, but there are only "
+                f"{len(self.tasks)} tasks: give the tasks of the run, and new tasks only after them."
             )
         vars(self).update({"is_round_old": False, **state})

@@ -59,7 +59,7 @@ class LazyEngine:
     def start(
         self, factory: Callable[[], Any], *, name: str = "worker", resources: Resources | None = None
     ) -> WorkerHandle:
-        """Start a worker; see `Engine.start`."""
+        """Start a worker, and return its handle; see `Engine.start`."""
         handle = self._get().start(factory, name=name, resources=resources)
         with self._lock:
             self._handles = [handle, *self.running()]

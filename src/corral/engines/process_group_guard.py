@@ -22,13 +22,12 @@ _guarded_group: int | None = None  # the process group of this process, if a gua
 
 
 def guard_this_process(parent: int | None = None) -> bool:
-    """Start a guard of this process and its later children, which ends them when this process or `parent` ends.
+    """Start a guard that ends this process and its later children with `parent`; return whether there is a guard.
 
     This process becomes the leader of a process group, if it is not one. The guard is in another session and is no
     child of this process, so that Ray does not end it.
 
-    Returns:
-        Whether there is a guard: it needs Linux 5.3.
+    The guard also ends the children when this process ends. It needs Linux 5.3.
     """
     global _guarded_group
     import subprocess  # imported here, because the guard itself does not need it
@@ -51,7 +50,7 @@ def guard_this_process(parent: int | None = None) -> bool:
 
 
 def start_guarded_group() -> subprocess.Popen[bytes] | None:
-    """Start a guard that leads a new process group, and ends the group when this process ends.
+    """Return a new guard, which leads a new process group and ends the group when this process ends.
 
     Returns:
         The guard, whose id is the id of the group; whoever started it ends it. `None` if this process is in a group

@@ -58,7 +58,7 @@ def pack(value: Any, name: str, dumps: Callable[..., bytes] = cloudpickle.dumps)
     try:
         return [dumps(value, protocol=5, buffer_callback=keep_in_band), *buffers]
     except Exception as error:  # the user's __reduce__ may raise anything
-        raise SerializationError(f"{unpicklable_part(value, name)} and has to go to another process.") from error
+        raise SerializationError(f"{unpicklable_part(value, name)}. It must be sent to another process.") from error
 
 
 def unpack(frames: Sequence[Any]) -> Any:

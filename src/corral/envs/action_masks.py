@@ -62,12 +62,12 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         return spaces.Dict({MASK_KEY: spaces.Box(0, 1, (length,), np.int8), OBS_KEY: space})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env; see the class."""
+        """Reset the env, and return observation and info; see the class."""
         obs, info = self.env.reset(seed=seed, options=options)
         return self._add_masks(obs, info, None), info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step the env; after the end of an episode nobody acts, and a mask that is missing allows everything."""
+        """Step the env, and return what it gives; after an episode, a missing mask allows everything."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._add_masks(obs, info, terminated), reward, terminated, truncated, info
 

@@ -43,7 +43,7 @@ def make_multi_agent(env: str | Callable[..., Any]) -> type[MultiAgentEnv]:
         def reset(
             self, *, seed: int | None = None, options: dict[str, Any] | None = None
         ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-            """Reset all copies, each with a seed of its own."""
+            """Reset all copies, each with its own seed, and return observations and infos by agent id."""
             seeds = [
                 None if seed is None else int(s) for s in np.random.SeedSequence(seed).generate_state(len(self.envs))
             ]
@@ -54,7 +54,7 @@ def make_multi_agent(env: str | Callable[..., Any]) -> type[MultiAgentEnv]:
         def step(  # type: ignore[override]
             self, action_dict: dict[Any, Any]
         ) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, bool], dict[Any, bool], dict[Any, Any]]:
-            """Step the copies of the agents that act."""
+            """Step the copies of the agents that act, and return their results by agent id."""
             found: tuple[dict[Any, Any], ...] = ({}, {}, {}, {}, {})
             obs, rewards, terminateds, truncateds, infos = found
             for i, action in action_dict.items():

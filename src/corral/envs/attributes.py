@@ -414,7 +414,7 @@ class _Reader:
         found = self._search(described)
         if found is not None and _is_constant(found):
             return found
-        raise ObstacleError(f"the attribute {place} is {described} and not what a new env has there")
+        raise ObstacleError(f"the attribute {place} is {described}, and a new env has another value")
 
     def method(self, index: int, here: Any, place: str, owner: Any, name: str) -> Any:
         made = self.value(owner, getattr(here, "__self__", _MISSING), place)

@@ -216,8 +216,8 @@ class EnvHost:
         if (space_kinds(found[0]), *found[1:]) != (space_kinds(first[0]), *first[1:]):
             raise EnvError(
                 f"env {self.name!r}: the new env has observations of {found[0]}, actions of {found[1]} and {found[2]} "
-                f"sub-envs, and the module was made for {first[0]}, {first[1]} and {first[2]}: an env of another size "
-                "needs the same spaces, for instance with the largest size and the rest left empty."
+                f"sub-envs, and the module was made for {first[0]}, {first[1]} and {first[2]}: give envs "
+                "of all sizes the same spaces, for instance the spaces of the largest size, with unused entries empty."
             )
 
     def recover(self) -> None:
@@ -303,8 +303,8 @@ class EnvHost:
         """
         if resets is not None and not self._chooses_resets:
             raise SampleError(
-                f"env {self.name!r}: a request for samples gives the arguments of each reset, and the config says "
-                "nothing of it: set env_reset_fn, or for evaluation evaluation_seeds or evaluation_tasks."
+                f"env {self.name!r}: a sample request gives the arguments of resets, which the config does not "
+                "allow: set env_reset_fn, or for evaluation evaluation_seeds or evaluation_tasks."
             )
         try:
             if self._restarting is not None:
@@ -481,11 +481,7 @@ class EnvHost:
         return {name: now[name] for name in now if not is_same(now[name], before[name])}
 
     def change_settings(self, changed: Mapping[str, Any]) -> bool:
-        """Change settings of `environment` to what another host's `changed_settings` were.
-
-        Returns:
-            Whether they were others before, so that `make` must follow.
-        """
+        """Change settings to another host's `changed_settings`; return whether they differ: `make` must follow then."""
         wanted = {**self._built_with, **changed}
         others = {name: value for name, value in wanted.items() if not is_same(value, self._settings()[name])}
         for name, value in others.items():
@@ -542,8 +538,8 @@ class EnvHost:
         lost = [name for name, value in changed.items() if name != "env_config" or not is_plain(value)]
         if lost:
             log.warning(
-                "env %r: %s was changed in a runner, to what a checkpoint cannot hold: a restored runner has the "
-                "setting of the config.",
+                "env %r: %s was changed in a runner to a value that a checkpoint cannot hold: a restored runner has "
+                "the setting of the config.",
                 self.name,
                 ", ".join(lost),
             )
@@ -554,8 +550,7 @@ class EnvHost:
         if tasks is None or is_plain(tasks):
             return tasks
         log.warning(
-            "env %r: get_task() returned %s, which a checkpoint cannot hold: a restored env has the task that it is "
-            "made with.",
+            "env %r: get_task() returned %s, which a checkpoint cannot hold: a restored env has its first task again.",
             self.name,
             type(tasks[0]).__name__,
         )

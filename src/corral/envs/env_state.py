@@ -195,8 +195,8 @@ def warn_of_statistics(env: Any, name: str) -> None:
     """
     if normalizing := normalizing_wrappers(env):
         log.warning(
-            "env %r: %s begins without the statistics of training, so that observations or returns differ from those "
-            "of training. Give corral.evaluate_policy an env, made by you, whose wrappers have these statistics.",
+            "env %r: %s begins without the statistics of training, so observations or returns differ from training. "
+            "Make an env whose wrappers have these statistics, and give it to corral.evaluate_policy.",
             name,
             " and ".join(normalizing),
         )

@@ -91,11 +91,11 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         return getattr(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: Any, **kwargs: Any) -> bool:
-        """Set an attribute of the wrapped env, where reading it finds it."""
+        """Set an attribute of the wrapped env where reading finds it, and return whether it was set."""
         return bool(self.env.set_wrapper_attr(name, value, **kwargs))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode, with its own arguments where it has any.
+        """Begin the next episode, with its own arguments if it has any, and return observation and info.
 
         Raises:
             CallbackError: `reset_fn` raised an exception, or returned something else than reset arguments.
@@ -123,7 +123,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         return found
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the env, and render the step if the episode is recorded."""
+        """Step the env, render the step if the episode is recorded, and return what the env gives."""
         found = self.env.step(action)
         if self._recording is not None:
             self._recording.add()
@@ -203,7 +203,7 @@ def reset_fn_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
         is_needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if is_needed and (parameter.name not in RESET_FN_ARGUMENTS or parameter.kind is parameter.POSITIONAL_ONLY):
             raise ConfigError(
-                f"env_reset_fn takes {parameter.name!r}, which it is not given by name. It may take any of: "
+                f"env_reset_fn has the parameter {parameter.name!r}, which is not given. Its parameters may be any of: "
                 f"{', '.join(RESET_FN_ARGUMENTS)}."
             )
     return tuple(p.name for p in parameters if p.name in RESET_FN_ARGUMENTS)

@@ -41,7 +41,9 @@ def find_goal_functions(env: Any, context: EnvContext, wrappers: Any = ()) -> Go
     """
     name, resolved = env_name(env), resolve_env(env)
     if getattr(resolved, "IS_EXTERNAL", False):
-        raise ConfigError(f"{NEED} needs an env that can be made here, and env {name!r} is in clients of a server.")
+        raise ConfigError(
+            f"{NEED} needs an env that can be made here, but env {name!r} runs in clients of a policy server."
+        )
     made = make_one(resolved, name, context, wrappers)
     try:
         if not isinstance(made, gym.Env):
@@ -153,7 +155,7 @@ def _checked(
         raise ConfigError(
             f"{NEED}: {method} of env {name!r} gives {values[index]} for the goals of a step whose {what} was "
             f"{seen[index]}. Both must be the same: leave out wrappers that change rewards (transforms may change "
-            "them), and what goals do not decide."
+            "them), and rewards that do not depend on goals."
         )
     # For two numbers of goals: a function of single goals may give an array that has the right shape by chance.
     takes_many = all(_gives(function, achieved[:size], desired[:size], values[:size]) for size in (len(values), 3))

@@ -44,7 +44,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode.
+        """Begin an episode, and return observations and infos by agent id.
 
         Args:
             seed: Seed of the env's generator, or `None` to continue with the generator.
@@ -60,7 +60,7 @@ class MultiAgentEnv(gym.Env[Any, Any]):
     def step(  # type: ignore[override]
         self, action_dict: dict[Any, Any]
     ) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, bool], dict[Any, bool], dict[Any, Any]]:
-        """Step the env with the actions of the agents that act, by agent id.
+        """Step the env, and return observations, rewards, two dicts of flags, and infos, by agent id.
 
         Returns:
             Five dicts by agent id: observations of the agents that act next, and of agents that ended; rewards, also

@@ -42,7 +42,7 @@ class FromPettingZoo(MultiAgentEnv):
         self.metadata, self.render_mode = env.metadata, getattr(env, "render_mode", None)
 
     def render(self) -> Any:
-        """Render the env."""
+        """Return what the env renders."""
         return self.env.render()
 
     def close(self) -> None:

@@ -38,8 +38,8 @@ def refuse_same_object(envs: Sequence[Any], name: str) -> None:
     """
     if len({id(find_innermost(env)) for env in envs}) < len(envs):
         raise ConfigError(
-            f"env {name!r}: its factory returned the same env object again, and several sub-envs would reset and step "
-            f"it under each other. {_remedy(envs[0])}"
+            f"env {name!r}: its factory returned the same env object again, so several sub-envs would reset and step "
+            f"one env. {_remedy(envs[0])}"
         )
 
 

@@ -130,7 +130,7 @@ def restart_env(
     created: Callable[[gym.Env[Any, Any]], None] = lambda env: None,
     known_task: Any = None,
 ) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
-    """Replace a failed sub-env: close it, make a new one, give the new one the same task, and reset it.
+    """Close a failed sub-env, and return a new one with the same task, after its first reset.
 
     Where reset arguments are chosen for each episode, the new sub-env begins the episode again that broke.
 

@@ -57,8 +57,8 @@ class NotSent(dict[Any, Any]):
             EpisodeError: Always; the message names the remedy.
         """
         raise EpisodeError(
-            "the infos and the notes of callbacks stayed in the runner, because nobody was to read them here: ask for "
-            "them with SampleRequest(..., with_infos=True), or set READS_INFOS = True in the class of the algorithm."
+            "infos and notes of callbacks stay in the runner unless they are asked for: ask for them with "
+            "SampleRequest(..., with_infos=True), or set READS_INFOS = True in the class of the algorithm."
         )
 
 

@@ -314,8 +314,8 @@ class Evaluator:
         """
         if self._is_evaluating or self._is_playing():
             raise CorralError(
-                "evaluate(): an evaluation round is being played, at the same time as training or by the function that "
-                "calls this: call it between iterations, or in on_train_result."
+                "evaluate(): an evaluation round is being played already: call evaluate() between iterations, or in "
+                "on_train_result."
             )
         self._is_evaluating = True
         try:

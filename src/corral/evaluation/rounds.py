@@ -86,7 +86,7 @@ class RoundPlan:
         if self.num_episodes is not None and self.num_timesteps is not None:
             raise CorralError("an evaluation round takes num_episodes or num_timesteps, and not both.")
         if self.resets is not None and (self.num_timesteps is not None or not self.resets):
-            raise CorralError("an evaluation round takes reset arguments of episodes, and not for env steps.")
+            raise CorralError("an evaluation round of env steps takes no reset arguments: give num_episodes.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def play_round(
     is_cancelled: Callable[[], bool] = lambda: False,
     late: Mapping[int, PendingSample] = MappingProxyType({}),
 ) -> Round:
-    """Play an evaluation round on the runners of a group, with the weights that they were given last.
+    """Play an evaluation round on the runners of a group, with their latest weights, and return it.
 
     It takes `time_limit_s` at most, and half a second more. Runners that have not answered then are left alone: they
     are given nothing until they answer, and are replaced when that takes another `time_limit_s`. An embedded runner,

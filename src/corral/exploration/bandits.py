@@ -86,7 +86,7 @@ class LinearBandit(Exploration, ABC):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> Choice:
-        """Choose the arm with the best score, at random among ties; without exploration, the best expected reward."""
+        """Return the arm with the best score, a random one of equals; without exploration, by expected reward."""
         features, rng = self.features(action_distribution.obs), action_distribution.rng
         scores = self.scores(features, rng) if explore else self.expected(features)
         if action_distribution.legal is not None:

@@ -36,7 +36,7 @@ def make_learner_group(
     metrics: MetricsLogger,
     timers: Timers,
 ) -> LearnerGroup:
-    """Build the learners.
+    """Return the group of learners.
 
     Args:
         config: A frozen config; its `seed` is set.
@@ -75,7 +75,7 @@ def make_learner_group(
 
 
 def start_learners(engine: Engine, config: LearnerConfig, factories: Sequence[Callable[[], Any]]) -> list[WorkerHandle]:
-    """Start one worker per factory, named `learner 1`, `learner 2`, ...; all of them, or none.
+    """Start one worker per factory, named `learner 1` and so on, and return them: all of them, or none.
 
     Raises:
         SerializationError: A factory holds something that cannot be pickled.

@@ -48,7 +48,7 @@ class Peers:
     # Connecting.
 
     def open(self, host: str | None, timeout_s: float) -> Address:
-        """Open the store on a free port, in the first learner; host `None` is the network address of this host."""
+        """Open the store of the first learner, and return its address; host `None` is the address of this host."""
         # The store would listen on all interfaces of the host if it opened the port itself.
         server = socket.create_server((host or find_host_address(), 0))
         address: Address = server.getsockname()
@@ -106,7 +106,9 @@ class Peers:
         return objects
 
     def average(self, parameters: Sequence[nn.Parameter], weight: float, has_problem: bool) -> bool:
-        """Replace each gradient by the weighted sum of the learners' gradients, in one exchange per dtype.
+        """Replace each gradient by the learners' weighted sum, and return whether all of them are finite.
+
+        There is one exchange per dtype.
 
         Args:
             parameters: Trainable parameters, the same in all learners. A gradient that only some learners have counts

@@ -26,8 +26,8 @@ def total_loss(loss: Any, groups: Collection[str]) -> Any:
         return loss
     if missing := [name for name in groups if name not in loss]:
         raise LossError(
-            f"the loss returned scalars for the groups of parameters {sorted(loss)}, and {missing} move too: return a "
-            "scalar for each of them, or leave them out of `UpdateSettings.groups`."
+            f"the loss returned scalars for the groups of parameters {sorted(loss)}, but the update also moves "
+            f"{missing}: return a scalar for each of them, or leave them out of `UpdateSettings.groups`."
         )
     return torch.stack([loss[name].detach() for name in groups]).sum() if groups else torch.zeros(())
 

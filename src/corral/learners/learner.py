@@ -227,7 +227,7 @@ class Learner(Viewable):
         self.timers = timers
 
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> dict[str, dict[str, Any]]:
-        """Take gradient steps on every module that has a batch and settings.
+        """Take gradient steps on every module that has a batch and settings, and return the metrics by module id.
 
         Modules that share parameters take their steps in turn, one minibatch each; other modules one after another.
 
@@ -277,7 +277,7 @@ class Learner(Viewable):
     def update_group(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
     ) -> dict[str, dict[str, Any]]:
-        """Take the gradient steps on modules that share parameters, in turn; or on one module.
+        """Take the gradient steps on modules that share parameters, or on one module, and return the metrics.
 
         A subclass may take them in another way. It then overrides `group_sharing` too, if modules without common
         parameters are to learn together.

@@ -80,7 +80,7 @@ class LearnerGroup:
     # Learning.
 
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> Results:
-        """Take gradient steps and increase `weights_version`; see `Learner.update`.
+        """Take gradient steps, increase `weights_version`, and return the metrics; see `Learner.update`.
 
         Args:
             batches: Batches by module id.

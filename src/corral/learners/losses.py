@@ -69,9 +69,9 @@ def _call_user_loss(
     result = loss(module, batch, coefficients, at_hand)
     if groups and isinstance(result, tuple) and isinstance(result[0], Tensor):
         raise LossError(
-            f"loss: default_loss returned scalars for the groups of parameters {groups}, and the loss returned one "
-            "scalar for all of them, whose gradient would move the critics to suit the actor, for instance: return "
-            f"(losses, reported), with losses such as {{**losses, {groups[0]!r}: losses[{groups[0]!r}] + penalty}}."
+            f"loss: default_loss returned one scalar for each of the groups of parameters {groups}, but the loss "
+            "returned one scalar for all of them. Its gradient would train each group with the losses of the others. "
+            f"Return (losses, reported), such as losses={{**losses, {groups[0]!r}: losses[{groups[0]!r}] + penalty}}."
         )
     return result
 

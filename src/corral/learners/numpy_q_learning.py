@@ -168,7 +168,7 @@ class NumpyNetworks:
         return networks if networks.is_current(optimizer) else None
 
     def is_current(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Say whether parts, parameters and gradients are still the same, and autograd would do nothing else.
+        """Return whether parts, parameters and gradients are still the same, and autograd would do nothing else.
 
         It is asked at every update, so no Python function is called for each part.
         """

@@ -429,7 +429,7 @@ def with_gradient(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def flat_parameters(trainable: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Join parameters and their gradients in one vector per dtype; the parameters become views of it.
+    """Return parameters and their gradients joined in one vector per dtype; the parameters become views of it.
 
     Existing gradients are kept; missing gradients become zero.
 

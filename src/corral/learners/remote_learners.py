@@ -131,11 +131,11 @@ class RemoteLearnerGroup(LearnerGroup):
     # Learning.
 
     def update(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> Results:
-        """Take gradient steps; see `LearnerGroup.update`."""
+        """Take gradient steps, and return the metrics; see `LearnerGroup.update`."""
         return self.update_async(batches, settings).result()
 
     def update_async(self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]) -> PendingUpdate:
-        """Ask all workers for an update; see `LearnerGroup.update_async`."""
+        """Ask all workers for an update, and return it as pending; see `LearnerGroup.update_async`."""
         try:
             given = {name: batches[name] for name in batches if name in settings}
             shards = split_batches(given, len(self._workers))
@@ -227,7 +227,7 @@ class RemoteLearnerGroup(LearnerGroup):
         if self._ended is None:
             return super().get_state()
         log.warning(
-            "The learners are gone (%s): this state has the weights of the last update, but not the state of the "
+            "The learners have ended (%s): this state has the weights of the last update, but not the state of the "
             "optimizers.",
             self._ended.rstrip("."),
         )
@@ -257,7 +257,7 @@ class RemoteLearnerGroup(LearnerGroup):
     ) -> list[Future[Any]]:
         """Make a call to each worker, which may take `timeout_s`, and return the futures."""
         if self._ended is not None:
-            raise WorkerDiedError(f"the learners are gone, and are not restarted: {self._ended}")
+            raise WorkerDiedError(f"the learners have ended, and are not restarted: {self._ended}")
         futures: list[Future[Any]] = []
         try:
             with interrupts_deferred():  # learners wait for each other: all of them get the call, or none
@@ -366,7 +366,7 @@ def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
 
 
 def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
-    """Split every batch into one shard of consecutive rows per learner; sizes differ by one unit at most.
+    """Return one shard of consecutive rows of every batch per learner; sizes differ by at most one unit.
 
     Args:
         batches: Columns `[B, ...]` by module id.
@@ -396,7 +396,7 @@ def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[
 def merge_results(
     results: Sequence[Mapping[str, Any]], num_rows: Sequence[int], num_learned: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Merge what the learners report for one module: means over all rows, extremes, and concatenated columns.
+    """Return the merged metrics of one module: means over all rows, extremes, and concatenated columns.
 
     Args:
         results: Results of each learner; a name may be missing in some.

@@ -135,8 +135,8 @@ class Run:
         known, path = _writes_to.get(id(logger), (None, None))
         if known is not None and known() is logger:
             raise ConfigError(
-                f"{type(logger).__name__} writes to {path} already, and an instance writes one run at a time: "
-                "give a name or a class in its place, of which each run makes its own."
+                f"{type(logger).__name__} already writes to {path}, and an instance writes one run at a time: "
+                "give its name or class instead, so that each run makes its own instance."
             )
         try:
             if start is None:

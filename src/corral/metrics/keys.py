@@ -58,7 +58,7 @@ class Keys:
         self._groups = {path[:length] for path in self.entries for length in range(1, len(path))}
 
     def add(self, entry: Entry) -> Entry:
-        """Add a key, unless its name is taken."""
+        """Add a key, unless its name is taken, and return its entry."""
         paths = (entry.path, entry.rate_path) if entry.reduction.with_throughput else (entry.path,)
         for path in paths:
             self._check_free(path, entry.site)

@@ -44,8 +44,8 @@ def make_blocks(config: Any, num_inputs: int, hiddens: Sequence[int]) -> nn.Sequ
     """
     if len(set(hiddens)) > 1:
         raise ConfigError(
-            f"model_config: architecture={config.architecture!r} adds each block to what the block before it returns, "
-            f"so all blocks have one width: not {list(hiddens)}, but such as {[hiddens[0]] * len(hiddens)}."
+            f"model_config: architecture={config.architecture!r} adds the output of each block to its input, "
+            f"so all blocks need the same width: not {list(hiddens)}, such as {[hiddens[0]] * len(hiddens)}."
         )
     if not hiddens:
         return nn.Sequential()

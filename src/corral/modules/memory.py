@@ -111,7 +111,7 @@ class LearnedSteps(NamedTuple):
 
 
 def find_learned_steps(batch: Mapping[str, Any]) -> LearnedSteps:
-    """Find the steps by the columns `learns`, `burns_in` and `num_steps`."""
+    """Return the steps to learn from, by the columns `learns`, `burns_in` and `num_steps`."""
     rows = batch["learns"].nonzero().squeeze(1)
     next_rows = rows + batch["num_steps"][rows]
     places = (~batch["burns_in"]).cumsum(0) - 1

@@ -159,7 +159,7 @@ def load_module_data(
     validation_fraction: float = 0.0,
     seed: int = 0,
 ) -> ModuleData:
-    """Read recorded episodes into buffers.
+    """Return recorded episodes, read into buffers.
 
     Args:
         rows: The rows of the module.

@@ -567,8 +567,8 @@ def _warn(policy: Policy, found: OffPolicyEvaluation) -> None:
     if size < max(FEW_OF_ALL * total, min(FEW_EPISODES, total / 2)):
         greedy = "" if found.explore else ", or explore=True (--explore) for the policy that draws its actions"
         log.warning(
-            "The weights of %s episodes count as much as %.1f episodes of equal weight: the estimates by probability "
-            "ratios say little. Record a policy nearer to this one, record more episodes, clip ratios with max_ratio "
-            "(--max-ratio), or trust 'fqe' more%s.",
+            "The weights of %s episodes count as much as %.1f episodes of equal weight: estimates by probability "
+            "ratios are unreliable. Record a policy closer to this one, record more episodes, clip ratios with "
+            "max_ratio (--max-ratio), or trust 'fqe' more%s.",
             *(f"{total:,}", size, greedy),
         )

@@ -91,7 +91,7 @@ def fit_values(
     gamma: float,
     settings: FitSettings = FitSettings(),
 ) -> FittedValues:
-    """Learn the values of a policy from recorded episodes (Le et al. 2019, arXiv:1903.08738, algorithm 3).
+    """Return a policy's values, learned from recorded episodes (Le et al. 2019, arXiv:1903.08738, algorithm 3).
 
     The network learns reward + gamma * value of the next observation under the policy, by the squared error, with a
     target network that follows it slowly in place of one fit after another. The value of the next observation is the

@@ -238,7 +238,9 @@ def mean_estimate(values: NDArray[Any], bootstrap: Bootstrap = Bootstrap()) -> V
     """
     column = np.asarray(values, np.float64)
     if not len(column) or not np.isfinite(column).all():
-        raise DataError(f"off-policy estimates: {len(column)} values, which must be one or more, and all finite.")
+        raise DataError(
+            f"off-policy estimates: give at least one value, and only finite ones; got {len(column)} values."
+        )
     return _estimate(lambda: iter([(column[:, None], None)]), None, bootstrap)
 
 

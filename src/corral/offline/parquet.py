@@ -286,7 +286,7 @@ def _tree(columns: Mapping[str, NDArray[Any]], name: str) -> Tree:
 
 
 def local_file(path: Path, place: str) -> Any:
-    """Open a Parquet file of this machine.
+    """Return a Parquet file of this machine, opened.
 
     Raises:
         DataError: It is no Parquet file.

@@ -42,7 +42,7 @@ METADATA_FILE = "corral.json"  # in a .pt2 file
 
 
 def export_policy(policy: Policy, file: Path) -> Path:
-    """Write a policy to a file; see `Policy.export`."""
+    """Write a policy to a file, and return its path; see `Policy.export`."""
     suffix = check_suffix(file)
     if suffix == ".onnx" and (missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]):
         raise MissingPackageError(f"export: .onnx needs {' and '.join(missing)}: run `pip install 'corral[onnx]'`.")
@@ -130,8 +130,8 @@ def _program(policy: Policy) -> ExportedProgram:
         raise ExportError(
             f"the policy of {type(module).__name__} cannot be exported: {reason} Its "
             "policy(obs) must use torch operations only, take any batch size, and not branch on values of tensors; "
-            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not. Of your own "
-            "transforms, define transform_tensors(obs) where transform_obs uses NumPy."
+            "`len(tensor)` fixes the batch size, `tensor.shape[0]` does not. In your own "
+            "transforms, define transform_tensors(obs) if transform_obs uses NumPy."
         ) from error
 
 

@@ -42,7 +42,7 @@ class WatchedPolicy(Policy):
         self.num_rows = 0
 
     def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[Any, Tree]:
-        """Act as the policy does; see `Policy.act`."""
+        """Return the policy's actions and states; see `Policy.act`."""
         actions, after = super().act(obs, states, explore=explore)
         if self.num_rows < MAX_ROWS:
             self.num_rows += num_rows(obs)
@@ -93,7 +93,7 @@ class ExportCheck(NamedTuple):
 
 
 def check_export(file: Path, policy: WatchedPolicy) -> ExportCheck:
-    """Compare an exported file with its policy, on all that the policy has answered.
+    """Compare an exported file with its policy on all past observations, and return the differences.
 
     The file is run on one row, and on all others at once, since its batch size is free.
 

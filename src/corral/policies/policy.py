@@ -263,7 +263,7 @@ class Policy:
         return distribution.sample(inputs, distribution.noise(self._rng, (len(inputs),)))
 
     def export(self, file: str | Path) -> Path:
-        """Write the policy, from observations to env actions, to a file that other programs read.
+        """Write the policy to a file that other programs can read, and return its path.
 
         Scaling, clipping and squashing of actions are part of the file, and so are transforms of observations with
         their statistics. Where transforms look back, as `FrameStack` does, the file takes the observations after the

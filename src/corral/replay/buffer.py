@@ -390,7 +390,7 @@ class ReplayBuffer:
         beta: float = 0.0,
         reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     ) -> dict[str, Tree]:
-        """Draw transitions `[B, ...]`.
+        """Return a batch of drawn transitions, columns `[B, ...]`.
 
         A transition has n steps, or fewer if the episode ends earlier or the later steps are not in the buffer. It
         bootstraps from the observation that its last step led to, unless that step terminated.
@@ -455,7 +455,7 @@ class ReplayBuffer:
         }
 
     def sample_steps(self, batch_size: int) -> dict[str, Tree]:
-        """Draw single steps `[B, ...]` without what they led to, in about half the time of `sample`.
+        """Return drawn single steps `[B, ...]` without their next observations, in about half the time of `sample`.
 
         Returns:
             The columns `obs`, `actions`, `indices` and `weights` of `sample`, and the added columns.
@@ -532,7 +532,7 @@ class ReplayBuffer:
         gamma: float = 1.0,
         reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     ) -> dict[str, Tree]:
-        """Draw sequences of consecutive steps for a module with memory, each from any step on.
+        """Return drawn sequences of consecutive steps, each from any step on, for a module with memory.
 
         This is the replay of Kapturowski et al. 2019, with stored states and burn-in. A sequence has `burn_in` steps
         before its `seq_len` steps, and fewer if the episode or the stored steps end before. There is no burn-in where

@@ -162,7 +162,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         beta: float = 0.0,
         reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     ) -> dict[str, Tree]:
-        """Draw transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
+        """Return drawn transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
         batch = super().sample(batch_size, n_step=n_step, gamma=gamma, beta=beta, reward_fn=reward_fn)
         (at,) = (self._rng.random(batch_size) * (1 + self.num_goals) < self.num_goals).nonzero()
         if not len(at):

@@ -36,7 +36,7 @@ REPORT_FILE = "report.html"
 def write_report(
     runs: str | Path | Sequence[str | Path], path: str | Path = REPORT_FILE, *, threshold: float | None = None
 ) -> Path:
-    """Write a report on runs as one HTML file, which shows everything without a server and without a network.
+    """Write a report on runs as one HTML file, which needs no server and no network, and return its path.
 
     Runs that differ only in the seed are one experiment: their curves are shown as mean with a 95% interval. Files that
     are missing or damaged are named in the report, and everything else is shown. Of a search, all trials are shown in

@@ -49,7 +49,7 @@ class RunLog:
 
 
 def read_log(path: Path, problems: list[str]) -> RunLog:
-    """Read a log; a file that cannot be read becomes a problem, and a missing one an empty log.
+    """Return what a log says; a file that cannot be read becomes a problem, and a missing one an empty log.
 
     Args:
         path: The file.

@@ -69,7 +69,7 @@ class RunRecord:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
-    """Read the runs in the given directories.
+    """Return the runs in the given directories.
 
     Args:
         paths: Directories of runs, or directories that hold directories of runs, up to three levels below. A run
@@ -158,7 +158,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run(path: Path, name: str | None = None, results: _Results | None = None) -> RunRecord:
-    """Read a run; a file that is missing or damaged becomes a problem of the record, and no error.
+    """Return the record of a run; a file that is missing or damaged becomes a problem of the record, and no error.
 
     Args:
         path: Directory of the run.

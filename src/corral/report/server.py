@@ -121,7 +121,7 @@ def served_report(
         server = ThreadingHTTPServer((host, port), Handler)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ReportError(f"{host}:{port} cannot be listened on: {reason}; choose another --port or --host.") from error
+        raise ReportError(f"cannot listen at {host}:{port}: {reason}; choose another --port or --host.") from error
     thread = threading.Thread(target=server.serve_forever, name="corral report", daemon=True)
     thread.start()
     try:

@@ -283,7 +283,7 @@ class RunnerConfig(
                 raise ConfigError(
                     "the spaces of the "
                     + (f"module {module_id!r}" if self.is_multi_agent else "module")
-                    + " are not known, since the data does not say them: give an env, or "
+                    + " are not known, because the data does not hold them: give an env, or "
                     + (where if self.is_multi_agent else "environment(observation_space=..., action_space=...)")
                     + "."
                 )

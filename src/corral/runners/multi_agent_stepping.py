@@ -120,11 +120,7 @@ class MultiAgentStepping(Stepping):
         self._mapping = make_mapping(config)
 
     def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
-        """Use other modules and the mapping of the config; see `EnvRunner.set_modules`.
-
-        Returns:
-            Whether a module was removed that acts in an unfinished episode.
-        """
+        """Use other modules and the mapping of the config, and return whether a removed module acts in an episode."""
         names: list[str | None] = [*self.lanes, None]
         kept: NDArray[np.int64] = self._module_of
         self._use_modules(module_specs)
@@ -415,7 +411,7 @@ class MultiAgentStepping(Stepping):
     # The end of a sample.
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
-        """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
+        """Return the complete rollouts of the modules; the lanes keep the latest observations and the open steps."""
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return rollout

@@ -341,7 +341,7 @@ class RemoteRunner:
             self.state["num_episodes_over"] = state["num_episodes_over"]
 
     def call(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
-        """Call a method of the runner by name, or a function with the runner."""
+        """Call a method of the runner by name, or a function with the runner, and return the pending call."""
         start = time.perf_counter()
         future = self.handle.call(call_runner, *round_of_calls.call, timeout_s=self.limits.limit_s())
         return PendingUserCall(future, start, runner=self, handle=self.handle, round=round_of_calls)
@@ -369,7 +369,7 @@ class RemoteRunner:
         return next((error for sync in self.syncs if sync.future.done() and (error := sync.future.exception())), None)
 
     def take(self, call: PendingSample, version: int) -> SampleReply:
-        """Receive a fragment that has arrived, and count what it cost; `version` is the version of the latest weights.
+        """Return a fragment that has arrived, and count its costs; `version` is the version of the latest weights.
 
         Raises:
             Exception: Exception that the runner raised instead.

@@ -29,7 +29,7 @@ def restart_delay_s(num_failures_in_row: int, delay_s: float) -> float:
 def note_failure(
     runner: RemoteRunner, error: BaseException, config: RunnerConfig, num_restarts_of_all: int
 ) -> BaseException | None:
-    """Decide what follows from a failure, and note it on the runner.
+    """Decide what follows from a failure, note it on the runner, and return the error that ends the run, if any.
 
     Args:
         runner: The runner that failed.

@@ -286,7 +286,7 @@ class EnvRunnerGroup:
             raise error
 
     def restore_runners(self) -> list[int]:
-        """Restart the failed runners that are due, without waiting for any of them; `sample` does this by itself.
+        """Restart the failed runners that are due, without waiting, and return their indices; `sample` calls it.
 
         Returns:
             Indices of the runners that became ready; `on_recreated` was called with them.
@@ -331,7 +331,7 @@ class EnvRunnerGroup:
     # Sampling.
 
     def sample(self, request: SampleRequest, timers: Timers | None = None) -> list[Rollout]:
-        """Sample what a request asks for in all, spread evenly over the runners, one rollout each.
+        """Return the rollouts of a request, which is spread evenly over the runners, one rollout each.
 
         It waits for the runners that can be waited for; see `sample_timeout_s` and `straggler_factor`. Fewer steps, or
         episodes, come back when a runner fails or is late, and more when a late fragment of an earlier round is among
@@ -561,7 +561,7 @@ class EnvRunnerGroup:
                 continue
             call.is_reported = True
             log.warning(
-                "No fragment within sample_timeout_s=%s from %s; a fragment that arrives later counts later. "
+                "No fragment arrived within sample_timeout_s=%s from %s; a later fragment counts in a later round. "
                 "If an env may hang, set fault_tolerance(env_step_timeout_s=...). %s",
                 self._config.sample_timeout_s,
                 runner.name,
@@ -669,7 +669,7 @@ class EnvRunnerGroup:
         self._states.check(state["runners"])
 
     def set_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Let the runners continue from a state that `check_state` accepted, each from the state at its place.
+        """Let the runners continue from a state that `check_state` accepted, and return which envs continue.
 
         A runner beyond the states begins with the seeds that it was made with, which no other runner has had, and with
         tasks and `env_config` of one of the states. States
@@ -724,7 +724,7 @@ class EnvRunnerGroup:
         return [result for _, result in self._user_calls.take_results(done)]
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
-        """Call `fn(env)` on every sub-env of the runners, in its process; see `foreach_env_runner` for the arguments.
+        """Return `fn(env)` for every sub-env of the runners, called in its process; see `foreach_env_runner`.
 
         Returns:
             A list for each runner, with a result for each sub-env.
@@ -930,7 +930,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         local_env_runner: bool = True,
         **selection: Any,
     ) -> list[Any]:
-        """Call a method by name, or `fn(env_runner)`, on the runner; see `EnvRunnerGroup.foreach_env_runner`."""
+        """Return the result of a method or of `fn(env_runner)`; see `EnvRunnerGroup.foreach_env_runner`."""
         found = [call_directly(self.local_env_runner, fn, kwargs or {})] if local_env_runner else []
         return found + super().foreach_env_runner(fn, kwargs=kwargs, **selection)
 

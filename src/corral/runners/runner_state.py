@@ -130,7 +130,7 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
 
 
 def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a runner continue from a state that `check_runner_state` accepted; the weights come on their own way.
+    """Let a runner continue from a state, and return which envs continue; the weights are sent separately.
 
     Returns:
         How many envs continue their episodes (`num_envs_continued`), how many restart (`num_envs_restarted`), and

@@ -61,7 +61,7 @@ class ServedMultiAgentStepping(ServedStepping):
         self.actors = self.agents.actors
 
     def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
-        """Use other modules; if one was removed that acts in an episode, all clients begin new episodes."""
+        """Use other modules, and return whether a removed one acts in an episode: all clients then begin new ones."""
         are_lost = self.agents.set_modules(module_specs)
         self.actors = self.agents.actors
         for session in [*self._server.sessions.values()] if are_lost else ():
@@ -216,7 +216,7 @@ class ServedMultiAgentStepping(ServedStepping):
         whole.skip(seat)
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
-        """Complete the rollouts of the modules; the lanes keep the latest observations and the steps that are open."""
+        """Return the complete rollouts of the modules; the lanes keep the latest observations and the open steps."""
         whole = self._whole
         if not whole.capacity:  # no step was asked for
             return whole

@@ -479,7 +479,7 @@ class ServedStepping(Stepping):
         self.lanes.drop(seat)
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
-        """Complete the rollout of the lanes, which keep the latest observations and the steps that are open."""
+        """Return the complete rollout of the lanes, which keep the latest observations and the open steps."""
         assert isinstance(rollout, ServedSteps) and rollout.carry is not None
         if self._lags:
             self._log_lags()

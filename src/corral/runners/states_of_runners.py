@@ -95,7 +95,7 @@ class StatesOfRunners:
         self._call_each(check_runner_state, states)
 
     def set(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """Let the runners continue from states that `check` accepted; see `EnvRunnerGroup.set_state`."""
+        """Let the runners continue from states that `check` accepted, and return which envs continue."""
         restored = self._call_each(set_runner_state, states)
         self._spare = list(states[max(1, len(self._runners)) :])
         for runner, state in zip(self._runners.values(), states, strict=False):

@@ -124,7 +124,7 @@ class Stepping(ABC):
 
     @abstractmethod
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
-        """Complete a rollout that was cut to its last row, and keep what the next one begins with.
+        """Complete a rollout that was cut to its last row, return it, and keep what the next one begins with.
 
         Args:
             rollout: The rollout.
@@ -367,7 +367,7 @@ class SingleAgentStepping(Stepping):
                     finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
-        """Keep the last row, and complete what the module and the exploration know of their actions."""
+        """Return the rollout with the columns of module and exploration, and keep the last row for the next one."""
         if rollout.num_rows:
             obs = rollout.obs
             is_leaf = isinstance(obs, np.ndarray)

@@ -57,7 +57,7 @@ def patience_ends_s(runner: RemoteRunner, runners: Collection[RemoteRunner], fac
 
 
 def shares(num_wanted: int, idle: Sequence[RemoteRunner], *, exactly: bool = False) -> list[tuple[RemoteRunner, int]]:
-    """Spread env steps or episodes evenly over runners; stragglers get an extra part that they finish in the same time.
+    """Return each runner's even part of env steps or episodes; stragglers get as much as they finish in the same time.
 
     Args:
         num_wanted: Env steps or episodes that the other runners take in total.

@@ -35,7 +35,7 @@ class UserCalls:
     def begin(
         self, fn: str | Callable[..., Any], kwargs: Mapping[str, Any] | None, ids: Iterable[int] | None
     ) -> list[PendingUserCall]:
-        """Call `fn` in the healthy ones of the runners `ids`, without waiting; `None` is all runners.
+        """Call `fn` in the healthy ones of the runners `ids` (`None`: all), and return the pending calls.
 
         Raises:
             ValueError: There is no runner with one of the ids.

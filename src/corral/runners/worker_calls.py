@@ -41,7 +41,7 @@ UserCall = tuple[str | Callable[..., Any], dict[str, Any]]
 def call_runner(
     runner: EnvRunner, fn: str | Callable[..., Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any], bool, int]:
-    """Call a method by name, or a function with the runner.
+    """Call a method by name, or a function with the runner; return the result and what it changed.
 
     Returns:
         The result, the state of the runner after the call, whether the call changed tasks or settings of the envs, and
@@ -67,7 +67,7 @@ def restore_runner(
     in_place: bool,
     missed: Sequence[UserCall],
 ) -> dict[str, Any]:
-    """Make a runner ready again that failed, or make its replacement ready.
+    """Make a failed runner or its replacement ready, and return its state.
 
     Args:
         runner: The runner.

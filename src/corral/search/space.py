@@ -108,7 +108,9 @@ def _path_of(config: AlgorithmConfig, name: str) -> str:
         home = next((group for group, names in config.group_fields().items() if first in names), None)
         name = name if home is None else f"{home}.{name}"
     if name == "debugging.seed":
-        raise ConfigError(f"{PLACE}: seeds are not searched: num_seeds says with how many of them each trial trains.")
+        raise ConfigError(
+            f"{PLACE}: a seed is not a setting to search: num_seeds sets the number of seeds of each trial."
+        )
     return name
 
 

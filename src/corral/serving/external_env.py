@@ -67,7 +67,7 @@ class ExternalEnv(VectorEnv[Any, Any, Any]):
         log.info("The policy server listens at %s, for %d envs.", self.server.address, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Do nothing: episodes begin when clients begin them."""
+        """Return no observation: episodes begin when clients begin them."""
         return None, {}
 
     def step(self, actions: Any) -> Any:
@@ -142,7 +142,7 @@ def find_spaces(env_config: Mapping[str, Any]) -> tuple[spaces.Space[Any], space
     if isinstance(found[0], SeatsSpace):
         agents = found[0].seats.agents
         if len({str(agent) for agent in agents}) < len(agents):
-            raise ConfigError(f"env_config: agents of a policy server have names of their own as text, got {agents}.")
+            raise ConfigError(f"env_config: agents of a policy server need different names as text, got {agents}.")
     elif problem := unsupported(*found):
         raise ConfigError(f"env_config: {problem}.")
     return found

@@ -58,7 +58,7 @@ class IdentityEnv(_Plain, gym.Env[Any, Any]):
         self._length = int(config.get("episode_length", 16))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
+        """Start an episode, and return its first observation."""
         super().reset(seed=seed)
         if seed is not None:
             self.observation_space.seed(seed)
@@ -117,7 +117,7 @@ class CountingEnv(_Plain, gym.Env[NDArray[np.float32], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start the next episode."""
+        """Start the next episode, and return its first observation."""
         super().reset(seed=seed)
         self._episode += 1
         self._t = 0
@@ -151,7 +151,7 @@ class TimeLimitCorridor(_Plain, gym.Env[NDArray[np.float32], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode."""
+        """Start an episode, and return its first observation."""
         super().reset(seed=seed)
         self._t = 0
         return np.ones(1, np.float32), {}
@@ -196,7 +196,7 @@ class BitFlippingEnv(_Plain, gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Draw the bits, and another goal."""
+        """Draw the bits and another goal, and return the observation."""
         super().reset(seed=seed)
         self._t = 0
         self._bits, self._goal = self.np_random.integers(0, 2, (2, self._num_bits)).astype(np.float32)
@@ -208,7 +208,7 @@ class BitFlippingEnv(_Plain, gym.Env[Any, Any]):
         return {"observation": self._bits.copy(), "achieved_goal": self._bits.copy(), "desired_goal": self._goal.copy()}
 
     def step(self, action: Any) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Flip bits."""
+        """Flip bits, and return observation, reward and flags."""
         self._t += 1
         flipped = action > 0 if isinstance(self.action_space, spaces.Box) else np.arange(self._num_bits) == action
         self._bits = np.where(flipped, 1 - self._bits, self._bits).astype(np.float32)
@@ -256,7 +256,7 @@ class ReachEnv(_Plain, gym.Env[Any, Any]):
         set_rng(self.np_random, state["rng"])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw the point, and its goal."""
+        """Draw the point and its goal, and return the observation."""
         super().reset(seed=seed)
         self._t = 0
         self._place, self._goal = self.np_random.uniform(-1, 1, (2, 3)).astype(np.float32)
@@ -267,7 +267,7 @@ class ReachEnv(_Plain, gym.Env[Any, Any]):
         return {"observation": place.copy(), "achieved_goal": place.copy(), "desired_goal": self._goal.copy()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Move the point."""
+        """Move the point, and return observation, reward and flags."""
         self._t += 1
         self._place = np.clip(self._place + 0.1 * np.clip(action, -1, 1), -1, 1).astype(np.float32)
         reward = float(self.compute_reward(self._place, self._goal, {}))
@@ -302,13 +302,13 @@ class FaultyEnv(CountingEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode, or raise an `OSError`."""
+        """Start an episode, and return its first observation, or raise an `OSError`."""
         if self._fault == "raise_reset" and self._due():
             raise OSError("the simulator is gone")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Make one step, with the fault if `at_step` is reached."""
+        """Make one step, with the fault if `at_step` is reached, and return observation, reward and flags."""
         self._steps += 1
         obs, reward, terminated, truncated, info = super().step(action)
         if self._due():
@@ -344,7 +344,7 @@ class DeepSea(_Plain, gym.Env[NDArray[np.float32], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode at the top left."""
+        """Start an episode at the top left, and return its first observation."""
         super().reset(seed=seed)
         self._row, self._column = 0, 0
         return self._obs(), {}
@@ -355,7 +355,7 @@ class DeepSea(_Plain, gym.Env[NDArray[np.float32], int]):
         return cells
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Move down one row, to the left or to the right."""
+        """Move down one row, to the left or to the right, and return observation, reward and flags."""
         found = bool(action == 1 and self._column == self.size - 1)
         reward = found - (0.01 / self.size if action == 1 else 0.0)
         self._column = min(self.size - 1, self._column + 1) if action == 1 else max(0, self._column - 1)
@@ -388,7 +388,7 @@ class PoorHabit(_Plain, gym.Env[NDArray[np.float32], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode."""
+        """Start an episode, and return its first observation."""
         super().reset(seed=seed)
         self._t = 0
         return np.ones(1, np.float32), {}
@@ -426,7 +426,7 @@ class FindSquare(_Plain, gym.Env[NDArray[np.uint8], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Start an episode."""
+        """Start an episode, and return its first observation."""
         super().reset(seed=seed)
         self._t = 0
         return self._next(), {}
@@ -491,7 +491,7 @@ class DoorCorridor(_Plain, gym.Env[Any, Any]):
         return mask
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode at position 0."""
+        """Start an episode at position 0, and return its first observation."""
         super().reset(seed=seed)
         self._t = self._position = 0
         return self._see()
@@ -503,7 +503,7 @@ class DoorCorridor(_Plain, gym.Env[Any, Any]):
         return position, {"action_mask": self.action_masks()} if self._masks == "infos" else {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Go through a door."""
+        """Go through a door, and return observation, reward and flags."""
         self._t += 1
         doors, values = self._doors[self._position], np.ravel(action) - self._start
         before = self._position
@@ -539,7 +539,7 @@ class TMaze(_Plain, gym.Env[NDArray[np.float32], int]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode at the start of the corridor."""
+        """Start an episode at the start of the corridor, and return its first observation."""
         super().reset(seed=seed)
         self._t, self._place = 0, 0
         self._side = int(self.np_random.integers(1, 3))
@@ -559,7 +559,7 @@ class TMaze(_Plain, gym.Env[NDArray[np.float32], int]):
         return np.array([sign, self._place == self._length], np.float32)
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Move on, or turn; the episode is truncated after three times the steps that it needs."""
+        """Move on or turn, and return observation, reward and flags; three times the needed steps truncate."""
         self._t += 1
         at_junction, turns = self._place == self._length, action > 0
         reward = (1.0 if action == self._side else -1.0) if at_junction else -0.1

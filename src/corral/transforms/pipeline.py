@@ -406,8 +406,8 @@ def _check_rewards(transform: Transform) -> None:
         )
     if first.shape != (1, 3) or not np.allclose(first, found[:1], equal_nan=True):
         raise ConfigError(
-            f"transforms: {call} must transform each reward alone, because batches hold other rewards at each time; "
-            "for the same rewards next to others it returned other values."
+            f"transforms: {call} must transform each reward alone, because each batch holds other rewards. It returned "
+            "other values for the same rewards among others."
         )
 
 
@@ -421,12 +421,12 @@ def _called_twice(function: Callable[[Tree], Tree], given: Tree, call: str, what
     found = map_tree(np.copy, function(copied))
     if not _are_equal(copied, given):
         raise ConfigError(
-            f"transforms: {call} changed the {what} that it was given, which others read: return {remedy}."
+            f"transforms: {call} changed its argument, the {what}, which other code reads: return {remedy}."
         )
     if not _are_equal(function(map_tree(np.copy, given)), found):
         raise ConfigError(
             f"transforms: {call} returned other values for the same {what} when it was called again. While learning it "
-            "is applied again to what was sampled: it must keep nothing between two calls, and draw no random numbers."
+            "is applied again to the samples: it must keep nothing between two calls, and draw no random numbers."
         )
     return found
 

@@ -613,7 +613,7 @@ class _MovesTargetsOnce:
     """An algorithm whose target networks move at the end of an iteration that learns from recorded data."""
 
     def training_step(self) -> Any:
-        """Take the updates of an iteration, then move the target networks where that is due."""
+        """Take the updates of an iteration, move target networks that are due, and return the metrics."""
         algorithm: Any = super()
         results = algorithm.training_step()
         for module_id in results:
@@ -683,7 +683,7 @@ def make_viewed(name: str, config: Any) -> Any:
             return super().training_step()
 
         def training_step(self) -> Any:
-            """Run the training step of the view, if its class has one of its own, or Corral's."""
+            """Run the training step of the view's class, or otherwise Corral's, and return the metrics."""
             if not self.view.HAS_OWN_STEP:
                 return self.train_once()
             self.view.training_step()

@@ -75,39 +75,39 @@ class AlgorithmConfig:
     # The methods of RLlib's configs. Their settings are in `settings.py`.
 
     def environment(self, env: Any = _NOT_GIVEN, **settings: Any) -> Self:
-        """Set the env."""
+        """Set the env, and return the config."""
         return self._set("environment", settings if env is _NOT_GIVEN else {"env": env, **settings})
 
     def env_runners(self, **settings: Any) -> Self:
-        """Set how to sample."""
+        """Set how to sample, and return the config."""
         return self._set("env_runners", settings)
 
     def rollouts(self, **settings: Any) -> Self:
-        """Set how to sample: an older name of `env_runners`, which also took settings of `fault_tolerance`."""
+        """Set how to sample, and return the config: an older name of `env_runners` and `fault_tolerance`."""
         return self._set("env_runners", settings)
 
     def training(self, **settings: Any) -> Self:
-        """Set how to learn."""
+        """Set how to learn, and return the config."""
         return self._set("training", settings)
 
     def exploration(self, **settings: Any) -> Self:
-        """Set how to explore."""
+        """Set how to explore, and return the config."""
         return self._set("exploration", settings)
 
     def rl_module(self, **settings: Any) -> Self:
-        """Set the module."""
+        """Set the module, and return the config."""
         return self._set("rl_module", settings)
 
     def learners(self, **settings: Any) -> Self:
-        """Set the learners."""
+        """Set the learners, and return the config."""
         return self._set("learners", settings)
 
     def evaluation(self, **settings: Any) -> Self:
-        """Set how to evaluate."""
+        """Set how to evaluate, and return the config."""
         return self._set("evaluation", settings)
 
     def multi_agent(self, **settings: Any) -> Self:
-        """Set the modules of several agents.
+        """Set the modules of several agents, and return the config.
 
         Raises:
             ValueError: A value is of a type that RLlib refuses.
@@ -118,33 +118,33 @@ class AlgorithmConfig:
         return self._set("multi_agent", settings)
 
     def fault_tolerance(self, **settings: Any) -> Self:
-        """Set what happens when a runner fails."""
+        """Set what happens when a runner fails, and return the config."""
         return self._set("fault_tolerance", settings)
 
     def reporting(self, **settings: Any) -> Self:
-        """Set what an iteration is."""
+        """Set what an iteration is, and return the config."""
         return self._set("reporting", settings)
 
     def debugging(self, **settings: Any) -> Self:
-        """Set seed and log level."""
+        """Set seed and log level, and return the config."""
         return self._set("debugging", settings)
 
     def checkpointing(self, **settings: Any) -> Self:
-        """Set what checkpoints hold."""
+        """Set what checkpoints hold, and return the config."""
         return self._set("checkpointing", settings)
 
     def resources(self, **settings: Any) -> Self:
-        """Set resources of Ray."""
+        """Set resources of Ray, and return the config."""
         return self._set("resources", settings)
 
     def framework(self, framework: Any = _NOT_GIVEN, **settings: Any) -> Self:
-        """Set the framework, which must be torch."""
+        """Set the framework, which must be torch, and return the config."""
         return self._set("framework", settings if framework is _NOT_GIVEN else {"framework": framework, **settings})
 
     def api_stack(
         self, enable_rl_module_and_learner: Any = _NOT_GIVEN, enable_env_runner_and_connector_v2: Any = _NOT_GIVEN
     ) -> Self:
-        """Set which of RLlib's stacks a script is written for."""
+        """Set which of RLlib's stacks a script is written for, and return the config."""
         given = {
             "enable_rl_module_and_learner": enable_rl_module_and_learner,
             "enable_env_runner_and_connector_v2": enable_env_runner_and_connector_v2,
@@ -152,11 +152,11 @@ class AlgorithmConfig:
         return self._set("api_stack", {name: value for name, value in given.items() if value is not _NOT_GIVEN})
 
     def experimental(self, **settings: Any) -> Self:
-        """Set experimental settings of RLlib."""
+        """Set experimental settings of RLlib, and return the config."""
         return self._set("experimental", settings)
 
     def offline_data(self, **settings: Any) -> Self:
-        """Set the recorded data to learn from, and what is recorded.
+        """Set the recorded data to learn from, and what is recorded, and return the config.
 
         Raises:
             ValueError: The class of a prelearner is none.
@@ -168,11 +168,11 @@ class AlgorithmConfig:
         return self._set("offline_data", settings)
 
     def python_environment(self, **settings: Any) -> Self:
-        """Set environment variables of Ray's workers."""
+        """Set environment variables of Ray's workers, and return the config."""
         return self._set("python_environment", settings)
 
     def callbacks(self, callbacks_class: Any = _NOT_GIVEN, **functions: Any) -> Self:
-        """Set what runs at events; each argument replaces what an earlier call gave for it, as in RLlib.
+        """Set what runs at events, and return the config; an argument replaces its value of earlier calls, as in RLlib.
 
         Args:
             callbacks_class: A callback class, a `functools.partial` of one, or a list of them; `None` is none. A dict

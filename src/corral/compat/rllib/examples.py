@@ -121,7 +121,7 @@ def run_rllib_example_script_experiment(
     scheduler: Any = None,
     progress_reporter: Any = None,
 ) -> Any:
-    """Train an algorithm until a stop criterion, in this process or with Ray Tune.
+    """Train an algorithm until a stop criterion, in this process or with Ray Tune, and return the results.
 
     Args:
         base_config: Config of the algorithm; the options change it.

@@ -109,7 +109,7 @@ class NotSerializable(Exception):
 
 
 def override(parent_cls: type) -> Callable[[F], F]:
-    """Check that the decorated method has the name of an attribute of a base class.
+    """Return a decorator that checks that a method has the name of an attribute of a base class.
 
     Raises:
         NameError: `parent_cls` has no such attribute.
@@ -137,7 +137,7 @@ PublicAPI = DeveloperAPI = ExperimentalAPI = OldAPIStack = _mark
 
 
 def OverrideToImplementCustomLogic(obj: F) -> F:
-    """Mark a method that subclasses are meant to replace."""
+    """Return a method that subclasses are meant to replace, unchanged."""
     obj.__is_overridden__ = False  # type: ignore[attr-defined]
     return obj
 

@@ -196,11 +196,11 @@ class LearnerGroup:
         return [parts for _, parts in answers]
 
     def update_from_episodes(self, episodes: Sequence[Any], **settings: Any) -> list[Any]:
-        """Learn from episodes: an older name of `update`."""
+        """Learn from episodes, and return the metrics: an older name of `update`."""
         return self.update(episodes=episodes, **settings)
 
     def update_from_batch(self, batch: Any, **settings: Any) -> list[Any]:
-        """Learn from columns by module id: an older name of `update`."""
+        """Learn from columns by module id, and return the metrics: an older name of `update`."""
         return self.update(batch=batch, **settings)
 
 

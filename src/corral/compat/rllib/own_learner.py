@@ -107,7 +107,7 @@ class OwnLearner(NativeLearner):
     # Updates.
 
     def update(self, batches: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Take gradient steps between `before_gradient_based_update` and `after_gradient_based_update`."""
+        """Take gradient steps between `before_` and `after_gradient_based_update`, and return the metrics."""
         view = self.view
         timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: max((each.timestep for each in settings.values()), default=0)}
         for key, schedule in view._lr_schedules.items():
@@ -130,7 +130,7 @@ class OwnLearner(NativeLearner):
                     numbers[f"{start}{name}_{end}"] = value
 
     def learn_from_episodes(self, episodes: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Take gradient steps on the batch that the pipeline of connectors makes from episodes; see `update`."""
+        """Take gradient steps on the batch that the connectors make from episodes, and return what `update` returns."""
         view = self.view
         batch = view._learner_connector(
             rl_module=view.module, batch={}, episodes=list(episodes), shared_data={}, metrics=view.metrics
@@ -159,7 +159,7 @@ class OwnLearner(NativeLearner):
         return [list(module_ids)] if self._by_hand else super().group_sharing(module_ids)
 
     def update_group(self, batches: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Take the gradient steps on all modules together, through `_update` of the class."""
+        """Take the gradient steps on all modules together, by `_update` of the class, and return the metrics."""
         if not self._by_hand or not batches:
             return super().update_group(batches, settings)
         view, first = self.view, settings[next(iter(batches))]

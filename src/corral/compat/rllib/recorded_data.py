@@ -371,7 +371,7 @@ class EvaluationRecorder(Recorder):
 
 
 def play_and_record(algorithm: Any, env_runner_group: Any) -> dict[str, Any]:
-    """Play an evaluation round whose complete episodes are recorded; a custom evaluation function of Corral."""
+    """Play an evaluation round, record its complete episodes, and return its metrics; a custom evaluation function."""
     view, config = algorithm.view, algorithm.config
     recorder = view.evaluation_recorder = view.evaluation_recorder or EvaluationRecorder(algorithm)
     duration, by_episodes = config.evaluation_duration, config.evaluation_duration_unit == "episodes"
