@@ -74,6 +74,8 @@ $(SERVICES_READY): $(READY) requirements/services.txt
 services: $(SERVICES_READY) ## the tests of the loggers, with Weights & Biases, MLflow and Trackio
 	$(SERVICES_VENV)/bin/python -m pytest -n 2 tests/loggers
 
+# With the newest versions, each of $(PYTHONS) is tried: make wheel PYTHONS="python3.11 python3.12 python3.13".
+PYTHONS ?= $(PYTHON)
 wheel: $(READY) ## build the wheel, and try it in clean environments, with the lowest and the newest versions of what it needs
 	rm -rf dist build && mkdir build
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -81,10 +83,13 @@ wheel: $(READY) ## build the wheel, and try it in clean environments, with the l
 	$(PYTHON) -m venv build/lowest
 	build/lowest/bin/pip install --quiet --constraint build/lowest.txt "$$(ls dist/corral-*.whl)[report,tensorboard]"
 	build/lowest/bin/python tools/smoke.py
-	$(PYTHON) -m venv build/newest
-	build/newest/bin/pip install --quiet --requirement requirements/torch.txt
-	build/newest/bin/pip install --quiet "$$(ls dist/corral-*.whl)[report,tensorboard]"
-	build/newest/bin/python tools/smoke.py
+	set -e; for python in $(PYTHONS); do \
+		newest=build/newest-$$(basename $$python); \
+		$$python -m venv $$newest; \
+		$$newest/bin/pip install --quiet --requirement requirements/torch.txt; \
+		$$newest/bin/pip install --quiet "$$(ls dist/corral-*.whl)[report,tensorboard]"; \
+		$$newest/bin/python tools/smoke.py; \
+	done
 
 campaign: $(READY) ## a thousand runs in which something fails, with a table in docs/reliability.md; 200 faults of runners on each engine; 200 kills of savers
 	$(BIN)/python benchmarks/campaign.py
