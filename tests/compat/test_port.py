@@ -234,6 +234,25 @@ def test_the_first_trial_of_a_search_with_tune_is_ported_with_its_stop(run: Run)
     assert 'algo.fit(stop={"training_iteration": 2})' in text
 
 
+def test_classes_and_connectors_that_change_the_run_are_never_left_out_silently(run: Run, tmp_path: Path) -> None:
+    script = """
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+class Mine(PPO):
+    def get_state(self, *args, **kwargs):
+        return super().get_state(*args, **kwargs)
+class Scale(ConnectorV2):
+    def __call__(self, *, batch, **kwargs):
+        return batch
+config = PPOConfig(algo_class=Mine).environment("CartPole-v1").env_runners(num_env_runners=0)
+config.training(learner_connector=lambda obs_space, action_space: Scale())
+config.build_algo()
+"""
+    text = print_port(run, tmp_path, script).stdout
+    assert "- algorithm class Mine: write an algorithm" in text
+    assert "- learner connector: " in text
+
+
 def test_a_script_that_builds_nothing_and_one_that_fails(run: Run, tmp_path: Path) -> None:
     start = "from ray.rllib.algorithms.ppo import PPOConfig\nPPOConfig()"
     nothing = print_port(run, tmp_path, start + "\nprint('text')", code=1)

@@ -81,8 +81,11 @@ def port(config: AlgorithmConfig, script: str | None = None, stop: Mapping[str, 
         )
     writer = _Writer(Script(script))
     searched = writer.take_first_values(config)
-    if getattr(config.algo_class, "HAS_OWN_STEP", False):
-        writer.leave_out(f"{config.algo_class.__name__}.training_step", "write an algorithm", "your-own-training-step")
+    cls = config.algo_class
+    if cls is not None and not cls.__module__.startswith("corral.compat."):
+        writer.leave_out(f"algorithm class {cls.__name__}", "write an algorithm", "your-own-training-step")
+    if searched.learner_connector is not None:
+        writer.leave_out("learner connector", "listen to on_postprocess_trajectory or on_sample_end", "connectors")
     native = _without_useless_settings(to_native(searched))
     calls = [f"{type(native).__name__}()", *filter(None, (writer.setter(native, group) for group in GROUPS))]
     if isinstance(native.env, str):
