@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from corral.algorithms.registry import register_algorithm as register_algorithm
     from corral.algorithms.sac import SAC as SAC
     from corral.algorithms.sac import SACConfig as SACConfig
+    from corral.algorithms.sb3_models import from_sb3 as from_sb3
     from corral.algorithms.stopping import Below as Below
     from corral.algorithms.td3 import DDPG as DDPG
     from corral.algorithms.td3 import TD3 as TD3
@@ -147,6 +148,7 @@ _HOMES = {
     "UpdateSettings": "corral.learners.settings",
     "estimate_return": "corral.offline.estimate_return",
     "evaluate_policy": "corral.policies.evaluate",
+    "from_sb3": "corral.algorithms.sb3_models",
     "gae": "corral.core.returns",
     "load_policy": "corral.policies.policy",
     "make_engine": "corral.engines",

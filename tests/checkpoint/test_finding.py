@@ -66,10 +66,12 @@ def test_without_another_one_the_best_is_the_last_and_the_last_the_best(tmp_path
 def test_where_there_is_none_the_error_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     (tmp_path / "file").touch()
+    (tmp_path / "model.zip").touch()
     for name, problem in (
         ("nowhere", "it does not exist"),
         ("empty", "it has no metadata.json"),
         ("file", "it is a file"),
+        ("model.zip", "it is a file, .*; corral.from_sb3 reads models of Stable-Baselines3"),
     ):
         there = re.escape(str(tmp_path / name))
         with pytest.raises(CheckpointError, match=f"{there} holds no complete checkpoint: {problem}"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -85,6 +86,14 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             assert without_numbers(printed) == without_numbers(shown.text), f"{place} prints something else"
         else:
             assert printed == shown.text, f"{place} prints something else"
+
+
+def test_the_page_for_users_of_stable_baselines3_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "tests" / "policies" / "sb3_samples" / "ppo_cartpole.zip", "cartpole.zip")
+    shown = [block.text for block in blocks(DOCS / "from-stable-baselines3.md") if "from_sb3(" in block.text]
+    assert len(shown) == 1
+    exec(shown[0], {})
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"))

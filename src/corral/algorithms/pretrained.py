@@ -50,8 +50,8 @@ def prepare_module(module: Module, module_id: str, config: AlgorithmConfig) -> M
                 if name in chosen:
                     value.copy_(torch.from_numpy(there[name].copy()))
             update_target: Any = getattr(module, "update_target", None)
-            if update_target is not None:
-                update_target(1.0)  # targets start as copies, as in a new module
+            if update_target is not None and len(chosen) < len(here):
+                update_target(1.0)  # targets of loaded parts start as copies, as in a new module
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name in _matching("freeze_parts", config.freeze_parts, parameters, module_id):
         parameters[name].requires_grad_(False)
@@ -95,7 +95,8 @@ def read_weights(
 
     Args:
         location: A checkpoint, a run, of which the best checkpoint is taken, or a file of one module's weights:
-            `.safetensors`, or `.pt` or `.pth` as `torch.save(module.state_dict(), file)` writes it.
+            `.safetensors`, `.pt` or `.pth` as `torch.save(module.state_dict(), file)` writes it, or `.zip` as
+            Stable-Baselines3 writes it.
         module_id: Id of the module that gets the weights.
         from_module_id: Id of the module in the checkpoint; `None` is the same id, or the only one.
 
@@ -103,6 +104,10 @@ def read_weights(
         CheckpointError: There is no such checkpoint, module or file, or the file holds something else.
     """
     path = resolve_location(location)
+    if isinstance(path, Path) and path.suffix == ".zip":
+        from corral.policies.sb3_files import read_sb3
+
+        return str(path), read_sb3(path).weights, {}
     if isinstance(path, Path) and path.suffix in (".safetensors", ".pt", ".pth"):
         try:
             return str(path), load_file(path) if path.suffix == ".safetensors" else _load_state_dict(path), {}

@@ -364,7 +364,8 @@ def why_none(place: Place) -> str:
     if place.names():
         return f"it has no {METADATA}"
     if isinstance(place, LocalPlace) and Path(place.location).is_file():
-        return "it is a file, and a checkpoint is a directory"
+        of_sb3 = "; corral.from_sb3 reads models of Stable-Baselines3" if str(place.location).endswith(".zip") else ""
+        return f"it is a file, and a checkpoint is a directory{of_sb3}"
     return f"it is empty, without {METADATA}" if place.exists() else "it does not exist"
 
 

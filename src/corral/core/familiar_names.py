@@ -59,7 +59,7 @@ SETTINGS: Mapping[str, Meanings] = {
     "vf_coef": (("training.vf_loss_coeff", "CleanRL multiplies half the squared error by it"),),
     "ent_coef": (
         ("training.entropy_coeff", "for PPO"),
-        ("training.initial_alpha", "for SAC, which learns the temperature from there"),
+        ("training.initial_alpha", "for SAC, which learns the temperature from there unless alpha_lr is 0"),
     ),
     "entropy_coeff_schedule": (("training.entropy_coeff", _SCHEDULE),),
     **dict.fromkeys(
@@ -69,11 +69,11 @@ SETTINGS: Mapping[str, Meanings] = {
     "use_kl_loss": (("training.kl_coeff", "0 means no KL penalty"),),
     "use_critic": (("", "the critic is always used: leave this out"),),
     "use_gae": (("training.lambda_", "1 means returns without generalized advantage estimation"),),
-    "alpha": (("training.initial_alpha", "SAC learns the temperature from there"),),
+    "alpha": (("training.initial_alpha", "SAC learns the temperature from there unless alpha_lr is 0"),),
     **dict.fromkeys(("target_policy_noise", "policy_noise"), _same("training.target_noise")),
     "noise_clip": _same("training.target_noise_clip"),
     **dict.fromkeys(("policy_freq", "policy_frequency"), _same("training.policy_delay")),
-    "autotune": (("training.initial_alpha", "SAC always learns the temperature, from this value"),),
+    "autotune": (("training.alpha_lr", "0 keeps the temperature of SAC at initial_alpha"),),
     # Replay and targets.
     "buffer_size": (("training.replay_buffer_config.capacity", ""),),
     "replay_buffer_class": (("training.replay_buffer_config.type", "'uniform', 'prioritized' or 'hindsight'"),),

@@ -30,7 +30,7 @@ class RLModuleSettings(SettingGroup):
         model_config: Settings of the module; `corral.modules.module.ModelConfig` lists the settings of the default
             module.
         load_from: Weights that the module starts with: a checkpoint, a run, of which the best checkpoint is taken, or
-            a file of weights, `.safetensors`, `.pt` or `.pth`.
+            a file of weights, `.safetensors`, `.pt`, `.pth`, or `.zip` of Stable-Baselines3.
         load_parts: Patterns of the names of the weights that are loaded, such as `policy_encoder.*`.
         freeze_parts: Patterns of the names of the parameters that do not learn, such as `policy_encoder.*`;
             `freeze` is another name of the setting.

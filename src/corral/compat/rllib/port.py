@@ -148,8 +148,8 @@ class _Writer:
     def take_first_values(self, config: AlgorithmConfig) -> AlgorithmConfig:
         """Return a config without the search spaces of Ray Tune: each has its first value, or a drawn one."""
         changed = config.copy(copy_frozen=False)
-        for name, value in vars(changed).items():
-            vars(changed)[name] = self._first_value(name, value)
+        for name, value in list(vars(changed).items()):
+            setattr(changed, name, self._first_value(name, value))
         return changed
 
     def _first_value(self, path: str, value: Any) -> Any:
