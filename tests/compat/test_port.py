@@ -154,6 +154,50 @@ config = (
     assert 'policies={"a": {}, "b": {}, "c": {}}' in text
 
 
+def test_options_of_the_script_have_the_parsed_values_also_in_lambdas(run: Run, tmp_path: Path) -> None:
+    script = f"""
+import argparse
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.tune.registry import register_env
+{ENV}
+parser = argparse.ArgumentParser()
+parser.add_argument("--length", type=int, default=9)
+args = parser.parse_args(["--length=3"])
+register_env("corridor", lambda config: Corridor({{"length": args.length, **config}}))
+config = (
+    PPOConfig()
+    .environment("corridor")
+    {SMALL}
+)
+"""
+    text, returns = ported(run, tmp_path, script + TRAIN)
+    assert "args = argparse.Namespace(length=3)" in text
+    assert returns == run(script + TRAIN).stdout
+
+
+def test_a_lambda_for_policies_to_train_keeps_its_meaning(run: Run, tmp_path: Path) -> None:
+    script = f"""
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.multi_agent_env import make_multi_agent
+config = (
+    PPOConfig()
+    .environment(make_multi_agent("CartPole-v1"), env_config={{"num_agents": 2}})
+    .multi_agent(
+        policies=["a", "b"],
+        policy_mapping_fn=lambda agent_id, episode, **kw: "ab"[agent_id],
+        policies_to_train=lambda module_id, batch=None: module_id != "a",
+    )
+    {SMALL}
+)
+"""
+    train = "algo = config.build_algo()\nprint([key for key in algo.train()['learners'] if len(key) == 1])\n"
+    print_port(run, tmp_path, script + train)
+    text = run(["--port", str(tmp_path / "script.py")]).stdout.partition("if __name__")[0]
+    native = "with config.build() as algo:\n    print([key for key in algo.train()['learners'] if len(key) == 1])\n"
+    (tmp_path / "ported.py").write_text(text + native, encoding="utf-8")
+    assert run_python(tmp_path / "ported.py") == run(script + train).stdout == "['b']\n"
+
+
 @pytest.mark.slow
 def test_other_algorithms_and_transforms(run: Run, tmp_path: Path) -> None:
     script = """
@@ -177,7 +221,7 @@ config = (
 
 def test_what_has_no_native_form_is_listed_with_a_section_of_the_page(run: Run) -> None:
     text = run(["--port", str(EXAMPLES / "own_module_rllib.py")]).stdout
-    assert "- rl_module.model_config: Small is an RLModule" in text
+    assert "- RLModule Small with model_config={'width': 32}: write a corral.Module" in text
     assert "- learner class SmallOutputsLearner" in text
     page = (EXAMPLES.parents[1] / "docs" / "port-an-rllib-script.md").read_text(encoding="utf-8")
     titles = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", page, flags=re.MULTILINE)}

@@ -128,7 +128,7 @@ def first_column(path: Path, heading: str) -> list[str]:
     """Return the code spans in the first column of the tables under a heading."""
     section = re.split(rf"^#+ {heading}$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1]
     section = re.split(r"^#+ ", section, flags=re.MULTILINE)[0]
-    return re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
+    return re.findall(r"^\| \[?`([^`]+)`(?:\]\([^)]*\))? \|", section, flags=re.MULTILINE)
 
 
 def anchors(path: Path) -> set[str]:

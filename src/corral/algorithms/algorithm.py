@@ -109,6 +109,10 @@ class _WithHints(ABCMeta):
             raise attribute_error(cls, name, ALGORITHM_METHODS)
 
 
+MOST_CALLS_WITHOUT_STEPS = 100
+"""Calls of a training step of the user, one after another, that may take no env steps."""
+
+
 class Algorithm(metaclass=_WithHints):
     """Trains modules on an env. Subclasses define `make_loss` and `training_step`.
 
@@ -862,7 +866,9 @@ class Algorithm(metaclass=_WithHints):
         config = self.config
         steps_before = self._num_steps_before = self.num_env_steps_sampled_lifetime
         group, by_users = self.env_runner_group, self.env_runner_group.hand_sampler
+        num_calls_without_steps = 0
         while True:
+            steps_at_call = self.num_env_steps_sampled_lifetime
             sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
             uncounted = sampled - self.num_env_steps_sampled_lifetime
             try:
@@ -871,13 +877,46 @@ class Algorithm(metaclass=_WithHints):
                 sampled = group.num_env_steps_returned + by_users.num_env_steps_by_hand
                 by_hand = sampled - self.num_env_steps_sampled_lifetime - uncounted
                 self.num_env_steps_sampled_lifetime += max(0, by_hand)
+            if type(results) is not dict or {*map(type, results.values())} - {dict}:
+                self._refuse_results(results)
             self.log_learner_results(results)
             elapsed_s = time.perf_counter() - start
             sampled = self.num_env_steps_sampled_lifetime - steps_before
+            num_calls_without_steps = (
+                num_calls_without_steps + 1 if self.num_env_steps_sampled_lifetime == steps_at_call else 0
+            )
+            if num_calls_without_steps == MOST_CALLS_WITHOUT_STEPS and self.samples_now:
+                self._refuse_to_repeat()
             if elapsed_s < config.min_time_s_per_iteration:
                 continue
             if sampled >= config.min_sample_timesteps_per_iteration or not self.samples_now:
                 return
+
+    def _refuse_results(self, results: Any) -> None:
+        """Raise for what a training step returned, if it holds no numbers by module id.
+
+        Raises:
+            CorralError: It does not.
+        """
+        if not isinstance(results, Mapping) or not all(isinstance(values, Mapping) for values in results.values()):
+            raise CorralError(
+                f"{type(self).__name__}.training_step returned {results!r:.100}: return dicts of numbers by module id, "
+                "as self.learner_group.update(...) does."
+            )
+
+    def _refuse_to_repeat(self) -> None:
+        """Raise if a training step of the user takes no env steps: an iteration of it would never end.
+
+        Raises:
+            CorralError: It takes none. Those of Corral may wait for runners.
+        """
+        if not type(self).training_step.__module__.startswith("corral."):
+            raise CorralError(
+                f"{type(self).__name__}.training_step took no env steps in {MOST_CALLS_WITHOUT_STEPS} calls, and an "
+                "iteration ends after "
+                f"min_sample_timesteps_per_iteration={self.config.min_sample_timesteps_per_iteration} of them: sample "
+                "with self.sample(...), or set it to 0."
+            )
 
     def _check_running(self) -> None:
         if self._stopped:

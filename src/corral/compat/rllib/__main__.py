@@ -20,7 +20,10 @@ from types import ModuleType, TracebackType
 
 from corral.compat.rllib import install
 
-USAGE = "usage: python -m corral.compat.rllib [--port] (script.py | -m module) [arguments of the script]"
+USAGE = """usage: python -m corral.compat.rllib [--port] (script.py | -m module) [arguments of the script]
+
+--port  run until the first algorithm would be built, and print the config of Corral as Python code;
+        see docs/port-an-rllib-script.md. It stands before the script: what follows is for the script."""
 
 
 def main(arguments: Sequence[str]) -> None:

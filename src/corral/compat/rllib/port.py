@@ -73,6 +73,10 @@ def port(config: AlgorithmConfig, script: str | None = None, stop: Mapping[str, 
     Raises:
         ConfigError: The algorithm is one of the script itself, with a training step but no algorithm of RLlib below it.
     """
+    if not isinstance(config, AlgorithmConfig):
+        raise ConfigError(
+            f"port: {config!r:.80} is no config of RLlib: give one, such as PPOConfig().environment(...)."
+        )
     name = algorithm_name(config)
     if not name:
         raise ConfigError(
@@ -136,6 +140,7 @@ class _Writer:
         self.script = script
         self._imports: dict[str, None] = {}
         self._names: dict[str, None] = {}
+        self._readers = ""
         self._copied: dict[str, None] = {}
         self._left_out: dict[str, None] = {}
         self._notes: dict[str, None] = {}
@@ -168,7 +173,7 @@ class _Writer:
         """Copy the statements that register an env, if the script has some."""
         for source in self.script.registrations(env):
             try:
-                self._need(read_names(source))
+                self._need(read_names(source), source)
             except NotPortable as problem:
                 self.leave_out(f"the registration of {env}", f"{problem}", "what-has-no-native-form")
             else:
@@ -204,6 +209,10 @@ class _Writer:
             return True
         if name == "rl_module" and value in _ADAPTED_MODULES:
             return True  # noted with its settings
+        if name == "model_config" and "rl_module_class" in value:
+            what = f"RLModule {value['rl_module_class'].__name__} with model_config={value['rl_model_config']!r:.200}"
+            self.leave_out(what, "write a corral.Module", "modules")
+            return True
         if name == "wrappers":
             for each in value:
                 if isinstance(each, Connect):
@@ -217,11 +226,8 @@ class _Writer:
         Raises:
             NotPortable: It has no form in Python code.
         """
-        if name == "model_config" and "rl_module_class" in value:
-            cls = value["rl_module_class"]
-            raise NotPortable(f"{cls.__name__} is an RLModule: write a corral.Module")
         if name == "policies_to_train" and isinstance(value, functools.partial):
-            return f"lambda module_id: {self._function(value.args[0])}(module_id, None)"
+            return f"lambda module_id: ({self._function(value.args[0])})(module_id, None)"
         if name in ("env_task_fn", "custom_evaluation_function") and isinstance(value, functools.partial):
             value = value.args[0]
             self._notes[f"{path} gets Corral's objects; {PAGE}#callbacks"] = None
@@ -314,7 +320,7 @@ class _Writer:
         module: str = function.__module__
         if name.endswith("<lambda>") and module == "__main__":
             source = self.script.lambda_source(function)
-            self._need(read_names(source))
+            self._need(read_names(source), source)
             return source
         if "<" in name:
             raise NotPortable(f"{name}, defined while the script runs: define it at the top level")
@@ -329,15 +335,20 @@ class _Writer:
             self._imports[f"from {module} import {top}"] = None
         return name
 
-    def _need(self, names: Iterable[str]) -> None:
+    def _need(self, names: Iterable[str], reader: str = "") -> None:
         """Copy the definitions of names of the script, if it has them.
+
+        Args:
+            names: The names.
+            reader: Source that reads them, if the script does not define it at its top level.
 
         Raises:
             NotPortable: One of them is of RLlib only.
         """
         known = dict.fromkeys(name for name in names if name not in _BUILTINS)
-        self.script.definitions(known)
+        self.script.definitions(known, reader)
         self._names |= known
+        self._readers += f"{reader}\n"
 
     def _callbacks(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """Return the argument of `callbacks` for classes, or for the functions of one event."""
@@ -395,12 +406,16 @@ class _Writer:
     def file(self, config_class: str, calls: list[str], stop: Mapping[str, float] | None) -> str:
         """Return the whole file."""
         about = [f"The experiment of {self.script.name}, without RLlib."]
+        about += [
+            "",
+            "It has the config of the first algorithm. The loop of the script, and what follows, is yours to copy.",
+        ]
         if self._left_out:
             about += ["", "Left out, because it has no native form:", *(f"- {line}" for line in self._left_out)]
         if self._notes:
             about += ["", "Read once more:", *(f"- {line}" for line in self._notes)]
         head = '"""' + "\n".join(about) + ("\n" if len(about) > 1 else "") + '"""'
-        copied = list(dict.fromkeys([*self._copied, *self.script.definitions(self._names)]))
+        copied = list(dict.fromkeys([*self._copied, *self.script.definitions(self._names, self._readers)]))
         if any("argparse." in source for source in copied):
             self._imports["import argparse"] = None
         imports = _merged({*self._imports, *filter(_is_import, copied), f"from corral import {config_class}"})

@@ -59,14 +59,16 @@ class Script:
             if isinstance(node, ast.Lambda) and node.lineno == line
         ]
         if len(set(found)) != 1:
-            raise NotPortable(f"a lambda in line {line} of {self.name}: define a function")
+            raise NotPortable(f"several lambdas begin in line {line} of {self.name}: give each a line of its own")
         return found[0]
 
-    def definitions(self, names: Iterable[str]) -> list[str]:
+    def definitions(self, names: Iterable[str], reader: str = "") -> list[str]:
         """Return the source of the statements that define some names, and all names that these need, in their order.
 
         Args:
             names: Names of the top level of the script.
+            reader: Other source that reads these names, such as lambdas. Of parsed options, those are kept that any
+                source reads.
 
         Raises:
             NotPortable: A name is of RLlib and not of Corral, or the script defines it only while it runs.
@@ -76,10 +78,10 @@ class Script:
         values: dict[str, str] = {}
         waiting = list(names)
         called = set(waiting)  # in contrast to names that only annotate types
-        sources = ""
+        sources = reader + "\n"
         while waiting:
             name = waiting.pop()
-            if name not in homes:
+            if name not in homes or isinstance(self._variables.get(name), argparse.Namespace):
                 values[name] = ""
                 continue
             if name in needed.setdefault(homes[name], set()):
