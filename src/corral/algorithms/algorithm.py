@@ -908,7 +908,7 @@ class Algorithm(metaclass=_WithHints):
         """Raise if a training step of the user takes no env steps: an iteration of it would never end.
 
         Raises:
-            CorralError: It takes none. Those of Corral may wait for runners.
+            CorralError: It takes none. The training steps of Corral may wait for runners.
         """
         if not type(self).training_step.__module__.startswith("corral."):
             raise CorralError(
