@@ -60,6 +60,13 @@ def test_a_training_step_that_takes_no_env_steps_ends_in_an_error(monkeypatch: p
         algo.train()
 
 
+def test_an_iteration_that_only_time_ends_may_take_no_env_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "samples", False)
+    config = OwnConfig().environment("CartPole-v1").reporting(min_time_s_per_iteration=0.1)
+    with config.build() as algo:
+        assert algo.train()["num_env_steps_sampled_lifetime"] == 0
+
+
 def test_training_steps_that_sample_too_little_are_repeated() -> None:
     with build() as algo:
         assert algo.train()["num_env_steps_sampled_lifetime"] == 24

@@ -175,6 +175,28 @@ config = (
     assert returns == run(script + TRAIN).stdout
 
 
+def test_a_variable_that_the_script_changes_has_the_value_of_the_build(run: Run, tmp_path: Path) -> None:
+    script = f"""
+from ray.rllib.algorithms.ppo import PPOConfig
+{ENV}
+LENGTHS = []
+for length in (2, 3):
+    LENGTHS.append(length)
+def make(config):
+    return Corridor({{"length": LENGTHS[-1]}})
+from ray.tune.registry import register_env
+register_env("corridor", make)
+config = (
+    PPOConfig()
+    .environment("corridor")
+    {SMALL}
+)
+"""
+    text, returns = ported(run, tmp_path, script + TRAIN)
+    assert "LENGTHS = [2, 3]" in text
+    assert returns == run(script + TRAIN).stdout
+
+
 def test_a_lambda_for_policies_to_train_keeps_its_meaning(run: Run, tmp_path: Path) -> None:
     script = f"""
 from ray.rllib.algorithms.ppo import PPOConfig

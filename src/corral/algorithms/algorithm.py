@@ -885,12 +885,12 @@ class Algorithm(metaclass=_WithHints):
             num_calls_without_steps = (
                 num_calls_without_steps + 1 if self.num_env_steps_sampled_lifetime == steps_at_call else 0
             )
-            if num_calls_without_steps == MOST_CALLS_WITHOUT_STEPS and self.samples_now:
-                self._refuse_to_repeat()
             if elapsed_s < config.min_time_s_per_iteration:
                 continue
             if sampled >= config.min_sample_timesteps_per_iteration or not self.samples_now:
                 return
+            if num_calls_without_steps >= MOST_CALLS_WITHOUT_STEPS:
+                self._refuse_to_repeat()
 
     def _refuse_results(self, results: Any) -> None:
         """Raise for what a training step returned, if it holds no numbers by module id.

@@ -75,19 +75,19 @@ class Script:
         """
         homes = {name: index for index, each in enumerate(self._statements) for name in _bound(each)}
         needed: dict[int, set[str]] = {}
-        values: dict[str, str] = {}
+        values: dict[str, None] = {}
         waiting = list(names)
         called = set(waiting)  # in contrast to names that only annotate types
         sources = reader + "\n"
         while waiting:
             name = waiting.pop()
-            if name not in homes or isinstance(self._variables.get(name), argparse.Namespace):
-                values[name] = ""
+            statement = self._statements[homes[name]] if name in homes else None
+            if statement is None or self._has_plain_value(name, statement):
+                values[name] = None
                 continue
             if name in needed.setdefault(homes[name], set()):
                 continue
             needed[homes[name]].add(name)
-            statement = self._statements[homes[name]]
             if not isinstance(statement, (ast.Import, ast.ImportFrom)):
                 source = self._segment(statement)
                 waiting += [each for each in read_names(source) if each in homes or each in self._variables]
@@ -96,6 +96,12 @@ class Script:
         made = [_value_source(name, self._variables, self.name, sources) for name in values]
         parts = [self._sources(self._statements[index], needed[index], called) for index in sorted(needed)]
         return [*made, *(part for each in parts for part in each)]
+
+    def _has_plain_value(self, name: str, statement: ast.stmt) -> bool:
+        """Return whether a variable has a value of its own, which the script may have changed since the statement."""
+        value = self._variables.get(name, self)
+        is_assigned = not isinstance(statement, (ast.Import, ast.ImportFrom))
+        return is_assigned and (isinstance(value, argparse.Namespace) or _is_literal(value))
 
     def registrations(self, name: str) -> list[str]:
         """Return the source of the expressions at the top level that contain a string.
