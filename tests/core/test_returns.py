@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from corral.core.returns import gae
+from on_tensors import on_tensors
 
 Columns = dict[str, NDArray[Any]]
+
+
+@pytest.fixture(autouse=True, scope="module", params=["arrays", "tensors"])
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "tensors":
+            patch.setitem(globals(), "gae", on_tensors(gae))
+        yield
 
 
 def columns(rewards: Any, values: Any, next_values: Any, **flags: Any) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,15 @@ from numpy.typing import NDArray
 from test_returns import Columns, columns, rollouts
 
 from corral.core.returns import gae, vtrace
+from on_tensors import on_tensors
+
+
+@pytest.fixture(autouse=True, scope="module", params=["arrays", "tensors"])
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "tensors":
+            patch.setitem(globals(), "vtrace", on_tensors(vtrace))
+        yield
 
 
 def slow_vtrace(

@@ -142,6 +142,8 @@ class Algorithm(metaclass=_WithHints):
             NumPy generators.
         READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
             Otherwise they stay in the runners.
+        LEARNS_TENSORS: Whether `training_step` takes rollouts of tensors, see `TensorRollout`, from an env whose data
+            are tensors. A subclass must say it again, because its own code may need arrays.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
         FIRST_SETTINGS: Settings that only say how a run begins.
     """
@@ -152,6 +154,7 @@ class Algorithm(metaclass=_WithHints):
     )
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
+    LEARNS_TENSORS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config", "lr_scheduler"})
     FIRST_SETTINGS: ClassVar[frozenset[str]] = frozenset({"seed"})
 

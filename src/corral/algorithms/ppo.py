@@ -24,7 +24,7 @@ from corral.core.returns import FloatColumn, gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.sequences import find_sequence_starts
 from corral.core.settings import AtLeastOne, Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
-from corral.core.tree import map_tree
+from corral.core.tree import concatenate, map_tree
 from corral.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
@@ -126,6 +126,7 @@ class PPO(Algorithm):
         *("curr_kl_coeff", "curr_entropy_coeff", "curr_clip_param"),
     )
     STATE = (*Algorithm.STATE, "_kl_coeff")
+    LEARNS_TENSORS = True
 
     config: PPOConfig
 
@@ -240,7 +241,7 @@ class PPO(Algorithm):
         """Return the mean KL divergence from the policy that sampled a batch to the policy of now, in nats."""
         now = self.learner_group.dist_inputs(module_id, batch)
         distribution = self.learner_group.get_module(module_id).distribution
-        return float(distribution.kl(torch.from_numpy(batch["dist_inputs"]), torch.from_numpy(now)).mean())
+        return float(distribution.kl(*map(torch.as_tensor, (batch["dist_inputs"], now))).mean())
 
 
 @dataclass(frozen=True)
@@ -307,10 +308,11 @@ def ppo_batch(
             starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
             columns |= {"sequence_starts": starts, "unit_starts": starts}
         parts.append(rollout.valid_rows(columns, by_lane=has_memory))
-    batch: Batch = parts[0] if len(parts) == 1 else map_tree(lambda *leaf: np.concatenate(leaf), *parts)
+    batch: Batch = parts[0] if len(parts) == 1 else map_tree(concatenate, *parts)
     if normalize_advantages:
         advantages = batch["advantages"]
-        batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        deviation = advantages.std(correction=0) if isinstance(advantages, Tensor) else advantages.std()
+        batch["advantages"] = (advantages - advantages.mean()) / (deviation + 1e-8)
     return batch
 
 
@@ -407,7 +409,10 @@ def adapted_kl_coeff(
     return kl_coeff
 
 
-def explained_variance(values: NDArray[Any], value_targets: NDArray[Any]) -> float:
+def explained_variance(values: Any, value_targets: Any) -> float:
     """Return 1 - Var[targets - values] / Var[targets]: 1 is perfect, 0 is a constant, NaN is undefined."""
+    if isinstance(values, Tensor):
+        left, whole = torch.stack([value_targets - values, value_targets]).var(1, correction=0).tolist()
+        return float("nan") if whole == 0 else 1 - left / whole
     variance = float(np.var(value_targets))
     return float("nan") if variance == 0 else 1 - float(np.var(value_targets - values)) / variance

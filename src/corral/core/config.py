@@ -35,6 +35,11 @@ class SettingGroup:
         raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
 
     @property
+    def learns_tensors(self) -> bool:
+        """Whether the algorithm learns from rollouts of tensors: its own class says so, not one that it derives from."""
+        return bool(vars(self.algo_class).get("LEARNS_TENSORS"))
+
+    @property
     def algo_name(self) -> str:
         """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
         return self.algo_class.__name__

@@ -1,12 +1,21 @@
-"""Return computations as pure functions on columns, with time on axis 0. They know no module and no env."""
+"""Return computations as pure functions on columns, with time on axis 0. They know no module and no env.
+
+The columns of `gae` and `vtrace` are arrays, or tensors on one device.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 FloatColumn = NDArray[np.floating]
+"""Floats `[T, N]`; where the env is on a device, a tensor."""
 BoolColumn = NDArray[np.bool_]
+"""Bools `[T, N]`; where the env is on a device, a tensor."""
 
 
 def gae(
@@ -44,6 +53,8 @@ def gae(
     shape = rewards.shape
     for column in (values, next_values, terminated, truncated, valid):
         assert column.shape == shape, f"columns differ in shape: {column.shape} and {shape}"
+    if isinstance(rewards, Tensor):
+        return _tensor_gae(rewards, values, next_values, terminated, truncated, valid, gamma, lambda_)
     deltas = np.where(valid, rewards + gamma * np.where(terminated, 0.0, next_values) - values, 0.0)
     # An invalid entry needs no special case: its delta and its decay are 0, so nothing flows across.
     decays = np.where(terminated | truncated | ~valid, 0.0, gamma * lambda_)
@@ -54,6 +65,45 @@ def gae(
         running += deltas[t]
         advantages[t] = running
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
+
+
+def _tensor_gae(
+    rewards: Tensor,
+    values: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    valid: Any,
+    gamma: float,
+    lambda_: float,
+) -> tuple[Any, Any]:
+    """Return what `gae` returns, for tensors."""
+    values, valid = _widened(values), torch.as_tensor(valid, device=rewards.device)
+    bootstraps = _widened(rewards) + gamma * _widened(next_values).masked_fill(terminated, 0.0) - values
+    deltas = bootstraps.masked_fill(~valid, 0.0)
+    decays = torch.full_like(deltas, gamma * lambda_).masked_fill(terminated | truncated | ~valid, 0.0)
+    advantages = _accumulate_back(deltas, decays)
+    return advantages.float(), (advantages + values).float()
+
+
+def _widened(column: Tensor) -> Tensor:
+    """Return a column in float64, in which the sums over many steps are taken; in float32 where a device has no other."""
+    return column.float() if column.device.type == "mps" else column.double()
+
+
+def _accumulate_back(deltas: Tensor, decays: Tensor) -> Tensor:
+    """Return x `[T, ...]` with `x[t] = deltas[t] + decays[t] * x[t + 1]`, and 0 after the last row.
+
+    Each round doubles the number of rows that x sums over, so that there are log2(T) operations on whole columns in
+    place of T on rows (Hillis and Steele 1986, doi:10.1145/7902.7903).
+    """
+    step = 1
+    while step < len(deltas):
+        sums, factors = deltas.clone(), torch.zeros_like(decays)
+        sums[:-step] += decays[:-step] * deltas[step:]
+        factors[:-step] = decays[:-step] * decays[step:]
+        deltas, decays, step = sums, factors, 2 * step
+    return deltas
 
 
 def vtrace(
@@ -98,6 +148,10 @@ def vtrace(
     shape = rewards.shape
     for column in (ratios, values, next_values, terminated, truncated, valid):
         assert column.shape == shape, f"columns differ in shape: {column.shape} and {shape}"
+    clip_pg_rho = clip_rho if clip_pg_rho is None else clip_pg_rho
+    if isinstance(rewards, Tensor):
+        columns = (ratios, rewards, values, next_values, terminated, truncated, valid)
+        return _tensor_vtrace(*columns, gamma, lambda_, clip_rho, clip_c, clip_pg_rho)
     ratios = np.where(valid, ratios, 0.0)
     bootstraps = rewards + gamma * np.where(terminated, 0.0, next_values) - values
     deltas = np.where(valid, np.minimum(ratios, clip_rho) * bootstraps, 0.0)
@@ -107,9 +161,35 @@ def vtrace(
     corrections = np.zeros((shape[0] + 1, *shape[1:]), np.float64)  # of the values: target minus value
     for t in range(shape[0] - 1, -1, -1):
         corrections[t] = deltas[t] + decays[t] * corrections[t + 1]
-    pg_rhos = np.minimum(ratios, clip_rho if clip_pg_rho is None else clip_pg_rho)
+    pg_rhos = np.minimum(ratios, clip_pg_rho)
     advantages = np.where(valid, pg_rhos * (bootstraps + discounts * corrections[1:]), 0.0)
     return advantages.astype(np.float32), (values + corrections[:-1]).astype(np.float32)
+
+
+def _tensor_vtrace(
+    ratios: Any,
+    rewards: Tensor,
+    values: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    valid: Any,
+    gamma: float,
+    lambda_: float,
+    clip_rho: float,
+    clip_c: float,
+    clip_pg_rho: float,
+) -> tuple[Any, Any]:
+    """Return what `vtrace` returns, for tensors."""
+    values, valid = _widened(values), torch.as_tensor(valid, device=rewards.device)
+    ratios = _widened(ratios).masked_fill(~valid, 0.0)
+    bootstraps = _widened(rewards) + gamma * _widened(next_values).masked_fill(terminated, 0.0) - values
+    deltas = (ratios.clamp(max=clip_rho) * bootstraps).masked_fill(~valid, 0.0)
+    discounts = torch.full_like(deltas, gamma).masked_fill(terminated | truncated | ~valid, 0.0)
+    corrections = _accumulate_back(deltas, discounts * lambda_ * ratios.clamp(max=clip_c))
+    later = torch.cat([corrections[1:], torch.zeros_like(corrections[:1])])
+    advantages = ratios.clamp(max=clip_pg_rho) * (bootstraps + discounts * later)
+    return advantages.masked_fill(~valid, 0.0).float(), (values + corrections).float()
 
 
 def n_step_returns(

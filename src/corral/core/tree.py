@@ -58,6 +58,15 @@ def copy_nested(value: Any) -> Any:
     return type(value)(map(copy_nested, value)) if type(value) in (list, tuple) else value
 
 
+def concatenate(*parts: Any) -> Any:
+    """Return arrays, or tensors of one device, one after the other along axis 0."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    import torch
+
+    return torch.cat(parts)
+
+
 def num_rows(batch: Tree) -> int:
     """Return the length B of the leaves `[B, ...]` of a tree: the length of the first leaf."""
     while not hasattr(batch, "shape"):

@@ -85,6 +85,8 @@ class HostConfig(EngineSettings, FaultToleranceSettings, EnvironmentSettings):
     if TYPE_CHECKING:
         in_evaluation: bool
         num_env_runners: int
+        num_gpus_per_env_runner: float
+        device: str
         num_envs_per_env_runner: int | None
         vectorization: Literal["auto", "sync", "async"]
         autoreset_mode: Literal["next_step", "same_step"]

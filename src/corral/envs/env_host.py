@@ -160,7 +160,13 @@ class EnvHost:
         self._lost_state = OF_EVALUATION if config.in_evaluation else UNTESTED
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
         is_remote = config.vectorization == "async"
-        self._context = EnvContext(config.env_config, self._worker_index, config.num_env_runners, remote=is_remote)
+        self._context = EnvContext(
+            config.env_config,
+            self._worker_index,
+            config.num_env_runners,
+            remote=is_remote,
+            device=config.device if not self._worker_index else "auto" if config.num_gpus_per_env_runner else "cpu",
+        )
         self.env = make_vector_env(
             config.env,
             self._context,
@@ -283,6 +289,12 @@ class EnvHost:
     def step(self) -> Callable[..., Any]:
         """Function `step` of the vector env, with its time limit."""
         step = self.env.step if self._gives_checked_steps else self._checked_step
+        return partial(self._timer.call, step) if self._is_timed else step
+
+    @property
+    def step_tensors(self) -> Callable[..., Any]:
+        """Function `step_tensors` of a vector env of tensors, with its time limit."""
+        step = self.env.step_tensors  # type: ignore[attr-defined]
         return partial(self._timer.call, step) if self._is_timed else step
 
     def _checked_step(self, actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:

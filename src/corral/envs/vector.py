@@ -54,6 +54,8 @@ class EnvContext(dict[str, Any]):
         num_workers: Number of runners in addition to the embedded one.
         vector_index: Index of the sub-env in its vector env.
         remote: Whether each sub-env has a process of its own, as with `vectorization="async"`.
+        num_envs: Number of sub-envs N of the runner, for factories that return a vector env.
+        device: Setting `device` of the learners where they are in the same process, for vector envs of tensors.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class EnvContext(dict[str, Any]):
         num_workers: int = 0,
         vector_index: int = 0,
         remote: bool = False,
+        num_envs: int = 1,
+        device: str = "cpu",
     ) -> None:
         """Copy the config and keep the indices."""
         super().__init__(env_config)
@@ -70,10 +74,12 @@ class EnvContext(dict[str, Any]):
         self.num_workers = num_workers
         self.vector_index = vector_index
         self.remote = remote
+        self.num_envs, self.device = num_envs, device
 
     def at(self, vector_index: int) -> EnvContext:
         """Return the context of another sub-env of the same runner."""
-        return EnvContext(self, self.worker_index, self.num_workers, vector_index, self.remote)
+        place = self.worker_index, self.num_workers, vector_index, self.remote
+        return EnvContext(self, *place, self.num_envs, self.device)
 
 
 def env_name(env: Any) -> str:
@@ -152,10 +158,15 @@ def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
 
     The first parameter receives the context if its name is in `CONTEXT_NAMES`, or if `env_config` has no value for it
     and it is the only required one that is lacking, is a dict by its annotation or its default, or the factory takes
-    none of `env_config` by name. Other required parameters and `render_mode` receive their values in `env_config`.
+    none of `env_config` by name. Other required parameters and `render_mode` receive their values in `env_config`. A
+    vector env of tensors, which has the parameters `num_envs` and `device`, receives N and the device of the learners.
     """
     signature = inspect.signature(factory).parameters.values()
     parameters = [p for p in signature if p.kind is not p.VAR_KEYWORD]
+    if {"num_envs", "device"} <= {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}:
+        from corral.core.devices import find_device  # it imports torch, which processes of sub-envs do not need
+
+        return factory(**{"num_envs": context.num_envs, "device": find_device(context.device), **context})
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     required = [p for p in positional if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     by_name = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -224,6 +235,7 @@ def make_vector_env(
         EnvError: The env raised an exception, or returned a value outside its spaces.
     """
     resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
+    context.num_envs = n
     mode = AutoresetMode[autoreset_mode.upper()]
     if getattr(resolved, "IS_EXTERNAL", False):
         return _make_external(resolved, context, n, vectorization, autoreset_mode, wrappers, outermost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,9 @@ class Rollout(StepColumns):
     row_times_s = column_attribute("row_times_s")
     states = column_attribute("states")
     stored = column_attribute("stored")
+
+    host: ClassVar[Rollout | None] = None
+    """Rewards and flags on the host, where the columns are on another device."""
 
     __slots__ = (
         *("begins_with_reset", "broken", "carry", "continues", "episode_class", "final_states", "final_stored"),

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
+from corral.core.devices import find_device
 from corral.core.seeding import get_rng, set_rng
-from corral.core.tree import Tree, num_rows, slice_rows
+from corral.core.tree import Tree, concatenate, leaves, num_rows, slice_rows
 from corral.core.views import Viewable
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.group_optimizers import GroupOptimizers, make_named_optimizer, make_optimizer
@@ -291,7 +292,9 @@ class Learner(Viewable):
         """
         show_gradients = self._show_gradients if "on_gradients" in self.callbacks.heard else None
         updates = [
-            self._make_update(self._parts[name], batch, settings[name], self.device, self.rng, show_gradients)
+            (self._make_device_update if isinstance(batch.get("actions"), Tensor) else self._make_update)(
+                self._parts[name], batch, settings[name], self.device, self.rng, show_gradients
+            )
             for name, batch in batches.items()
         ]
         if len(updates) > 1:
@@ -300,6 +303,15 @@ class Learner(Viewable):
             for minibatch in updates[0].minibatches():
                 updates[0].step(minibatch)
         return {update.module_id: update.results() for update in updates}
+
+    def _make_device_update(
+        self, part: LearnerPart, batch: Batch, settings: UpdateSettings, *args: Any
+    ) -> ModuleUpdate:
+        """Return the update of a module from a batch of tensors."""
+        from corral.learners.device_update import DeviceUpdate
+
+        suits = DeviceUpdate.suits(part, settings) and self._make_update is ModuleUpdate
+        return (DeviceUpdate if suits else self._make_update)(part, batch, settings, *args)
 
     def _show_batch(self, module_id: str, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
@@ -431,23 +443,21 @@ def evaluate_in_chunks(
     evaluate: Callable[[Module, Batch], Tensor],
     batch: Batch,
     num_threads: int | None,
-) -> NDArray[np.float32]:
-    """Return what a function of a module and columns returns, in evaluation mode and without gradients."""
+) -> Any:
+    """Return what a function of a module and columns returns, in evaluation mode and without gradients.
+
+    The result is an array, or for columns of tensors a tensor on the device of the module.
+    """
     bounds, parts = Cuts(batch).bounds, []
     if module.training:
         module.eval()
     device = next(module.parameters()).device
     size = len(bounds) - 1
     units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
-    with torch_threads(num_threads), torch.inference_mode():
+    stays = isinstance(leaves(batch)[0], Tensor)  # on the device, where other tensors may get gradients with it
+    with torch_threads(num_threads), torch.no_grad() if stays else torch.inference_mode():
         for unit in range(0, max(1, size), units):
             chunk = slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)]))
-            parts.append(evaluate(module, to_tensors(chunk, device)).cpu().numpy())
-    return np.concatenate(parts)
-
-
-def find_device(device: str) -> torch.device:
-    """Return a device by its name; `"auto"` is CUDA if there is one."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+            outputs = evaluate(module, to_tensors(chunk, device))
+            parts.append(outputs if stays else outputs.cpu().numpy())
+    return concatenate(*parts)

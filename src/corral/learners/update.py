@@ -220,10 +220,14 @@ class ModuleUpdate:
 
 
 def to_tensors(batch: Batch, device: torch.device) -> Batch:
-    """Return columns as tensors on a device; on the CPU they share the memory of the arrays."""
+    """Return columns, of arrays or tensors, as tensors on a device; on the CPU they share the memory of the arrays."""
     return {
         name: torch.from_numpy(np.ascontiguousarray(column)).to(device)
         if isinstance(column, np.ndarray)
-        else map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(device), column)
+        else map_tree(lambda leaf: _to_tensor(leaf).to(device), column)
         for name, column in batch.items()
     }
+
+
+def _to_tensor(leaf: Any) -> Tensor:
+    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))

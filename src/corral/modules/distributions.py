@@ -5,13 +5,16 @@ torch methods; runners call the NumPy methods. Sampling takes the noise as an ar
 noise of many steps in one call.
 
 `actions` are module actions, as stored in the columns; `to_env` converts them to actions of the env.
+
+Where the env is on a device, `tensor_noise`, `tensor_sample`, `tensor_mode` and `tensor_to_env` do there what `noise`,
+`sample`, `mode` and `to_env` do with arrays.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +45,10 @@ class ActionDistribution(ABC):
         action_shape: Shape of one module action.
         action_dtype: Dtype of module actions in the columns.
         log_std_columns: Columns of `dist_inputs` that hold log standard deviations; none by default.
+        has_tensor_form: Whether this class itself has the methods for tensors; a subclass must say it again.
     """
+
+    has_tensor_form: ClassVar[bool] = False
 
     num_inputs: int
     num_noise: int
@@ -103,6 +109,22 @@ class ActionDistribution(ABC):
         """Return inputs `[B, D]` whose mode is drawn uniformly from the legal actions; see `drawn_inputs`."""
         raise TypeError(f"{type(self).__name__} has no method random_inputs(dist_inputs, uniform).")
 
+    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
+        """Draw noise for samples on the device of the generator, float32 `[num_rows, num_noise]`."""
+        raise TypeError(f"{type(self).__name__} has no form on tensors.")
+
+    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
+        """Return the actions `[B, ...]` for noise `[B, num_noise]`."""
+        raise TypeError(f"{type(self).__name__} has no form on tensors.")
+
+    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
+        """Return the most likely actions `[B, ...]`."""
+        raise TypeError(f"{type(self).__name__} has no form on tensors.")
+
+    def tensor_to_env(self, actions: Tensor) -> Tensor:
+        """Convert module actions `[B, ...]` to actions of the env's space and dtype."""
+        raise TypeError(f"{type(self).__name__} has no form on tensors.")
+
     @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probability (or log-density) `[B]` of module actions."""
@@ -118,6 +140,8 @@ class ActionDistribution(ABC):
 
 class Categorical(ActionDistribution):
     """Discrete actions from logits `[B, n]`; sampled by the Gumbel-max trick (arXiv:1411.0030)."""
+
+    has_tensor_form = True
 
     def __init__(self, space: spaces.Discrete) -> None:
         """Make the distribution of a Discrete space; module actions start at 0, whatever the `start` of the space."""
@@ -152,7 +176,20 @@ class Categorical(ActionDistribution):
         return found
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return (dist_inputs.argmax(-1) + self._start).to(_torch_dtype(self._env_dtype))
+        return self.tensor_to_env(self.tensor_mode(dist_inputs))
+
+    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
+        exponential = torch.empty((num_rows, self.num_noise), device=generator.device)
+        return -exponential.exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
+
+    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
+        return self.tensor_mode(dist_inputs + noise)
+
+    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
+        return dist_inputs.argmax(-1)
+
+    def tensor_to_env(self, actions: Tensor) -> Tensor:
+        return (actions + self._start).to(_torch_dtype(self._env_dtype))
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         return dist_inputs + spread * _torch_gumbel(uniform)
@@ -172,6 +209,8 @@ class Categorical(ActionDistribution):
 
 class MultiCategorical(ActionDistribution):
     """Independent categoricals, one per entry of a MultiDiscrete space, from logits `[B, sum(nvec)]`."""
+
+    has_tensor_form = True
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         """Make the distribution of a MultiDiscrete space of any shape."""
@@ -207,11 +246,18 @@ class MultiCategorical(ActionDistribution):
         return found
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        picks = torch.stack([part.argmax(-1) for part in self._parts(dist_inputs)], -1)
-        shifted = picks.reshape(-1, *self.action_shape) + torch.from_numpy(self._start)
-        return shifted.to(_torch_dtype(self._env_dtype))
+        return self.tensor_to_env(self.tensor_mode(dist_inputs))
 
     drawn_inputs, random_inputs = Categorical.drawn_inputs, Categorical.random_inputs  # of logits, too
+    tensor_noise, tensor_sample = Categorical.tensor_noise, Categorical.tensor_sample
+
+    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
+        picks = torch.stack([part.argmax(-1) for part in self._parts(dist_inputs)], -1)
+        return picks.reshape(-1, *self.action_shape)
+
+    def tensor_to_env(self, actions: Tensor) -> Tensor:
+        shifted = actions + torch.from_numpy(self._start).to(actions.device) if self._start.any() else actions
+        return shifted.to(_torch_dtype(self._env_dtype))
 
     def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(dist_inputs, self.sizes, dim=-1)
@@ -232,6 +278,8 @@ class MultiCategorical(ActionDistribution):
 
 class Bernoulli(ActionDistribution):
     """Independent Bernoulli variables, one per entry of a MultiBinary space, from logits `[B, n]`."""
+
+    has_tensor_form = True
 
     def __init__(self, space: spaces.MultiBinary) -> None:
         """Make the distribution of a MultiBinary space of any shape."""
@@ -262,7 +310,20 @@ class Bernoulli(ActionDistribution):
         return np.asarray(actions).astype(self.action_dtype)
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return (dist_inputs > 0).to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
+        return self.tensor_to_env(self.tensor_mode(dist_inputs))
+
+    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
+        uniform = torch.rand((num_rows, self.num_noise), device=generator.device, generator=generator)
+        return self.random_inputs(uniform, uniform.clamp(min=torch.finfo(torch.float32).tiny))
+
+    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
+        return self.tensor_mode(dist_inputs + noise)
+
+    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
+        return (dist_inputs > 0).to(torch.int8).reshape(-1, *self.action_shape)
+
+    def tensor_to_env(self, actions: Tensor) -> Tensor:
+        return actions.to(_torch_dtype(self._env_dtype))
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         return dist_inputs + spread * self.random_inputs(dist_inputs, uniform)
@@ -296,6 +357,8 @@ class DiagGaussian(ActionDistribution):
     finite bound, if there is one. `logp` is the log-density of the module action before clipping.
     """
 
+    has_tensor_form = True
+
     def __init__(self, space: spaces.Box, *, scaled: bool = True, clipped: bool = True) -> None:
         """Make the distribution of a Box space of any shape.
 
@@ -321,6 +384,7 @@ class DiagGaussian(ActionDistribution):
         self._ends = np.where(finite & ~self._bounded, low, -1.0), np.where(finite & ~self._bounded, high, 1.0)
         is_clipped = scaled or clipped
         self._low, self._high = (low, high) if is_clipped else (np.full_like(low, -np.inf), np.full_like(high, np.inf))
+        self._held: tuple[Tensor, ...] = ()  # scale, offset and bounds on the device that was used last
 
     def _split(self, dist_inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = dist_inputs.chunk(2, dim=-1)
@@ -378,11 +442,29 @@ class DiagGaussian(ActionDistribution):
         even = low + (high - low) * uniform[:, : self.num_noise]
         return torch.where(torch.from_numpy(self._is_finite.reshape(-1)), even, _torch_normal(uniform))
 
-    def _scaled(self, actions: Tensor) -> Tensor:
+    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
+        return torch.randn((num_rows, self.num_noise), device=generator.device, generator=generator)
+
+    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = self._split(dist_inputs)
+        return (mean + log_std.exp() * noise).reshape(-1, *self.action_shape)
+
+    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
+        return dist_inputs[..., : self.num_noise].reshape(-1, *self.action_shape)
+
+    def tensor_to_env(self, actions: Tensor) -> Tensor:
+        if not self._held or self._held[0].device != actions.device:
+            self._held = tuple(part.to(actions.device) for part in self._to_tensors())
+        return self._scaled(actions.reshape(-1, self.num_noise), self._held)
+
+    def _to_tensors(self) -> tuple[Tensor, ...]:
+        """Return scale, offset and bounds as tensors `[d]`, float64."""
+        parts = self._scale, self._offset, self._low, self._high
+        return tuple(torch.from_numpy(part.reshape(-1)) for part in parts)
+
+    def _scaled(self, actions: Tensor, constants: tuple[Tensor, ...] = ()) -> Tensor:
         """Return module actions `[B, d]` as env actions `[B, ...]`."""
-        scale, offset, low, high = (
-            torch.from_numpy(part.reshape(-1)) for part in (self._scale, self._offset, self._low, self._high)
-        )
+        scale, offset, low, high = constants or self._to_tensors()
         clipped = torch.minimum(torch.maximum(actions * scale + offset, low), high)
         return clipped.to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
 
@@ -410,6 +492,8 @@ class Deterministic(DiagGaussian):
     Bounds are respected as in `DiagGaussian`.
     """
 
+    has_tensor_form = True
+
     def __init__(self, space: spaces.Box, *, scaled: bool = True, clipped: bool = True) -> None:
         """Make the distribution of a Box space of any shape; see `DiagGaussian`."""
         super().__init__(space, scaled=scaled, clipped=clipped)
@@ -418,6 +502,9 @@ class Deterministic(DiagGaussian):
 
     def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
         return self.mode(dist_inputs)
+
+    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
+        return self.tensor_mode(dist_inputs)
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(dist_inputs)
@@ -448,6 +535,8 @@ class SquashedGaussian(DiagGaussian):
     the squashed action in [-1, 1]. The KL divergence equals the divergence of the Gaussians, because an invertible map
     does not change it.
     """
+
+    has_tensor_form = True
 
     def __init__(self, space: spaces.Box) -> None:
         """Make the distribution of a Box space.
@@ -481,6 +570,9 @@ class SquashedGaussian(DiagGaussian):
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(self._split(dist_inputs)[0].tanh())
+
+    def tensor_to_env(self, actions: Tensor) -> Tensor:
+        return super().tensor_to_env(actions.tanh())
 
     def _random_mean(self, uniform: Tensor) -> Tensor:
         return super()._random_mean(uniform).clamp(-_NEARLY_1, _NEARLY_1).arctanh()

@@ -59,6 +59,7 @@ class EnvRunner(Viewable):
         num_samplers: Runners that sample at the same time, by which schedules count; 0 in evaluation, where they stand
             still.
         keeps_infos: Whether the current rollout keeps the infos of the envs.
+        shows_infos: Whether callbacks receive episodes or rollouts, with their infos.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
@@ -120,7 +121,7 @@ class EnvRunner(Viewable):
         self._hears_episodes = self.callbacks.subscribed(*EPISODE_EVENTS)
         self._hears_samples = self.callbacks.subscribed("on_postprocess_trajectory", "on_sample_end")
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
-        self.keeps_infos = self._shows_infos = self._hears_episodes or self._hears_samples
+        self.keeps_infos = self.shows_infos = self._hears_episodes or self._hears_samples
         env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
@@ -348,7 +349,7 @@ class EnvRunner(Viewable):
     def _sample(self, request: SampleRequest) -> Rollout:
         """Return a rollout: fill it, complete it, and let callbacks see it. An exception loses its steps."""
         wanted, num_envs = request.num_wanted, self.host.num_envs
-        self.keeps_infos = self._shows_infos or request.with_infos
+        self.keeps_infos = self.shows_infos or request.with_infos
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
         if self.host.asks_iteration:
@@ -491,7 +492,8 @@ class EnvRunner(Viewable):
             self._last_num_rows = rollout.num_rows
             self._last_time_s = float(rollout.row_times_s[-1])
             self._resets_next = rollout.resets_in(rollout.num_rows)
-        self.last_statistics, self._carry = episode_statistics(rollout, self._carry)
+        counted = rollout if rollout.host is None else rollout.host
+        self.last_statistics, self._carry = episode_statistics(counted, self._carry)
         num_episodes = len(self.last_statistics.returns)
         if num_episodes:
             np.add.at(self.num_episodes_over, self.last_statistics.env_indices, 1)
@@ -539,7 +541,7 @@ class EnvRunner(Viewable):
         self.num_env_steps_sampled_lifetime += num_env_steps
         before = self._unlogged or (0, 0)
         self._unlogged = before[0] + num_env_steps, before[1] + num_episodes
-        if self._shows_infos:
+        if self.shows_infos:
             self.log_samples()
 
     # Checks, state and metrics.
@@ -748,10 +750,16 @@ def make_stepping(runner: EnvRunner) -> Stepping:
     if getattr(runner.env, "IS_EXTERNAL", False):
         return _make_served_stepping(runner)
     if not runner.config.is_multi_agent:
-        return SingleAgentStepping(runner)
+        return _make_tensor_stepping(runner) if hasattr(runner.env, "step_tensors") else SingleAgentStepping(runner)
     from corral.runners.multi_agent_stepping import MultiAgentStepping
 
     return MultiAgentStepping(runner)
+
+
+def _make_tensor_stepping(runner: EnvRunner) -> Stepping:
+    from corral.runners.tensor_stepping import TensorStepping
+
+    return TensorStepping(runner)
 
 
 def _make_served_stepping(runner: EnvRunner) -> Stepping:

@@ -18,10 +18,10 @@ from corral.compat.rllib.episodes import COLUMNS
 from corral.compat.rllib.learner import BY_HAND, Gradients, Learner, steps_by_hand
 from corral.compat.rllib.learner_only import learner_only_modules
 from corral.compat.rllib.schedules import Scheduler
+from corral.core.devices import find_device
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
 from corral.learners.learner import Learner as NativeLearner
-from corral.learners.learner import find_device
 from corral.learners.losses import Loss, wrap_user_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error
 from corral.learners.ready_optimizers import ready_optimizers

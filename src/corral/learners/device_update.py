@@ -1,0 +1,95 @@
+"""The loop from minibatches to optimizer steps on a device that is asked for nothing until the update is over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corral.learners.gradients import total_loss
+from corral.learners.losses import Batch
+from corral.learners.minibatches import loss_error
+from corral.learners.optimizers import ModuleOptimizer
+from corral.learners.settings import UpdateSettings
+from corral.learners.update import LearnerPart, ModuleUpdate
+
+
+class DeviceUpdate(ModuleUpdate):
+    """An update from a batch of tensors: what the steps report is copied to the host once, after the last of them.
+
+    So is whether losses and gradients are finite. The first step for which they are not is not taken, and neither is
+    any step after it: the optimizer of torch skips steps by a flag on the device, as it does for scaled gradients. The
+    error comes when the update is over. `ModuleUpdate` asks after each step.
+
+    Args:
+        args: As for `ModuleUpdate`.
+        kwargs: As for `ModuleUpdate`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Begin with no step that failed."""
+        super().__init__(*args, **kwargs)
+        self._failed = torch.zeros((), device=self._device)
+        self._steps: list[tuple[tuple[int, int], Tensor, Mapping[str, Any], dict[str, Tensor], Tensor]] = []
+
+    @staticmethod
+    def suits(part: LearnerPart, settings: UpdateSettings) -> bool:
+        """Return whether an update can be taken in this way: the optimizer skips steps, and clips no single tensors."""
+        optimizer = part.objectives[settings.loss].optimizer
+        return (
+            isinstance(optimizer, ModuleOptimizer)
+            and optimizer.is_flat
+            and all(group.get("fused") for group in optimizer.torch_optimizer.param_groups)
+            and settings.grad_clip_by == "global_norm"
+        )
+
+    def step(self, minibatch: Batch) -> None:
+        """Take a gradient step on a minibatch, unless one has failed; see `ModuleUpdate.step` for other errors."""
+        settings, optimizer, report = self.settings, self.optimizer, self.report
+        groups: Collection[str] = optimizer.groups
+        if not self._moves_all:
+            groups = settings.groups_at(report.num_steps + 1, groups)
+        loss, reported = self._compute_loss(self.module, minibatch, settings.coefficients)
+        total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
+        self._compute_gradients(loss, True, groups)
+        norms = {name: _clip(optimizer.steppable[name], settings.grad_clip) for name in groups}
+        is_finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
+        self._failed = torch.where(is_finite, self._failed, 1.0)
+        optimizer.torch_optimizer.found_inf = self._failed  # type: ignore[attr-defined]
+        optimizer.step(groups)
+        for constrain in self._constraints:
+            constrain()
+        names = {f"gradients_{name}_optimizer_global_norm": norm for name, norm in norms.items()}
+        report.add(total, {**reported, **names}, {}, self._order)
+        self._steps.append((self.place, total.detach(), reported, norms, self._failed))
+        if settings.after_step is not None:
+            with torch.no_grad():
+                settings.after_step(self.module, groups)
+            optimizer.sync()
+
+    def results(self) -> dict[str, Any]:
+        """Return what the gradient steps reported; the first transfer to the host since the update began.
+
+        Raises:
+            LossError: A loss or a gradient was not finite; that step and those after it were not taken.
+        """
+        del self.optimizer.torch_optimizer.found_inf  # type: ignore[attr-defined]
+        failed = torch.stack([step[-1] for step in self._steps]).tolist()
+        if any(failed):
+            place, total, reported, norms, _ = self._steps[failed.index(1.0)]
+            numbers = {name: norm.item() for name, norm in norms.items()}
+            raise self._error(loss_error(self.module_id, *place, total, reported, numbers))
+        return super().results()
+
+
+def _clip(vectors: list[Any], limit: float | None) -> Tensor:
+    """Scale gradients down to a norm of at most `limit`, on their device, and return their norm before."""
+    gradients = [vector.grad for vector in vectors if vector.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    if limit is not None:
+        scale = (limit / norm).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return norm
