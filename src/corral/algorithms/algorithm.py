@@ -1004,7 +1004,11 @@ class Algorithm(metaclass=_WithHints):
         if group.steps_envs_one_by_one:
             num_steps = self.num_env_steps_sampled_lifetime - self._num_steps_before
         timers, bottleneck = timer_results(
-            self.timers.seconds, iteration_s, num_single_steps=num_steps, num_envs=group.num_envs
+            self.timers.seconds,
+            iteration_s,
+            num_single_steps=num_steps,
+            num_envs=group.num_envs,
+            setting_of_arrays=group.setting_of_arrays,
         )
         num_errors = {"num_callback_errors": sum(part.num_callback_errors for part in self.callback_parts)}
         costs = {"timers": timers, "bottleneck": bottleneck, "time_total_s": self._time_total_s + iteration_s}

@@ -163,7 +163,7 @@ class APPO(IMPALA):
         """Return the batch of a module, with the outputs of the target policy as `target_dist_inputs`."""
         target = self._targets[module_id]
 
-        def outputs_of_target(rows: Batch) -> NDArray[np.float32]:
+        def outputs_of_target(rows: Batch) -> Any:
             return evaluate_in_chunks(target, policy_of_rows, rows, None)  # training has set the threads
 
         for rollout in rollouts:

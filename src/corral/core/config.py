@@ -36,7 +36,7 @@ class SettingGroup:
 
     @property
     def learns_tensors(self) -> bool:
-        """Whether the algorithm learns from rollouts of tensors: its own class says so, not one that it derives from."""
+        """Whether the class of the algorithm itself, and not one that it derives from, takes rollouts of tensors."""
         return bool(vars(self.algo_class).get("LEARNS_TENSORS"))
 
     @property

@@ -87,7 +87,7 @@ def _tensor_gae(
 
 
 def _widened(column: Tensor) -> Tensor:
-    """Return a column in float64, in which the sums over many steps are taken; in float32 where a device has no other."""
+    """Return a column in float64, for sums over many steps; in float32 where a device has nothing wider."""
     return column.float() if column.device.type == "mps" else column.double()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,7 @@ class Rollout(StepColumns):
             listens to an event of the runner.
         observation_space: Space of one observation, if known.
         action_space: Space of one module action, if known.
+        host: Rewards and flags on the host, once the rollout is complete, if the columns are on a device; else `None`.
         notes: By (first row, sub-env) of an episode or chunk, the notes of callbacks on it. The episodes themselves are
             not kept, because they would keep the rollout.
         carry: Totals of the unfinished episodes when the rollout began, or `None` if no runner made the rollout.
@@ -88,12 +89,18 @@ class Rollout(StepColumns):
     states = column_attribute("states")
     stored = column_attribute("stored")
 
-    host: ClassVar[Rollout | None] = None
-    """Rewards and flags on the host, where the columns are on another device."""
-
     __slots__ = (
         *("begins_with_reset", "broken", "carry", "continues", "episode_class", "final_states", "final_stored"),
-        *("intrinsic_rewards", "measured", "notes", "num_env_steps", "pipeline", "reward_pipeline", "same_step"),
+        *(
+            "host",
+            "intrinsic_rewards",
+            "measured",
+            "notes",
+            "num_env_steps",
+            "pipeline",
+            "reward_pipeline",
+            "same_step",
+        ),
         *("weights_version", "worker_index"),
     )
 
@@ -106,6 +113,7 @@ class Rollout(StepColumns):
         self.worker_index = 0
         self.continues = False
         self.num_env_steps = 0
+        self.host: Rollout | None = None
         self.final_states: dict[tuple[int, int], Tree] = {}
         self.notes: dict[tuple[int, int], Notes] = {}
         self.broken: list[tuple[int, int]] = []

@@ -27,17 +27,15 @@ class TensorRollout(Rollout):
 
     Attributes:
         finals: Final observations of each row, trees of tensors `[N, ...]` that count where an episode ended.
-        host: Copies of rewards and flags as arrays, in a rollout without observations, once the rollout is complete.
     """
 
-    __slots__ = ("finals", "host")
+    __slots__ = ("finals",)
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
         super().__init__(columns, num_rows=num_rows)
         self.same_step = True
         self.finals: list[Tree] = []
-        self.host: Rollout | None = None
 
     @classmethod
     def on_device(
@@ -94,6 +92,7 @@ class TensorRollout(Rollout):
         found = Rollout(columns, num_rows=self.num_rows)
         for name in (*Rollout.__slots__, "action_space", "observation_space", "info_rows"):
             setattr(found, name, getattr(self, name))
+        found.host = None
         ends = found.done
         for row in np.flatnonzero(ends.any(1)).tolist():
             envs = np.flatnonzero(ends[row])

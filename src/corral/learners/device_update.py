@@ -32,6 +32,7 @@ class DeviceUpdate(ModuleUpdate):
         """Begin with no step that failed."""
         super().__init__(*args, **kwargs)
         self._failed = torch.zeros((), device=self._device)
+        self._torch_optimizer: Any = self.optimizer.torch_optimizer  # it reads the attribute `found_inf`
         self._steps: list[tuple[tuple[int, int], Tensor, Mapping[str, Any], dict[str, Tensor], Tensor]] = []
 
     @staticmethod
@@ -57,7 +58,7 @@ class DeviceUpdate(ModuleUpdate):
         norms = {name: _clip(optimizer.steppable[name], settings.grad_clip) for name in groups}
         is_finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
         self._failed = torch.where(is_finite, self._failed, 1.0)
-        optimizer.torch_optimizer.found_inf = self._failed  # type: ignore[attr-defined]
+        self._torch_optimizer.found_inf = self._failed
         optimizer.step(groups)
         for constrain in self._constraints:
             constrain()
@@ -75,7 +76,7 @@ class DeviceUpdate(ModuleUpdate):
         Raises:
             LossError: A loss or a gradient was not finite; that step and those after it were not taken.
         """
-        del self.optimizer.torch_optimizer.found_inf  # type: ignore[attr-defined]
+        del self._torch_optimizer.found_inf
         failed = torch.stack([step[-1] for step in self._steps]).tolist()
         if any(failed):
             place, total, reported, norms, _ = self._steps[failed.index(1.0)]
@@ -87,7 +88,7 @@ class DeviceUpdate(ModuleUpdate):
 def _clip(vectors: list[Any], limit: float | None) -> Tensor:
     """Scale gradients down to a norm of at most `limit`, on their device, and return their norm before."""
     gradients = [vector.grad for vector in vectors if vector.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
     if limit is not None:
         scale = (limit / norm).clamp(max=1.0)
         for gradient in gradients:

@@ -17,7 +17,7 @@ from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.devices import find_device
 from corral.core.seeding import get_rng, set_rng
-from corral.core.tree import Tree, concatenate, leaves, num_rows, slice_rows
+from corral.core.tree import Tree, num_rows, slice_rows
 from corral.core.views import Viewable
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.group_optimizers import GroupOptimizers, make_named_optimizer, make_optimizer
@@ -358,8 +358,8 @@ class Learner(Viewable):
                 raise ColumnError(f"on_gradients: {name!r} must be a tensor {tuple(gradient.shape)}, and is {was}.")
             gradient.copy_(new)
 
-    def values(self, module_id: str, obs: Tree, states: Tree = None) -> NDArray[np.float32]:
-        """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`.
+    def values(self, module_id: str, obs: Tree, states: Tree = None) -> Any:
+        """Return the module's state values, float32 `[B]`, for a tree of observations `[B, ...]`, arrays or tensors.
 
         Args:
             module_id: Id of the module.
@@ -370,8 +370,8 @@ class Learner(Viewable):
         module, num_threads = self.modules[module_id], self._parts[module_id].num_threads
         return evaluate_in_chunks(module, lambda module, rows: module.value(*rows.values()), inputs, num_threads)
 
-    def dist_inputs(self, module_id: str, batch: Batch) -> NDArray[np.float32]:
-        """Return the outputs of the module's policy, float32 `[B, d]`, for the observations of a batch."""
+    def dist_inputs(self, module_id: str, batch: Batch) -> Any:
+        """Return the outputs of the module's policy, float32 `[B, d]`, for a batch of arrays or tensors."""
         module, num_threads = self.modules[module_id], self._parts[module_id].num_threads
         return evaluate_in_chunks(module, policy_of_rows, policy_columns(batch), num_threads)
 
@@ -448,16 +448,20 @@ def evaluate_in_chunks(
 
     The result is an array, or for columns of tensors a tensor on the device of the module.
     """
-    bounds, parts = Cuts(batch).bounds, []
+    parts: list[Any] = []
+    bounds = Cuts(batch).bounds
     if module.training:
         module.eval()
     device = next(module.parameters()).device
     size = len(bounds) - 1
     units = max(1, EVALUATION_CHUNK * size // max(1, num_rows(batch)))  # rows, or sequences
-    stays = isinstance(leaves(batch)[0], Tensor)  # on the device, where other tensors may get gradients with it
+    first = batch["obs"]
+    while isinstance(first, (dict, tuple)):
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    stays = isinstance(first, Tensor)  # on the device, where a loss may read it, which inference mode forbids
     with torch_threads(num_threads), torch.no_grad() if stays else torch.inference_mode():
         for unit in range(0, max(1, size), units):
             chunk = slice_rows(batch, int(bounds[unit]), int(bounds[min(unit + units, size)]))
             outputs = evaluate(module, to_tensors(chunk, device))
             parts.append(outputs if stays else outputs.cpu().numpy())
-    return concatenate(*parts)
+    return torch.cat(parts) if stays else np.concatenate(parts)

@@ -185,11 +185,11 @@ class LearnerGroup:
 
     # Reading.
 
-    def values(self, module_id: str, obs: Tree, states: Tree = None) -> NDArray[np.float32]:
+    def values(self, module_id: str, obs: Tree, states: Tree = None) -> Any:
         """Return state values `[B]` of observations `[B, ...]`, and states `[B, ...]` if the module has memory."""
         return self.learner_here.values(module_id, obs, states)
 
-    def dist_inputs(self, module_id: str, batch: Batch) -> NDArray[np.float32]:
+    def dist_inputs(self, module_id: str, batch: Batch) -> Any:
         """Return the outputs of the policy `[B, d]` for the observations of a batch."""
         return self.learner_here.dist_inputs(module_id, batch)
 

@@ -224,10 +224,11 @@ def to_tensors(batch: Batch, device: torch.device) -> Batch:
     return {
         name: torch.from_numpy(np.ascontiguousarray(column)).to(device)
         if isinstance(column, np.ndarray)
-        else map_tree(lambda leaf: _to_tensor(leaf).to(device), column)
+        else map_tree(
+            lambda leaf: (leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))).to(
+                device
+            ),
+            column,
+        )
         for name, column in batch.items()
     }
-
-
-def _to_tensor(leaf: Any) -> Tensor:
-    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(np.ascontiguousarray(leaf))

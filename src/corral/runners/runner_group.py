@@ -62,11 +62,14 @@ class EnvRunnerGroup:
         num_envs: Sub-envs of one runner.
         steps_envs_one_by_one: Whether a runner steps its sub-envs one after the other.
         num_agents: Possible agents of a sub-env.
+        setting_of_arrays: The setting because of which an env of tensors is stepped on arrays; `""` if it is not.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
         num_env_steps_returned: Env steps of the rollouts that calls of this group have returned.
         hand_sampler: What counts the env steps that calls of `EnvRunner.sample` took, as `num_env_steps_by_hand`.
     """
+
+    setting_of_arrays: str = ""
 
     def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
         """Make the kind of group that the config asks for."""
@@ -805,6 +808,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self.hand_sampler = self.local_env_runner
             self._describe(self.local_env_runner.describe_env(), module_specs)
             self.local_env_runner.make_modules(self.module_specs)
+            self.setting_of_arrays = self.local_env_runner.stepping.setting_of_arrays
         except BaseException:
             self.stop()
             raise

@@ -36,9 +36,6 @@ class TensorStepping(SingleAgentStepping):
 
     Args:
         runner: The runner.
-
-    Attributes:
-        setting_of_arrays: The setting because of which each step is copied to the host; `""` if nothing is.
     """
 
     def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
