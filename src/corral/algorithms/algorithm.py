@@ -221,6 +221,13 @@ class Algorithm(metaclass=_WithHints):
             self.recorded: RecordedEpisodes | None = None if config.input_ is None else self._open_recorded()
             self.env_runner_group = self.make_env_runner_group(config.for_workers())
             self.env_runner_group.on_recreated = self._announce_recreated
+            # Not what a subclass inherits: its own code may need arrays.
+            self._takes_tensors = "LEARNS_TENSORS" in vars(type(self)) and not (
+                config.num_env_runners
+                or config.num_learners
+                or config.output is not None
+                or "on_learn_on_batch" in self._callbacks.heard
+            )
             self._async_sampler = self._make_async_sampler() if config.sample_async else None
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
@@ -650,6 +657,7 @@ class Algorithm(metaclass=_WithHints):
                 num_episodes=left if by_episode else None,
                 timestep=self.num_env_steps_sampled_lifetime,
                 with_infos=self._reads_infos,
+                takes_tensors=self._takes_tensors,
                 training_iteration=self.training_iteration,
             )
             arrived = self.env_runner_group.sample(request, self.timers)

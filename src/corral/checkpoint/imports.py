@@ -156,7 +156,9 @@ def _problem_of_env(found: Any, setting: str) -> str | None:
     """Return why something is refused as env or wrapper."""
     import gymnasium as gym
 
-    kinds = (gym.Env, gym.vector.VectorEnv)
+    from corral.envs.tensor_env import TensorVectorEnv
+
+    kinds = (gym.Env, gym.vector.VectorEnv, TensorVectorEnv)
     if inspect.isclass(found):
         return None if issubclass(found, kinds) else "is no class of envs"
     # A function is called with an env_config from the file, as in `torch.load(f=..., weights_only=False)`.

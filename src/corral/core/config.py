@@ -35,11 +35,6 @@ class SettingGroup:
         raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
 
     @property
-    def learns_tensors(self) -> bool:
-        """Whether the class of the algorithm itself, and not one that it derives from, takes rollouts of tensors."""
-        return bool(vars(self.algo_class).get("LEARNS_TENSORS"))
-
-    @property
     def algo_name(self) -> str:
         """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
         return self.algo_class.__name__

@@ -159,14 +159,14 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all sub-envs; see `gymnasium.vector.VectorEnv.reset`."""
         obs, infos = self.reset_tensors(seed, options)
-        return map_tree(to_array, obs), _as_arrays(infos)
+        return map_tree(to_array, obs), as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all sub-envs; see `gymnasium.vector.VectorEnv.step`."""
         on_device = map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), actions)
         obs, rewards, terminated, truncated, infos, final = self.step_tensors(on_device)
         ends = to_array(terminated | truncated)
-        found = {key: value for key, value in _as_arrays(infos).items() if key.removeprefix("_") not in FINAL_OBS}
+        found = as_arrays(infos)
         if ends.any():
             found |= {"final_obs": map_tree(to_array, final), "_final_obs": ends}
         flags = to_array(terminated), to_array(truncated)
@@ -197,11 +197,12 @@ def to_array(tensor: Tensor) -> Any:
     return tensor.detach().cpu().numpy().copy()
 
 
-def _as_arrays(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """Return infos with arrays in place of tensors, at any depth of dicts."""
+def as_arrays(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Return infos without final observations, and with arrays in place of tensors, at any depth of dicts."""
     return {
-        key: _as_arrays(value)
+        key: as_arrays(value)
         if isinstance(value, Mapping)
         else (to_array(value) if isinstance(value, Tensor) else value)
         for key, value in infos.items()
+        if key.removeprefix("_") not in FINAL_OBS
     }

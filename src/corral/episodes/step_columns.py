@@ -176,10 +176,11 @@ class StepColumns:
             return
         rows = min(self.num_rows, capacity)
 
-        def resized(column: NDArray[Any], extra: int) -> NDArray[Any]:
+        def resized(column: Any, extra: int) -> Any:
             if capacity + extra <= len(column):
                 return column[: capacity + extra]
-            larger = empty_column(column.dtype, (capacity + extra, *column.shape[1:]))
+            shape = (capacity + extra, *column.shape[1:])
+            larger = empty_column(column.dtype, shape) if isinstance(column, np.ndarray) else column.new_zeros(shape)
             larger[: rows + extra] = column[: rows + extra]
             return larger
 

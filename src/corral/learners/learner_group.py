@@ -9,7 +9,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 

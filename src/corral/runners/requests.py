@@ -37,6 +37,8 @@ class SampleRequest:
             the runner or the group has counted itself.
         with_infos: Whether the caller reads infos or what callbacks noted on episodes (`custom_data`, temporary data).
             Otherwise they stay in the runner.
+        takes_tensors: Whether the caller, in the same process, takes a `TensorRollout` from an env of tensors; otherwise
+            it gets a copy with arrays.
         training_iteration: Finished iterations of the algorithm, which `env_reset_fn` may ask for; `None` is the last
             number that the runner was given.
         resets: Reset arguments of each of the `num_episodes` episodes; sub-env i of N plays number i, i + N, and so on.
@@ -61,6 +63,7 @@ class SampleRequest:
     force_reset: bool = False
     timestep: int | None = None
     with_infos: bool = False
+    takes_tensors: bool = False
     training_iteration: int | None = None
     resets: tuple[EpisodeReset, ...] | None = None
     time_limit_s: float | None = None

@@ -60,6 +60,7 @@ class EnvRunner(Viewable):
             still.
         keeps_infos: Whether the current rollout keeps the infos of the envs.
         shows_infos: Whether callbacks receive episodes or rollouts, with their infos.
+        takes_tensors: Whether who asked for the current rollout takes one of tensors.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
@@ -122,6 +123,7 @@ class EnvRunner(Viewable):
         self._hears_samples = self.callbacks.subscribed("on_postprocess_trajectory", "on_sample_end")
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
         self.keeps_infos = self.shows_infos = self._hears_episodes or self._hears_samples
+        self.takes_tensors = False
         env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
@@ -349,7 +351,7 @@ class EnvRunner(Viewable):
     def _sample(self, request: SampleRequest) -> Rollout:
         """Return a rollout: fill it, complete it, and let callbacks see it. An exception loses its steps."""
         wanted, num_envs = request.num_wanted, self.host.num_envs
-        self.keeps_infos = self.shows_infos or request.with_infos
+        self.keeps_infos, self.takes_tensors = self.shows_infos or request.with_infos, request.takes_tensors
         explore = self.config.explore if request.explore is None else request.explore
         self._timestep = self._timestep if request.timestep is None else request.timestep
         if self.host.asks_iteration:

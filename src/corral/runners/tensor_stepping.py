@@ -14,7 +14,7 @@ from torch import Tensor
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import first_bad_value
 from corral.envs.sub_envs import original
-from corral.envs.tensor_env import to_array
+from corral.envs.tensor_env import as_arrays, to_array
 from corral.episodes.rollout import Rollout
 from corral.episodes.tensor_rollout import TensorRollout
 from corral.exploration.sampling import StochasticSampling
@@ -23,7 +23,6 @@ from corral.runners.stepping import SingleAgentStepping
 
 if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
-    from corral.runners.runner import EnvRunner
 
 log = logging.getLogger("corral")
 
@@ -46,7 +45,6 @@ class TensorStepping(SingleAgentStepping):
         if self.setting_of_arrays:
             log.info("env %r: its steps are copied to the host because of %s.", self.host.name, self.setting_of_arrays)
             return
-        self._hands_out_tensors = hands_out_tensors(self.runner)
         self._module, self._version = self._actor.module, self.runner.weights_version
         self._generator: torch.Generator | None = None  # on the CPU noise is drawn as for arrays
         if self._device.type != "cpu":
@@ -58,11 +56,8 @@ class TensorStepping(SingleAgentStepping):
         """Return the setting because of which actions are chosen on arrays, or `""`."""
         actor, runner = self._actor, self.runner
         exploration = actor.exploration
-        config: Any = runner.config
         if runner.shows_infos:
             return "callbacks"
-        if config.algo_class.READS_INFOS or config.output_infos:
-            return "offline_data.output_infos" if config.output_infos else "training"
         if actor.transforms is not None:
             return "env_runners.transforms"
         is_plain = actor.memory is None and not (actor.is_heuristic or actor.has_action_mask or actor.module.is_noisy)
@@ -121,13 +116,15 @@ class TensorStepping(SingleAgentStepping):
                 dist_inputs[t], actions[t] = self._choose(row, explore, random_actions)
             inferred = clock()
             try:
-                next_obs, rewards[t], terminated[t], truncated[t], _, final = step(to_env(actions[t]))
+                next_obs, rewards[t], terminated[t], truncated[t], infos, final = step(to_env(actions[t]))
             except Exception as error:
                 raise self.host.error("step", t, error) from original(error)
             finals.append(final)
             rollout.num_rows = t + 1
             stepped = clock()
             self._write(obs, t + 1, next_obs)
+            if self.runner.keeps_infos and infos:
+                self.keep_infos(rollout, t + 1, as_arrays(infos), to_array(terminated[t] | truncated[t]))
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - now
             seconds["env_step"] += stepped - inferred
@@ -178,7 +175,7 @@ class TensorStepping(SingleAgentStepping):
                 rollout.columns["logp"] = distribution.logp(*flat).reshape(rollout.rewards.shape)
         else:
             rollout.columns["logp"] = torch.full_like(rollout.rewards, torch.nan)
-        return rollout if self._hands_out_tensors else rollout.to_arrays()
+        return rollout if self.runner.takes_tensors else rollout.to_arrays()
 
     # State.
 
@@ -201,15 +198,3 @@ class TensorStepping(SingleAgentStepping):
         self._last_obs = map_tree(lambda leaf: torch.from_numpy(leaf).to(self._device), self._last_obs)
         if self._generator is not None and "generator" in state:
             self._generator.set_state(torch.from_numpy(state["generator"]))
-
-
-def hands_out_tensors(runner: EnvRunner) -> bool:
-    """Return whether what learns from the rollouts of a runner takes tensors, and is in the same process."""
-    config: Any = runner.config
-    return bool(
-        runner.worker_index == 0
-        and config.learns_tensors
-        and not config.num_learners
-        and config.output is None
-        and not runner.callbacks.subscribed("on_learn_on_batch")
-    )

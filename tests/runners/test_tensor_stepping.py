@@ -1,0 +1,310 @@
+"""Envs of tensors: PPO learns from rollouts that stay on the device, with the numbers that it has on arrays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from corral import Algorithm, Callback, PPOConfig
+from corral.algorithms.ppo import PPO
+from corral.envs.tensor_env import TensorVectorEnv
+from corral.envs.torch_envs import TorchCartPole, TorchPendulum
+from corral.episodes.rollout import Rollout
+from corral.episodes.tensor_rollout import TensorRollout
+from corral.errors import ConfigError, EnvError, LossError
+from exact_runs import differences, play
+from host_transfers import count_host_transfers
+
+N = 16
+
+
+class ShortCartPole(TorchCartPole):
+    """Episodes end by both flags: by the fall of the pole, and after 25 steps."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        super().__init__(num_envs, device, max_episode_steps=25)
+
+
+class ShortPendulum(TorchPendulum):
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        super().__init__(num_envs, device, max_episode_steps=30)
+
+
+class Watched(Callback):
+    """Listens to an event of episodes, so that the env is stepped on arrays."""
+
+    def on_episode_end(self, **arguments: Any) -> None:
+        pass
+
+
+def make_config(env: Any = ShortCartPole, *, arrays: bool = False, **settings: Any) -> PPOConfig:
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
+    config.training(**{"train_batch_size_per_learner": 20 * N, "minibatch_size": 4 * N, "num_epochs": 3, **settings})
+    return config.callbacks(Watched) if arrays else config
+
+
+def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a result that do not depend on the clock."""
+    runners, learner = result["env_runners"], result["learners"]["default_policy"]
+    names = ("episode_return_mean", "episode_return_max", "episode_len_mean", "num_episodes")
+    found = {name: runners[name] for name in names}
+    return found | {name: value for name, value in learner.items() if isinstance(value, float)}
+
+
+def weights_of(algo: Algorithm) -> Any:
+    return {name: array.copy() for name, array in algo.learner_group.get_weights()["default_policy"].items()}
+
+
+@pytest.mark.parametrize("env", [ShortCartPole, ShortPendulum])
+@pytest.mark.parametrize("settings", [{}, {"kl_target": 0.01, "kl_coeff": 0.2, "vf_clip_param": 0.5}])
+def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str, Any]) -> None:
+    results, weights, kinds = [], [], []
+    for arrays in (False, True):
+        algo = make_config(env, arrays=arrays, **settings).build()
+        sampled: list[Rollout] = []
+        sample = algo.sample
+        algo.sample = lambda *args, sample=sample, sampled=sampled: sampled.extend(got := sample(*args)) or got
+        results.append([numbers_of(algo.train()) for _ in range(5)])
+        weights.append(weights_of(algo))
+        kinds.append({type(rollout) for rollout in sampled})
+        algo.stop()
+    assert kinds == [{TensorRollout}, {Rollout}]
+    assert sum(result["num_episodes"] for result in results[0]) > N
+    for on_device, on_arrays in zip(*results, strict=True):
+        assert on_device == pytest.approx(on_arrays, rel=1e-3, abs=1e-4, nan_ok=True)
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(array, weights[1][name], atol=1e-4, err_msg=name)
+
+
+def test_transfers_to_the_host_are_as_many_however_long_the_iteration() -> None:
+    found = []
+    for num_rows, num_epochs in ((8, 1), (32, 6)):
+        algo = make_config(train_batch_size_per_learner=num_rows * N, minibatch_size=N, num_epochs=num_epochs).build()
+        for _ in range(3):  # the first episodes end
+            algo.train()
+        with count_host_transfers() as transfers:
+            algo.train()
+        algo.stop()
+        found.append(transfers)
+    assert found[0] == found[1]
+    assert found[0].total() <= 10
+
+
+def test_a_transfer_in_each_step_would_be_counted() -> None:
+    class Asking(ShortCartPole):
+        def step(self, actions: Tensor) -> Any:
+            returned = super().step(actions)
+            assert float(returned[1].sum()) > 0
+            return returned
+
+    found = []
+    for num_rows in (8, 32):
+        algo = make_config(Asking, train_batch_size_per_learner=num_rows * N).build()
+        with count_host_transfers() as transfers:
+            algo.train()
+        algo.stop()
+        found.append(transfers["__float__"])
+    assert found == [8, 32]
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_restored_run_continues_exactly(arrays: bool, tmp_path: Path) -> None:
+    algo = make_config(arrays=arrays).build()
+    for _ in range(2):
+        algo.train()
+    algo.save_to_path(tmp_path / "saved")
+    expected = play(algo)
+    algo.stop()
+    restored = Algorithm.from_checkpoint(tmp_path / "saved")
+    assert differences(expected, play(restored)) == []
+    restored.stop()
+
+
+class Line(TensorVectorEnv):
+    """Counts its steps: the observation is the number of steps in the episode, and each third step ends it."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu", flag: str = "truncated", bad_step: int = -1) -> None:
+        self.num_envs, self.device, self.flag, self.bad_step = num_envs, torch.device(device), flag, bad_step
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.length, self.num_steps = 3, 0
+
+    def observe(self) -> Tensor:
+        return torch.full((self.num_envs, 1), float(self.count))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Tensor, dict[str, Any]]:
+        self.count = self.num_steps = 0
+        return self.observe(), {}
+
+    def infos(self) -> dict[str, Any]:
+        return {"final_obs": self.observe()}
+
+    def step(self, actions: Tensor) -> Any:
+        self.count += 1
+        self.num_steps += 1
+        infos, ends = self.infos(), self.count == self.length
+        if ends:
+            self.count = 0
+        flags = {name: torch.full((self.num_envs,), ends and name == self.flag) for name in ("terminated", "truncated")}
+        obs = self.observe()
+        if self.num_steps == self.bad_step:
+            obs[1] = torch.nan
+        return obs, torch.ones(self.num_envs), flags["terminated"], flags["truncated"], infos
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_the_value_of_a_final_observation_is_that_of_the_observation_which_the_reset_replaced(flag: str) -> None:
+    algo = make_config(Line, arrays=False).environment(env_config={"flag": flag}).build()
+    [rollout] = algo.sample(7 * N)
+    assert isinstance(rollout, TensorRollout)
+    values, next_values = rollout.compute_values(lambda obs: obs[:, 0])
+    algo.stop()
+    assert values[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert next_values[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]  # 3 is the final observation
+
+
+def test_episodes_of_a_rollout_on_the_device_are_those_of_its_arrays() -> None:
+    algo = make_config(Line).build()
+    [rollout] = algo.sample(7 * N)
+    episodes = rollout.episodes()
+    algo.stop()
+    assert [len(episode) for episode in episodes[:3]] == [3, 3, 1]
+    assert episodes[0].get_observations()[:, 0].tolist() == [0, 1, 2, 3]
+    assert episodes[0].is_truncated
+
+
+def test_an_env_without_final_observations_gets_the_value_before_the_last_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Silent(Line):
+        def infos(self) -> dict[str, Any]:
+            return {}
+
+    with caplog.at_level(logging.WARNING, "corral"):
+        algo = make_config(Silent).build()
+        [rollout] = algo.sample(4 * N)
+        algo.stop()
+    _, next_values = rollout.compute_values(lambda obs: obs[:, 0])
+    assert next_values[:, 0].tolist() == [1, 2, 2, 1]
+    assert len([record for record in caplog.records if "final_obs" in record.message]) >= 1
+
+
+def test_a_value_that_is_not_finite_is_named() -> None:
+    algo = make_config(Line).environment(env_config={"bad_step": 9}).build()
+    with pytest.raises(EnvError, match=r"env 'Line', sub-env 1, step 8: observation holds NaN"):
+        for _ in range(3):
+            algo.train()
+    algo.stop()
+
+
+def test_weights_stay_as_they_were_before_a_loss_that_is_not_finite() -> None:
+    """The steps before it are taken, and neither it nor those after it, as on arrays."""
+
+    def loss(module: Any, batch: Any, coefficients: Any, default: Any = None) -> Any:
+        total = -module.distribution.logp(module.policy(batch["obs"]), batch["actions"]).mean()
+        loss.calls += 1  # type: ignore[attr-defined]
+        return total * (torch.nan if loss.calls == 7 else 1.0), {}  # type: ignore[attr-defined]
+
+    found = []
+    for arrays in (False, True):
+        loss.calls = 0  # type: ignore[attr-defined]
+        algo = make_config(arrays=arrays, loss=loss).build()
+        with pytest.raises(LossError, match="is nan in epoch 1, minibatch 1"):
+            algo.train()
+        found.append(weights_of(algo))
+        algo.stop()
+    for name, array in found[0].items():
+        assert np.isfinite(array).all()
+        np.testing.assert_allclose(array, found[1][name], atol=1e-5, err_msg=name)
+
+
+def test_evaluation_and_whole_episodes_play_on_the_device() -> None:
+    config = make_config(Line).evaluation(evaluation_interval=1, evaluation_duration=5, evaluation_num_env_runners=0)
+    config.env_runners(batch_mode="complete_episodes")
+    algo = config.build()
+    result = algo.train()
+    algo.stop()
+    assert result["evaluation"]["env_runners"]["episode_return_mean"] == 3
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 5
+    assert result["env_runners"]["episode_len_mean"] == 3
+    assert result["env_runners"]["num_env_steps_sampled"] == 21 * N
+
+
+def test_runners_in_other_processes_send_arrays() -> None:
+    algo = make_config(ShortCartPole).env_runners(num_env_runners=1).build()
+    [rollout] = algo.sample(20 * N)
+    assert type(rollout) is Rollout
+    assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+    algo.stop()
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        (lambda config: config.callbacks(Watched), "callbacks"),
+        (lambda config: config.env_runners(transforms=["NormalizeObservations"]), "env_runners.transforms"),
+        (lambda config: config.rl_module(model_config={"use_lstm": True}), "rl_module"),
+        (
+            lambda config: config.exploration(
+                exploration_config={"type": "StochasticSampling", "random_timesteps": 100}
+            ),
+            "exploration.exploration_config",
+        ),
+    ],
+)
+def test_what_needs_arrays_gets_them_and_is_named(change: Any, setting: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config()
+    change(config)
+    with caplog.at_level(logging.INFO, "corral"):
+        algo = config.build()
+    assert algo.env_runner_group.setting_of_arrays == setting
+    assert f"its steps are copied to the host because of {setting}" in caplog.text
+    assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+    algo.stop()
+
+
+def test_an_algorithm_of_the_user_gets_arrays_unless_it_says_that_it_takes_tensors() -> None:
+    class Mine(PPO):
+        pass
+
+    class Ready(PPO):
+        LEARNS_TENSORS = True
+
+    for cls, kind in ((Mine, Rollout), (Ready, TensorRollout)):
+        algo = cls(make_config())
+        [rollout] = algo.sample(N)
+        algo.stop()
+        assert type(rollout) is kind
+
+
+def test_settings_of_the_env_reach_it_with_the_number_of_sub_envs() -> None:
+    config = make_config().environment(TorchCartPole, env_config={"max_episode_steps": 7})
+    algo = config.build()
+    env: Any = algo.env_runner.env
+    algo.stop()
+    assert (env.env.num_envs, env.env.max_episode_steps) == (N, 7)
+
+
+def test_a_factory_finds_the_number_of_sub_envs_in_its_config() -> None:
+    algo = make_config(lambda env_config: ShortCartPole(env_config.num_envs)).build()
+    assert algo.env_runner.num_envs == N
+    algo.stop()
+    with pytest.raises(ConfigError, match=r"num_envs_per_env_runner=16 contradicts .* of 3"):
+        make_config(lambda env_config: ShortCartPole(3)).build()
+
+
+def test_a_device_without_tensors_is_refused() -> None:
+    class Arrays(Line):
+        def observe(self) -> Any:
+            return np.zeros((self.num_envs, 1), np.float32)
+
+    with pytest.raises(EnvError, match="has an attribute device, so that it must give tensors"):
+        make_config(Arrays).build()
