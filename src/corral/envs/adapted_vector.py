@@ -146,14 +146,22 @@ def adapt_vector_env(made: Any) -> Any:
         return _adapt_pool(made)
     has_num_envs = isinstance(getattr(made, "num_envs", None), (int, np.integer))
     if has_num_envs and hasattr(made, "device") and hasattr(made, "step"):
-        from corral.envs.tensor_env import TensorEnvAdapter
-
-        return TensorEnvAdapter(made)
+        return _adapt_tensors(made)
     is_vector = has_num_envs and not isinstance(made, VectorEnv)
     is_single = isinstance(made, gym.Env) and not hasattr(made, "single_observation_space")
     if is_single or not is_vector or not hasattr(made, "step"):
         return made
     return AdaptedVectorEnv(made)
+
+
+def _adapt_tensors(made: Any) -> AdaptedVectorEnv:
+    if getattr(made, "possible_agents", ()):
+        from corral.envs.tensor_agents import TensorAgentsAdapter
+
+        return TensorAgentsAdapter(made)
+    from corral.envs.tensor_env import TensorEnvAdapter
+
+    return TensorEnvAdapter(made)
 
 
 def _adapt_pool(pool: Any) -> EnvPoolVectorEnv:

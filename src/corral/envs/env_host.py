@@ -60,6 +60,8 @@ from corral.envs.videos import Video
 from corral.errors import CheckpointError, ConfigError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
+    import torch
+
     from corral.envs.config import HostConfig
 
 log = logging.getLogger("corral")
@@ -290,6 +292,12 @@ class EnvHost:
         """Function `step` of the vector env, with its time limit."""
         step = self.env.step if self._gives_checked_steps else self._checked_step
         return partial(self._timer.call, step) if self._is_timed else step
+
+    @property
+    def device(self) -> torch.device:
+        """Device of a vector env of tensors."""
+        device: torch.device = self.env.device  # type: ignore[attr-defined]
+        return device
 
     @property
     def step_tensors(self) -> Callable[..., Any]:

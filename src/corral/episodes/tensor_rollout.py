@@ -51,12 +51,8 @@ class TensorRollout(Rollout):
             {
                 "obs": map_tree(lambda leaf: empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
                 "actions": empty((*shape, *distribution.action_shape), distribution.action_dtype),
-                "rewards": empty(shape, np.float32),
-                "terminated": empty(shape, np.bool_),
-                "truncated": empty(shape, np.bool_),
-                "valid": np.empty(shape, np.bool_),
+                **empty_steps(shape, device),
                 "dist_inputs": empty((*shape, distribution.num_inputs), np.float32),
-                "row_times_s": np.empty(num_rows),
             }
         )
 
@@ -89,17 +85,21 @@ class TensorRollout(Rollout):
         """Return the complete rollout with arrays as columns; each column is copied to the host once."""
         columns = {name: map_tree(_to_array, column) for name, column in self.columns.items()}
         columns["rewards"] = columns["rewards"].astype(np.float64)
-        found = Rollout(columns, num_rows=self.num_rows)
+        found = self.make_rollout(columns)
         for name in (*Rollout.__slots__, "action_space", "observation_space", "info_rows"):
             setattr(found, name, getattr(self, name))
         found.host = None
-        ends = found.done
+        ends = found.done if self.finals else np.zeros((0, 0), np.bool_)
         for row in np.flatnonzero(ends.any(1)).tolist():
             envs = np.flatnonzero(ends[row])
             rows = map_tree(lambda leaf, envs=envs: _to_array(_take(leaf, envs)), self.finals[row])
             for index, env_index in enumerate(envs.tolist()):
                 found.add_final_obs(row, env_index, map_tree(lambda leaf, index=index: leaf[index], rows))
         return found
+
+    def make_rollout(self, columns: dict[str, Tree]) -> Rollout:
+        """Return a rollout of arrays with columns, which `to_arrays` completes."""
+        return Rollout(columns, num_rows=self.num_rows)
 
     def chunks(self) -> list[tuple[int, Any]]:
         """Return the episodes as `episodes` does, each in a pair with its first row; the columns are copied for it."""
@@ -145,6 +145,13 @@ class TensorRollout(Rollout):
         if self.valid.all():
             return flat
         return map_tree(lambda leaf: _take(leaf, np.flatnonzero(self.valid)), flat)
+
+
+def empty_steps(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
+    """Return uninitialised columns `[T, N]` of rewards and flags on a device, and those of the host."""
+    flags = {name: torch.empty(shape, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
+    host = {"valid": np.empty(shape, np.bool_), "row_times_s": np.empty(shape[0])}
+    return {"rewards": torch.empty(shape, device=device), **flags, **host}
 
 
 def _to_array(column: Any) -> Any:

@@ -89,6 +89,14 @@ class RowDistribution:
         self._sampled = self.distribution.sample(inputs, self._noise[self._row - 1])
         return self._sampled  # type: ignore[no-any-return]
 
+    def next_noise(self, num_rows: int) -> FloatArray:
+        """Return the noise `[num_rows, K]` that `sample` would use now, for actions that are drawn on a device."""
+        if self._noise is None or self._row == NOISE_ROWS or self._noise.shape[1] != num_rows:
+            self._noise, self._row = self.distribution.noise(self.rng, (NOISE_ROWS, num_rows)), 0
+        self._row += 1
+        found: FloatArray = self._noise[self._row - 1]
+        return found
+
     def mode(self) -> NDArray[Any]:
         """Return the most likely actions `[N, ...]`; with Q-values as inputs, the best actions."""
         self._sampled = self.distribution.mode(self.inputs)

@@ -72,6 +72,19 @@ class MultiAgentEvents(EpisodeEvents):
         self._view_agents(rollout.broken_in(t))
         super().fire_row(rollout, t, done, playing)
 
+    def _end(self, rollout: Rollout, t: int, env_index: int) -> None:
+        """Fire the events of a step that ended its episode; the successor waits for the observations of its agents."""
+        self._fire_end(env_index)
+        self._create(env_index, rollout)
+        self._waiting.add(env_index)
+
+    def start_waiting(self, rollout: Rollout) -> None:
+        """Start the episodes whose first observations came in the step that ended the ones before."""
+        self._view_agents(())
+        waiting, self._waiting = sorted(self._waiting), set()
+        for env_index in waiting:
+            self._start(env_index, rollout.num_rows, rollout)
+
     def _view_agents(self, broken: Sequence[int]) -> None:
         """Add views of agents that joined, and end the views of agents that ended, except in sub-envs that failed."""
         for module_id, lanes in self._stepping.lanes.items():

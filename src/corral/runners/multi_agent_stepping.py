@@ -192,7 +192,9 @@ class MultiAgentStepping(Stepping):
     def allocate(self, num_rows: int) -> Rollout:
         """Return a rollout with room for so many rows."""
         self.ended = []
-        return MultiAgentRollout.of_steps(num_rows, self.host.num_envs)
+        rollout = MultiAgentRollout.of_steps(num_rows, self.host.num_envs)
+        rollout.same_step = self.host.is_same_step
+        return rollout
 
     def _forget_seats(self) -> None:
         """Forget which agents take part in the current episodes."""
@@ -237,7 +239,7 @@ class MultiAgentStepping(Stepping):
         """Step `num_rows` times: let the modules act whose agents are due, and give the lanes what the env returns."""
         start, stop, events = rollout.num_rows, rollout.num_rows + num_rows, self.runner.events
         step, clock, seconds = self.host.step, time.perf_counter, self.runner.timers.seconds
-        num_samplers, resetting = self.runner.num_samplers, rollout.resets_in(start)
+        num_samplers, resetting, same_step = self.runner.num_samplers, rollout.resets_in(start), rollout.same_step
         for t in range(start, stop):
             began = clock()
             for module_id, lanes in self.lanes.items():
@@ -263,10 +265,25 @@ class MultiAgentStepping(Stepping):
             if events is not None:
                 events.fire_row(rollout, t, resetting, mode.playing)
                 seconds["callbacks"] += clock() - after
+            if same_step:
+                resetting = self._receive_resets(rollout, resetting)
         mode.settle(rollout)
         if not np.isfinite(rollout.rewards[start:stop]).all():
             row, env_index = np.argwhere(~np.isfinite(rollout.rewards[start:stop]))[0].tolist()
             raise self.host.bad_value(start + row, env_index, f"reward is {rollout.rewards[start + row, env_index]}")
+
+    def _receive_resets(self, rollout: Rollout, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Begin the next episodes where a vector env has reset what ended in the same step.
+
+        Returns:
+            The sub-envs that the next row only resets, bool `[N]`: none.
+        """
+        nobody = np.zeros_like(ended)
+        if ended.any():
+            self.receive(rollout, self.host.env.get_reset_obs(), nobody, nobody)  # type: ignore[attr-defined]
+            if isinstance(self.runner.events, MultiAgentEvents):
+                self.runner.events.start_waiting(rollout)
+        return nobody
 
     def act(self, row: int, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
         """Choose the actions of the lanes that act in a row, and put them into the actions for the vector env."""
@@ -464,6 +481,10 @@ class MultiAgentStepping(Stepping):
                 of_agents[agents[seat]].append(float(returns[seat]))
             for index in np.unique(modules[modules >= 0]).tolist():
                 of_modules[names[index]].append(float(returns[modules == index].sum()))
+        self.log_returns(of_agents, of_modules)
+
+    def log_returns(self, of_agents: Mapping[str, list[float]], of_modules: Mapping[str, list[float]]) -> None:
+        """Log the returns of agents and of modules in the episodes that ended, by id."""
         # In evaluation of the episodes of a round, as all other returns.
         config = self.runner.config
         window = None if config.in_evaluation else config.metrics_num_episodes_for_smoothing

@@ -37,8 +37,8 @@ class SampleRequest:
             the runner or the group has counted itself.
         with_infos: Whether the caller reads infos or what callbacks noted on episodes (`custom_data`, temporary data).
             Otherwise they stay in the runner.
-        takes_tensors: Whether the caller, in the same process, takes a `TensorRollout` from an env of tensors; otherwise
-            it gets a copy with arrays.
+        takes_tensors: Whether the caller, in the same process, takes a rollout of tensors from an env of tensors, and
+            not a copy with arrays.
         training_iteration: Finished iterations of the algorithm, which `env_reset_fn` may ask for; `None` is the last
             number that the runner was given.
         resets: Reset arguments of each of the `num_episodes` episodes; sub-env i of N plays number i, i + N, and so on.

@@ -753,6 +753,10 @@ def make_stepping(runner: EnvRunner) -> Stepping:
         return _make_served_stepping(runner)
     if not runner.config.is_multi_agent:
         return _make_tensor_stepping(runner) if hasattr(runner.env, "step_tensors") else SingleAgentStepping(runner)
+    if hasattr(runner.env, "step_tensors"):
+        from corral.runners.tensor_agents_stepping import TensorAgentsStepping
+
+        return TensorAgentsStepping(runner)
     from corral.runners.multi_agent_stepping import MultiAgentStepping
 
     return MultiAgentStepping(runner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from corral.envs.sub_envs import original
 from corral.envs.tensor_env import as_arrays, to_array
 from corral.episodes.rollout import Rollout
 from corral.episodes.tensor_rollout import TensorRollout
-from corral.exploration.sampling import StochasticSampling
+from corral.runners.device_actor import DeviceActor, find_setting_of_arrays
 from corral.runners.sample_modes import SampleMode
 from corral.runners.stepping import SingleAgentStepping
 
@@ -40,32 +39,11 @@ class TensorStepping(SingleAgentStepping):
     def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Make the actor, and find out whether the data can stay on the device."""
         super().make_actors(module_specs)
-        self._device: torch.device = self.host.env.device  # type: ignore[attr-defined]
-        self.setting_of_arrays = self._find_setting_of_arrays()
+        self.setting_of_arrays = "callbacks" if self.runner.shows_infos else find_setting_of_arrays(self._actor)
         if self.setting_of_arrays:
-            log.info("env %r: its steps are copied to the host because of %s.", self.host.name, self.setting_of_arrays)
-            return
-        self._module, self._version = self._actor.module, self.runner.weights_version
-        self._generator: torch.Generator | None = None  # on the CPU noise is drawn as for arrays
-        if self._device.type != "cpu":
-            self._module = copy.deepcopy(self._actor.module).to(self._device)
-            self._generator = torch.Generator(self._device)
-            self._generator.manual_seed(int(self.runner.rng.integers(2**62)))
-
-    def _find_setting_of_arrays(self) -> str:
-        """Return the setting because of which actions are chosen on arrays, or `""`."""
-        actor, runner = self._actor, self.runner
-        exploration = actor.exploration
-        if runner.shows_infos:
-            return "callbacks"
-        if actor.transforms is not None:
-            return "env_runners.transforms"
-        is_plain = actor.memory is None and not (actor.is_heuristic or actor.has_action_mask or actor.module.is_noisy)
-        if not is_plain or "has_tensor_form" not in vars(type(actor.distribution)):
-            return "rl_module"
-        if type(exploration) is not StochasticSampling or exploration.random_timesteps:
-            return "exploration.exploration_config"
-        return ""
+            log_setting_of_arrays(self.host.name, self.setting_of_arrays)
+        else:
+            self._on_device = DeviceActor(self._actor, self.host.device)
 
     # A rollout.
 
@@ -74,7 +52,7 @@ class TensorStepping(SingleAgentStepping):
         if self.setting_of_arrays:
             return super().allocate(num_rows)
         actor, host = self._actor, self.host
-        rollout = TensorRollout.on_device(num_rows, host.num_envs, host.space, actor.distribution, self._device)
+        rollout = TensorRollout.on_device(num_rows, host.num_envs, host.space, actor.distribution, host.device)
         rollout.observation_space, rollout.action_space = host.observation_space, actor.action_space
         return rollout
 
@@ -83,46 +61,41 @@ class TensorStepping(SingleAgentStepping):
         if self.setting_of_arrays:
             super().receive_reset(rollout, obs)
         else:
-            self._write(rollout.obs, 0, map_tree(torch.from_numpy, obs))
+            write_tensors(rollout.obs, 0, map_tree(torch.from_numpy, obs))
 
     def resume(self, rollout: Rollout) -> None:
         """Write the last observations into row 0."""
         if self.setting_of_arrays:
             super().resume(rollout)
         else:
-            self._write(rollout.obs, 0, self._last_obs)
-
-    @staticmethod
-    def _write(columns: Tree, row: int, obs: Tree) -> None:
-        map_tree(lambda column, leaf: column[row].copy_(leaf), columns, obs)
+            write_tensors(rollout.obs, 0, self._last_obs)
 
     def step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:
         """Step `num_rows` times, on the device."""
+        how = {"explore": explore, "random_actions": random_actions}
         if self.setting_of_arrays:
-            arguments = {"explore": explore, "random_actions": random_actions}
-            return super().step_rows(rollout, num_rows, mode, timestep, **arguments)
+            return super().step_rows(rollout, num_rows, mode, timestep, **how)
         assert isinstance(rollout, TensorRollout)
-        self._refresh_module()
+        self._on_device.refresh(self.runner.weights_version)
         step, clock, seconds = self.host.step_tensors, time.perf_counter, self.runner.timers.seconds
-        to_env = self._actor.distribution.tensor_to_env
-        obs, actions, dist_inputs, finals = rollout.obs, rollout.actions, rollout.dist_inputs, rollout.finals
+        choose, to_env = self._on_device.choose, self._actor.distribution.tensor_to_env
+        obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
         now = clock()
         for t in range(rollout.num_rows, rollout.num_rows + num_rows):
             row = obs[t] if isinstance(obs, Tensor) else map_tree(lambda column, t=t: column[t], obs)
-            with torch.inference_mode():
-                dist_inputs[t], actions[t] = self._choose(row, explore, random_actions)
+            dist_inputs[t], actions[t] = choose(row, self.host.num_envs, **how)
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos, final = step(to_env(actions[t]))
             except Exception as error:
                 raise self.host.error("step", t, error) from original(error)
-            finals.append(final)
-            rollout.num_rows = t + 1
+            rollout.finals.append(final)
+            rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
             stepped = clock()
-            self._write(obs, t + 1, next_obs)
+            write_tensors(obs, t + 1, next_obs)
             if self.runner.keeps_infos and infos:
                 self.keep_infos(rollout, t + 1, as_arrays(infos), to_array(terminated[t] | truncated[t]))
             rollout.row_times_s[t] = after = clock()
@@ -131,26 +104,6 @@ class TensorStepping(SingleAgentStepping):
             seconds["storage"] += after - stepped
             now = after
         mode.settle(rollout)
-
-    def _refresh_module(self) -> None:
-        """Copy new weights to the device."""
-        if self._module is not self._actor.module and self._version != self.runner.weights_version:
-            self._module.load_state_dict(self._actor.module.state_dict())
-            self._version = self.runner.weights_version
-
-    def _choose(self, obs: Tree, explore: bool, random_actions: bool) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the policy `[N, D]` and module actions `[N, ...]` for observations `[N, ...]`."""
-        distribution, num_envs = self._actor.distribution, self.host.num_envs
-        dist_inputs: Tensor = self._module.policy(obs)
-        if random_actions:
-            return dist_inputs, torch.from_numpy(distribution.random(self.runner.rng, num_envs)).to(self._device)
-        if not explore:
-            return dist_inputs, distribution.tensor_mode(dist_inputs)
-        if self._generator is None:
-            noise = torch.from_numpy(distribution.noise(self.runner.rng, (num_envs,)))
-        else:
-            noise = distribution.tensor_noise(self._generator, num_envs)
-        return dist_inputs, distribution.tensor_sample(dist_inputs, noise)
 
     def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
         """Return the complete rollout, on the device or as arrays, and keep the last row for the next one.
@@ -166,15 +119,8 @@ class TensorStepping(SingleAgentStepping):
             if not rollout.is_finite():
                 bad = first_bad_value(rollout.to_arrays(), self.host.space, 0, rollout.num_rows, callbacks=False)
                 raise self.host.bad_value(*(bad or (0, 0, "observation holds NaN or infinity (from reset)")))
-            self._last_obs = map_tree(lambda leaf: leaf[-1].clone(), rollout.obs)
-            self._last_infos = None
-        if self.runner.config.ON_POLICY:
-            distribution = self._actor.distribution
-            flat = rollout.dist_inputs.flatten(0, 1), rollout.actions.flatten(0, 1)
-            with torch.no_grad():
-                rollout.columns["logp"] = distribution.logp(*flat).reshape(rollout.rewards.shape)
-        else:
-            rollout.columns["logp"] = torch.full_like(rollout.rewards, torch.nan)
+            self._last_obs, self._last_infos = map_tree(lambda leaf: leaf[-1].clone(), rollout.obs), None
+        self._on_device.fill_logp(rollout, is_needed=self.runner.config.ON_POLICY)
         return rollout if self.runner.takes_tensors else rollout.to_arrays()
 
     # State.
@@ -185,16 +131,32 @@ class TensorStepping(SingleAgentStepping):
             return super().get_unfinished()
         on_device, self._last_obs = self._last_obs, map_tree(to_array, self._last_obs)
         try:
-            state = super().get_unfinished()
+            return {**super().get_unfinished(), "generator": self._on_device.get_state()}
         finally:
             self._last_obs = on_device
-        return state if self._generator is None else {**state, "generator": to_array(self._generator.get_state())}
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `get_unfinished`."""
+        """Continue from a state of `get_unfinished`, on tensors or on arrays."""
         super().set_unfinished(state)
-        if self.setting_of_arrays:
-            return
-        self._last_obs = map_tree(lambda leaf: torch.from_numpy(leaf).to(self._device), self._last_obs)
-        if self._generator is not None and "generator" in state:
-            self._generator.set_state(torch.from_numpy(state["generator"]))
+        if not self.setting_of_arrays:
+            self._last_obs = map_tree(lambda leaf: torch.from_numpy(leaf).to(self.host.device), self._last_obs)
+            self._on_device.set_state(state.get("generator"))
+
+
+def write_tensors(columns: Tree, row: int, values: Tree) -> None:
+    """Write a tree of tensors `[N, ...]` to a row of columns `[T, N, ...]`.
+
+    Raises:
+        ValueError: The shapes differ; torch alone would broadcast a smaller tensor over the row.
+    """
+    if not isinstance(columns, Tensor):
+        map_tree(lambda column, value: write_tensors(column, row, value), columns, values)
+        return
+    if values.shape != columns.shape[1:]:
+        raise ValueError(f"observation must have shape {[*columns.shape[1:]]}, got {[*values.shape]}")
+    columns[row] = values
+
+
+def log_setting_of_arrays(name: str, setting: str) -> None:
+    """Log why the steps of an env of tensors are copied to the host."""
+    log.info("env %r: its steps are copied to the host because of %s.", name, setting)

@@ -1,0 +1,96 @@
+"""A module on the device of an env of tensors, with what chooses its actions there."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from corral.core.tree import Tree
+from corral.exploration.sampling import StochasticSampling
+
+if TYPE_CHECKING:
+    from corral.episodes.tensor_rollout import TensorRollout
+    from corral.runners.actor import Actor
+
+
+def find_setting_of_arrays(actor: Actor) -> str:
+    """Return the setting because of which the actions of an actor are chosen on arrays, or `""`."""
+    exploration = actor.exploration
+    if actor.transforms is not None:
+        return "env_runners.transforms"
+    is_plain = actor.memory is None and not (actor.is_heuristic or actor.has_action_mask or actor.module.is_noisy)
+    # A subclass that draws in another way inherits the form on tensors, which does not.
+    if not is_plain or "has_tensor_form" not in vars(type(actor.distribution)):
+        return "rl_module"
+    if type(exploration) is not StochasticSampling or exploration.random_timesteps:
+        return "exploration.exploration_config"
+    return ""
+
+
+class DeviceActor:
+    """Chooses actions for tensors `[B, ...]`. On the CPU it draws the numbers that the actor would draw for arrays.
+
+    Args:
+        actor: The actor, whose weights count.
+        device: Device of the env.
+    """
+
+    def __init__(self, actor: Actor, device: torch.device) -> None:
+        """Copy the module to the device; on the CPU it is the actor's own."""
+        self._actor, self._device = actor, device
+        self.distribution = actor.distribution
+        self._module, self._version = actor.module, -1
+        self._generator: torch.Generator | None = None
+        if device.type != "cpu":
+            self._module = copy.deepcopy(actor.module).to(device)
+            self._generator = torch.Generator(device)
+            self._generator.manual_seed(int(actor.row_distribution.rng.integers(2**62)))
+
+    def refresh(self, weights_version: int) -> None:
+        """Copy the weights to the device if they are new."""
+        if self._module is not self._actor.module and self._version != weights_version:
+            self._module.load_state_dict(self._actor.module.state_dict())
+            self._version = weights_version
+
+    def choose(self, obs: Tree, num_rows: int, *, explore: bool, random_actions: bool) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the policy `[B, D]` and module actions `[B, ...]`.
+
+        Args:
+            obs: Observations, a tree of `[B, ...]`.
+            num_rows: B.
+            explore: Whether to draw the actions; otherwise they are the most likely ones.
+            random_actions: Whether to draw actions evenly from the action space instead.
+        """
+        with torch.inference_mode():
+            dist_inputs: Tensor = self._module.policy(obs)
+            if random_actions:
+                drawn = self.distribution.random(self._actor.row_distribution.rng, num_rows)
+                return dist_inputs, torch.from_numpy(drawn).to(self._device)
+            if not explore:
+                return dist_inputs, self.distribution.tensor_mode(dist_inputs)
+            if self._generator is None:
+                noise = torch.from_numpy(self._actor.row_distribution.next_noise(num_rows))
+            else:
+                noise = self.distribution.tensor_noise(self._generator, num_rows)
+            return dist_inputs, self.distribution.tensor_sample(dist_inputs, noise)
+
+    def fill_logp(self, rollout: TensorRollout, *, is_needed: bool) -> None:
+        """Fill the column `logp` of a rollout that is complete except for it, with NaN if nothing learns from it."""
+        if not is_needed:
+            rollout.columns["logp"] = torch.full_like(rollout.rewards, torch.nan)
+            return
+        flat = rollout.dist_inputs.flatten(0, 1), rollout.actions.flatten(0, 1)
+        with torch.no_grad():
+            rollout.columns["logp"] = self.distribution.logp(*flat).reshape(rollout.rewards.shape)
+
+    def get_state(self) -> Any:
+        """Return the state of the generator of the device as an array; `None` on the CPU, where the actor draws."""
+        return None if self._generator is None else self._generator.get_state().numpy()
+
+    def set_state(self, state: Any) -> None:
+        """Continue from a state of `get_state`, unless it is of another kind of device."""
+        if self._generator is not None and state is not None:
+            self._generator.set_state(torch.from_numpy(state))
