@@ -19,7 +19,7 @@ TOPICS = {
     "envs": (
         "Envs",
         "What envs are given, and envs with tasks or several agents.",
-        "EnvContext TaskSettableEnv EpisodeReset MultiAgentEnv make_multi_agent ExternalEnv "
+        "EnvContext TaskSettableEnv EpisodeReset MultiAgentEnv make_multi_agent TensorVectorEnv ExternalEnv "
         "serving.client.PolicyClient serving.client.MultiAgentPolicyClient serving.client.drive "
         "serving.client.ClientError serving.client.EpisodesLost serving.client.ServerStopped",
     ),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from corral.envs.episode_resets import EpisodeReset as EpisodeReset
     from corral.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
+    from corral.envs.tensor_env import TensorVectorEnv as TensorVectorEnv
     from corral.envs.vector import EnvContext as EnvContext
     from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
     from corral.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
@@ -144,6 +145,7 @@ _HOMES = {
     "TQCConfig": "corral.algorithms.tqc",
     "TaskSettableEnv": "corral.envs.tasks",
     "TemporalTransform": "corral.transforms.transform",
+    "TensorVectorEnv": "corral.envs.tensor_env",
     "Transform": "corral.transforms.transform",
     "UpdateSettings": "corral.learners.settings",
     "estimate_return": "corral.offline.estimate_return",

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from corral.core.spaces import space_tree
-from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, adapt_vector_env, check_pool_id, make_pool
+from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.atari_env import (
     PREPROCESSING,
@@ -28,6 +28,7 @@ from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, 
 from corral.envs.continuation_test import find_lost_state
 from corral.envs.env_ids import id_hint, import_module, import_package, is_of_missing_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
+from corral.envs.foreign_vector import adapt_vector_env
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.pettingzoo_env import from_pettingzoo

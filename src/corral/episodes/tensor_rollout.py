@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
-from corral.modules.distributions import ActionDistribution
+
+if TYPE_CHECKING:
+    from corral.modules.distributions import ActionDistribution
 
 _OF_DEVICE = ("rewards", "terminated", "truncated")
 """Columns of which a complete rollout has a copy on the host: returns and ends of episodes are counted there."""
