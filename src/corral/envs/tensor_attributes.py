@@ -7,6 +7,7 @@ The functions here find these tensors from some roots. They look into no functio
 from __future__ import annotations
 
 import enum
+import logging
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_CONSTANTS = (type, types.ModuleType, types.FunctionType, types.MethodType, enum.Enum, np.ndarray, Tensor)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_CONSTANTS = (*_FUNCTIONS, type, types.ModuleType, logging.Logger, enum.Enum, np.ndarray, Tensor)
 _PLAIN = (type(None), bool, int, float, str, np.ndarray, np.generic)
 
 

@@ -1,0 +1,156 @@
+"""Rows of tensors in a graph of objects are kept over a change, and the graph is saved as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from corral.core.plain import misfits
+from corral.envs.tensor_attributes import RowKeeper, find_holders, load_items, save_items
+from host_transfers import no_host_transfers
+
+MASK = torch.tensor([True, False, True])
+KEPT, NEW = [1.0, 1.0, 1.0], [2.0, 1.0, 2.0]
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape or (3,))
+
+
+class Thing:
+    """An object with any attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+def keep(thing: Thing, change: Any) -> None:
+    """Let rows 0 and 2 have what a change makes of an object, and row 1 what it was before."""
+    keeper = RowKeeper({"thing": thing})
+    change()
+    with no_host_transfers():
+        keeper.keep_rows_except(MASK)
+
+
+def test_rows_are_kept_whether_a_change_writes_into_a_tensor_or_replaces_it() -> None:
+    part = Thing(written=ones(), replaced=ones(3, 2))
+    thing = Thing(
+        part=part, by_key={"a": ones(), 3: ones(), part: ones()}, in_list=[ones(), [ones()]], in_tuple=(ones(), "x")
+    )
+    thing.back = thing  # a graph with a cycle
+
+    def change() -> None:
+        part.written[:] = 2
+        part.replaced = 2 * ones(3, 2)
+        for key in thing.by_key:
+            thing.by_key[key] = 2 * ones()
+        thing.in_list[0] += 1
+        thing.in_list[1] = [2 * ones()]
+        thing.in_tuple = (2 * ones(), "x")
+
+    keep(thing, change)
+    assert part.replaced.tolist() == [[number] * 2 for number in NEW]
+    for tensor in (part.written, *thing.by_key.values(), thing.in_list[0], thing.in_list[1][0], thing.in_tuple[0]):
+        assert tensor.tolist() == NEW
+
+
+def test_rows_along_another_axis_and_flags_are_kept() -> None:
+    thing = Thing(history=torch.zeros(5, 3, 2), flags=torch.zeros(3, dtype=torch.bool))
+
+    def change() -> None:
+        thing.history[2] = 1
+        thing.flags = ~thing.flags
+
+    keep(thing, change)
+    assert thing.history.sum((0, 2)).tolist() == [2, 0, 2]
+    assert torch.equal(thing.flags, MASK)
+
+
+def test_what_belongs_to_all_rows_is_put_back() -> None:
+    one, other = Thing(rows=ones()), Thing(rows=ones())
+    thing = Thing(number=1, goal=one, goals=[one, other], scale=torch.ones(2), nothing=None)
+
+    def change() -> None:
+        thing.number, thing.goal, thing.scale, thing.nothing = 2, other, 2 * thing.scale, "text"
+        thing.goals.reverse()
+        thing.goals.append(one)
+        one.rows[:], other.rows[:] = 2, 2
+
+    keep(thing, change)
+    assert (thing.number, thing.goal, thing.goals, thing.nothing) == (1, one, [one, other], None)
+    assert thing.scale.tolist() == [1, 1]
+    assert one.rows.tolist() == other.rows.tolist() == NEW
+
+
+def test_new_objects_and_tensors_stay_with_the_kept_rows_of_what_they_replace() -> None:
+    thing = Thing(part=Thing(rows=ones(), number=1), by_key={"a": ones()}, nothing=None)
+
+    def change() -> None:
+        thing.part, thing.by_key = Thing(rows=2 * ones(), number=2), {"a": 2 * ones(), "b": 2 * ones()}
+        thing.nothing = thing.later = 2 * ones()
+
+    keep(thing, change)
+    assert (thing.part.rows.tolist(), thing.part.number, thing.by_key["a"].tolist()) == (NEW, 1, NEW)
+    assert thing.by_key["b"].tolist() == thing.nothing.tolist() == thing.later.tolist() == [2.0] * 3
+
+
+def test_one_tensor_in_two_places_stays_one() -> None:
+    thing = Thing(a=ones(), c=ones())
+    thing.b = thing.a
+
+    def change() -> None:
+        thing.a = thing.b = thing.c = 2 * ones()
+
+    keep(thing, change)
+    assert thing.a is thing.b and thing.a is not thing.c
+    thing.c[:] = 5
+    assert thing.a.tolist() == NEW
+
+
+def make_graph(value: float) -> tuple[Thing, dict[str, Any]]:
+    """Return an object that refers to two others, and the roots."""
+    goals = [Thing(rows=value * ones()) for _ in range(2)]
+    thing = Thing(goal=goals[0], order=[*goals], rows=value * ones(), function=lambda: value, kind="thing", both=None)
+    thing.again, thing.by_key, thing.pair = thing.rows, {0: value * ones(), goals[0]: value}, (value * ones(), goals[1])
+    return thing, {"thing": thing, "goal0": goals[0], "goal1": goals[1]}
+
+
+def test_a_saved_graph_continues_in_another_one() -> None:
+    thing, roots = make_graph(1.0)
+    thing.goal = roots["goal1"]
+    thing.order.reverse()
+    thing.order.append(7)
+    thing.by_key[1], thing.late = 4 * ones(), 3 * ones()
+    state = save_items(roots)
+    assert not list(misfits(state))
+    thing.rows[:] = 9
+    other, other_roots = make_graph(2.0)
+    function = other.function
+    for _ in range(2):  # what was loaded does not write into the state
+        assert load_items(other_roots, state, torch.device("cpu")) == []
+        assert other.goal is other_roots["goal1"]
+        assert other.order == [other_roots["goal1"], other_roots["goal0"], 7]
+        assert other.rows.tolist() == other_roots["goal0"].rows.tolist() == other.by_key[0].tolist() == KEPT
+        assert other.again is other.rows and other.function is function
+        assert (other.by_key[other_roots["goal0"]], other.by_key[1].tolist()) == (1.0, [4.0] * 3)
+        assert other.pair[0].tolist() == KEPT and other.pair[1] is other_roots["goal1"]
+        assert other.late.tolist() == [3.0] * 3
+        other.rows[:] = 8
+
+
+def test_nothing_is_loaded_if_an_object_is_missing() -> None:
+    thing, roots = make_graph(1.0)
+    thing.part = Thing(rows=ones())
+    other, other_roots = make_graph(2.0)
+    assert load_items(other_roots, save_items(roots), torch.device("cpu")) == ["thing.part"]
+    assert other.rows.tolist() == [2.0] * 3
+
+
+def test_functions_and_classes_are_no_part_of_a_graph() -> None:
+    def function() -> None:
+        """Hold a tensor as an attribute."""
+
+    function.rows = ones()  # type: ignore[attr-defined]
+    thing = Thing(function=function, cls=Thing, module=torch, method=ones().sum, part={"x": [1]})
+    assert list(find_holders({"thing": thing})) == ["thing", "thing.part", "thing.part.x"]
