@@ -38,6 +38,7 @@ def test_rows_are_kept_whether_a_change_writes_into_a_tensor_or_replaces_it() ->
     thing = Thing(
         part=part, by_key={"a": ones(), 3: ones(), part: ones()}, in_list=[ones(), [ones()]], in_tuple=(ones(), "x")
     )
+    thing.same_tuple = (ones(),)
     thing.back = thing  # a graph with a cycle
 
     def change() -> None:
@@ -48,10 +49,18 @@ def test_rows_are_kept_whether_a_change_writes_into_a_tensor_or_replaces_it() ->
         thing.in_list[0] += 1
         thing.in_list[1] = [2 * ones()]
         thing.in_tuple = (2 * ones(), "x")
+        thing.same_tuple[0][:] = 2
 
     keep(thing, change)
     assert part.replaced.tolist() == [[number] * 2 for number in NEW]
-    for tensor in (part.written, *thing.by_key.values(), thing.in_list[0], thing.in_list[1][0], thing.in_tuple[0]):
+    in_containers = [
+        *thing.by_key.values(),
+        thing.in_list[0],
+        thing.in_list[1][0],
+        thing.in_tuple[0],
+        thing.same_tuple[0],
+    ]
+    for tensor in (part.written, *in_containers):
         assert tensor.tolist() == NEW
 
 
@@ -85,10 +94,12 @@ def test_what_belongs_to_all_rows_is_put_back() -> None:
 
 def test_new_objects_and_tensors_stay_with_the_kept_rows_of_what_they_replace() -> None:
     thing = Thing(part=Thing(rows=ones(), number=1), by_key={"a": ones()}, nothing=None)
+    thing.part.itself = thing.part
 
     def change() -> None:
         thing.part, thing.by_key = Thing(rows=2 * ones(), number=2), {"a": 2 * ones(), "b": 2 * ones()}
         thing.nothing = thing.later = 2 * ones()
+        thing.part.itself = thing.part
 
     keep(thing, change)
     assert (thing.part.rows.tolist(), thing.part.number, thing.by_key["a"].tolist()) == (NEW, 1, NEW)

@@ -202,6 +202,9 @@ def test_what_all_sub_envs_share_changes_only_when_all_of_them_are_reset() -> No
 
 def test_seeds_reproduce_and_envs_share_no_random_state() -> None:
     needs_vmas()
+    from vmas.simulator.environment import Environment
+
+    of_vmas = list(Environment.vmas_random_state)
     env, other = (VmasVectorEnv("balance", N, max_steps=5, seed=seed) for seed in (1, 2))
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     first = env.reset(seed=9)[0]
@@ -220,6 +223,7 @@ def test_seeds_reproduce_and_envs_share_no_random_state() -> None:
     assert are_equal(*made)
     assert random.getstate() == before[0] and np.random.get_state()[1].tolist() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
+    assert torch.equal(Environment.vmas_random_state[0], of_vmas[0]) and Environment.vmas_random_state[2] == of_vmas[2]
 
 
 def test_wrong_settings_name_the_remedy() -> None:
