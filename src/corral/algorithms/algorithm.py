@@ -221,13 +221,7 @@ class Algorithm(metaclass=_WithHints):
             self.recorded: RecordedEpisodes | None = None if config.input_ is None else self._open_recorded()
             self.env_runner_group = self.make_env_runner_group(config.for_workers())
             self.env_runner_group.on_recreated = self._announce_recreated
-            # Not what a subclass inherits: its own code may need arrays.
-            self._takes_tensors = "LEARNS_TENSORS" in vars(type(self)) and not (
-                config.num_env_runners
-                or config.num_learners
-                or config.output is not None
-                or "on_learn_on_batch" in self._callbacks.heard
-            )
+            self._takes_tensors = self.env_runner_group.gives_tensors and self.can_take_tensors()
             self._async_sampler = self._make_async_sampler() if config.sample_async else None
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
@@ -322,6 +316,14 @@ class Algorithm(metaclass=_WithHints):
             for module_id in self.records
             if module_id in grouped and self.trains(module_id) and any(map(_num_env_steps, grouped[module_id]))
         }
+
+    def can_take_tensors(self) -> bool:
+        """Return whether the training step learns from rollouts of tensors, with the settings of this run."""
+        config = self.config
+        # Not what a subclass inherits: its own code may need arrays.
+        return "LEARNS_TENSORS" in vars(type(self)) and not (
+            config.num_learners or config.output is not None or "on_learn_on_batch" in self._callbacks.heard
+        )
 
     def shows_batches(self, config: Any) -> bool:
         """Return whether code of the user gets the batches of a module with this config.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
+from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.algorithm_state import restoring, set_algorithm_state
@@ -205,6 +206,8 @@ class OffPolicyAlgorithm(Algorithm):
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
         # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
         self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
+        # Callbacks of updates read numbers.
+        self._defers_reports = self._takes_tensors and "on_update_end" not in self._callbacks.heard
         self.setup_modules()
 
     def setup_modules(self) -> None:
@@ -230,6 +233,9 @@ class OffPolicyAlgorithm(Algorithm):
             self._replay_configs[module_id] = _with_frames(config.replay_config, self.get_pipeline(module_id))
             if not config.samples:
                 continue
+            if self._takes_tensors:
+                self.replay_buffers[module_id] = self._make_device_buffer(config, module_id)
+                continue
             self.replay_buffers[module_id] = make_replay_buffer(
                 self._replay_configs[module_id],
                 num_runners=max(1, config.num_env_runners),
@@ -240,11 +246,29 @@ class OffPolicyAlgorithm(Algorithm):
             {
                 module_id: (config.capacity, self._bytes_per_step(module_id, config.frame_stack))
                 for module_id, config in self._replay_configs.items()
-                if module_id in self.replay_buffers and config.directory is None
+                if module_id in self.replay_buffers and config.directory is None and not self._takes_tensors
             }
         )
         if self.recorded is not None:
             self.recorded.set_modules(self, lambda module_id: None)
+
+    def can_take_tensors(self) -> bool:
+        """Return whether buffers and batches can stay on the device of the env, with the settings of this run."""
+        configs = [self.config.for_module(module_id) for module_id in self.config.module_ids] or [self.config]
+        return super().can_take_tensors() and all(
+            config.input_ is None
+            and config.replay_config.type == "uniform"
+            and config.replay_config.directory is None
+            and config.loss is None
+            and config.learner_class is None
+            for config in configs
+        )
+
+    def _make_device_buffer(self, config: OffPolicyConfig, module_id: str) -> Any:
+        from corral.replay.device_buffer import DeviceReplayBuffer
+
+        device = self.env_runner_group.local_env_runner.host.device  # type: ignore[union-attr]
+        return DeviceReplayBuffer(config.replay_config.capacity, device, seed=module_seed(config.seed, module_id))
 
     def _find_goals(self) -> GoalFunctions:
         """Return what the env computes for other goals."""
@@ -336,14 +360,20 @@ class OffPolicyAlgorithm(Algorithm):
         for module_id, parts in rollouts.items():
             self.replay_buffers[module_id].add([part.for_replay() for part in parts])
         self.timers.seconds["replay"] += time.perf_counter() - start_s
-        num_steps = {
-            module_id: sum(map(_num_env_steps, rollouts.get(module_id, []))) for module_id in self.replay_buffers
-        }
-        for module_id, num in num_steps.items():
+        taken: dict[str, int] = {}
+        for module_id in self.replay_buffers:
+            num = sum(map(_num_env_steps, rollouts.get(module_id, [])))
             # `target_network_update_freq` counts the module's steps, which may differ from the env steps: the last
             # update is dated by the difference.
             self._target_updated_at[module_id] = self._target_updated_at.get(module_id, 0) + num_env_steps - num
-        taken = {module_id: num for module_id, num in num_steps.items() if num}
+            if num:
+                taken[module_id] = num
+        results = self._learn_on_device(taken) if self._takes_tensors else self._learn_due(taken)
+        self.sync_weights()
+        return results
+
+    def _learn_due(self, taken: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        """Make the updates that are due after so many steps of each module, and return the latest results."""
         results: dict[str, dict[str, Any]] = {}
         groups = self.learner_group.group_sharing(taken) if len(taken) > 1 else [list(taken)]
         for group in groups:
@@ -354,7 +384,26 @@ class OffPolicyAlgorithm(Algorithm):
                         if module_id in results:
                             self.log_learner_results({module_id: results[module_id]})
                         results[module_id] = self.learn(module_id)
-        self.sync_weights()
+        return results
+
+    def _learn_on_device(self, taken: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        """Make the updates that are due after so many steps of each module, and then read all reports at once."""
+        from corral.learners.device_update import DEFERRED, read_reports
+
+        results: dict[str, dict[str, Any]] = {}
+        due = {module_id: self._num_updates_due(module_id, num) for module_id, num in taken.items()}
+        made = [
+            (module_id, self.learn(module_id))
+            for turn in range(max(due.values(), default=0))
+            for module_id in due
+            if turn < due[module_id]
+        ]
+        if made and all(DEFERRED in report for _, report in made):
+            read_reports([report for _, report in made])
+        for module_id, report in made:
+            if module_id in results:
+                self.log_learner_results({module_id: results[module_id]})
+            results[module_id] = report
         return results
 
     def _sampling_has_begun(self, recorded: RecordedEpisodes) -> bool:
@@ -441,7 +490,12 @@ class OffPolicyAlgorithm(Algorithm):
         """
         config, buffer = self.records[module_id].config, self.replay_buffers.get(module_id)
         seconds, is_sampled = self.timers.seconds, None
-        settings = UpdateSettings.from_config(config, lr=self.lr(config), timestep=self.num_env_steps_sampled_lifetime)
+        settings = UpdateSettings.from_config(
+            config,
+            lr=self.lr(config),
+            timestep=self.num_env_steps_sampled_lifetime,
+            defers_report=self._defers_reports,
+        )
         start_s = time.perf_counter()
         if self.recorded is None:
             batch = self._draw(module_id)
@@ -456,14 +510,14 @@ class OffPolicyAlgorithm(Algorithm):
         learned_s = time.perf_counter()
         seconds["learning"] += learned_s - drawn_s
         td_errors = result.pop("td_error", None)
-        if not isinstance(td_errors, np.ndarray) or td_errors.shape != batch["indices"].shape:
+        if not isinstance(td_errors, (np.ndarray, Tensor)) or td_errors.shape != batch["indices"].shape:
             raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))
         if isinstance(buffer, PrioritizedReplayBuffer) and (is_sampled is None or is_sampled.any()):
             rows = slice(None) if is_sampled is None else is_sampled
             buffer.update_priorities(batch["indices"][rows], np.abs(td_errors[rows]))
             seconds["replay"] += time.perf_counter() - learned_s
         learned = td_errors[batch["learns"]] if "sequence_starts" in batch else td_errors
-        result["td_error_mean"] = float(learned.mean())
+        result["td_error_mean"] = learned.mean() if isinstance(learned, Tensor) else float(learned.mean())
         return result
 
     def _draw(self, module_id: str, buffer: ReplayBuffer | None = None, size: int | None = None) -> Batch:

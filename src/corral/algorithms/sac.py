@@ -134,6 +134,8 @@ class SAC(OffPolicyAlgorithm):
         *off_policy_metrics("actor", "critic", "alpha"),
     )
 
+    LEARNS_TENSORS = True
+
     config: SACConfig
 
     def make_loss(self, config: Any) -> Callable[..., tuple[Any, dict[str, Tensor]]]:

@@ -151,6 +151,8 @@ class TD3(OffPolicyAlgorithm):
         *off_policy_metrics("actor", "critic"),
     )
 
+    LEARNS_TENSORS = True
+
     config: TD3Config
 
     def setup(self) -> None:

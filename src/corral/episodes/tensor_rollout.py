@@ -135,6 +135,18 @@ class TensorRollout(Rollout):
             next_values[tuple(indices)] = value_fn(finals)
         return values[:-1], next_values
 
+    def next_obs(self) -> Tree:
+        """Return what the steps led to, a tree of `[T, N, ...]`: where episodes ended, the final observations."""
+        done = self.terminated | self.truncated
+
+        def choose(t: int) -> Tree:
+            def of_leaf(column: Tensor, final: Tensor) -> Tensor:
+                return torch.where(done[t].reshape(-1, *[1] * (final.ndim - 1)), final, column[t + 1])
+
+            return map_tree(of_leaf, self.obs, self.finals[t])
+
+        return map_tree(lambda *rows: torch.stack(rows), *map(choose, range(self.num_rows)))
+
     def valid_rows(self, column: Tree, *, by_lane: bool = False) -> Tree:
         """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time.
 

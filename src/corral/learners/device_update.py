@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ class DeviceUpdate(ModuleUpdate):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Begin with no step that failed."""
         super().__init__(*args, **kwargs)
-        self._failed = torch.zeros((), device=self._device)
         self._torch_optimizer: Any = self.optimizer.torch_optimizer  # it reads the attribute `found_inf`
+        # It is there already if an update before, whose report is not read yet, has set it.
+        self._failed: Tensor = getattr(self._torch_optimizer, "found_inf", torch.zeros((), device=self._device))
         self._steps: list[tuple[tuple[int, int], Tensor, Mapping[str, Any], dict[str, Tensor], Tensor]] = []
 
     @staticmethod
@@ -76,6 +78,8 @@ class DeviceUpdate(ModuleUpdate):
         Raises:
             LossError: A loss or a gradient was not finite; that step and those after it were not taken.
         """
+        if self.settings.defers_report and len(self._steps) == 1:
+            return self._defer()
         del self._torch_optimizer.found_inf
         failed = torch.stack([step[-1] for step in self._steps]).tolist()
         if any(failed):
@@ -83,6 +87,63 @@ class DeviceUpdate(ModuleUpdate):
             numbers = {name: norm.item() for name, norm in norms.items()}
             raise self._error(loss_error(self.module_id, *place, total, reported, numbers))
         return super().results()
+
+    def _defer(self) -> dict[str, Any]:
+        """Return the report of the only step as tensors, with the reading of what failed."""
+        place, total, reported, norms, failed = self._steps[0]
+        found = {"total_loss": total, **{name: value.detach() for name, value in reported.items()}}
+        found |= {f"gradients_{name}_optimizer_global_norm": norm for name, norm in norms.items()}
+        found |= {"module_train_batch_size_mean": float(self.report.size), "num_gradient_steps": 1.0, "num_epochs": 1.0}
+        for name, lr in self.optimizer.end_update().items():
+            found[f"{name}_optimizer_learning_rate"] = lr
+        return found | {DEFERRED: Deferred(self.module_id, place, failed, self._torch_optimizer)}
+
+
+DEFERRED = "deferred"
+"""Key of the `Deferred` in results that stay on the device."""
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """What is known of a gradient step whose report is not read yet.
+
+    Attributes:
+        module_id: Id of the module.
+        place: Numbers of the epoch and of the minibatch.
+        failed: Whether this step, or one before it since the last reading, was not finite: 1 or 0, `[]`.
+        torch_optimizer: The optimizer, which skips steps until the report is read.
+    """
+
+    module_id: str
+    place: tuple[int, int]
+    failed: Tensor
+    torch_optimizer: Any
+
+
+def read_reports(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return reports that `UpdateSettings.defers_report` left on the device, with numbers, after one transfer for all.
+
+    Raises:
+        LossError: A loss or a gradient was not finite; that step and those after it were not taken.
+    """
+    waiting: list[Deferred] = [report.pop(DEFERRED) for report in reports]
+    places = [(index, name) for index, report in enumerate(reports) for name in report if _is_scalar(report[name])]
+    scalars = [reports[index][name].float() for index, name in places]
+    numbers = torch.stack([*(each.failed for each in waiting), *scalars]).tolist()
+    for each in waiting:
+        each.torch_optimizer.__dict__.pop("found_inf", None)
+    for (index, name), number in zip(places, numbers[len(waiting) :], strict=True):
+        reports[index][name] = number
+    if 1.0 in (failed := numbers[: len(waiting)]):
+        first = failed.index(1.0)
+        report, each = {k: torch.tensor(v) for k, v in reports[first].items() if isinstance(v, float)}, waiting[first]
+        norms = {name: float(report.pop(name)) for name in list(report) if name.startswith("gradients_")}
+        raise loss_error(each.module_id, *each.place, report.pop("total_loss"), report, norms)
+    return list(reports)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.ndim
 
 
 def _clip(vectors: list[Any], limit: float | None) -> Tensor:

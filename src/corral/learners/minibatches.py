@@ -90,12 +90,13 @@ class UpdateReport:
         num_minibatches: Number of minibatches that it was cut into.
 
     Attributes:
+        size: Size of the batch, as `Cuts.size` counts.
         num_steps: Number of gradient steps so far.
     """
 
     def __init__(self, size: int, num_minibatches: int) -> None:
         """Start without steps."""
-        self._size, self._num_minibatches = size, num_minibatches
+        self.size, self._num_minibatches = size, num_minibatches
         self.num_steps = 0
         self._scalars: list[dict[str, Any]] = []
         self._norms: dict[str, list[float]] = {}
@@ -136,7 +137,7 @@ class UpdateReport:
         found = _merged(self._scalars)
         for name, taken in self._norms.items():
             found[f"gradients_{name}_optimizer_global_norm"] = sum(taken) / len(taken)
-        found["module_train_batch_size_mean"] = self._size / self._num_minibatches
+        found["module_train_batch_size_mean"] = self.size / self._num_minibatches
         found["num_gradient_steps"] = float(self.num_steps)
         found["num_epochs"] = float(self.num_steps // self._num_minibatches)
         return found | {name: self._column(parts) for name, parts in self._columns.items()}

@@ -78,6 +78,7 @@ class UpdateSettings:
         timestep: Env steps that were sampled before this update, for learners and losses that ask for them.
         stop: Asked after each epoch with the means that the epoch reported: True ends the epochs of this update. With
             several learners the means are over the rows of all of them. `None` takes all epochs.
+        defers_report: Whether the results of one gradient step on tensors stay on the device, see `read_reports`.
         loss: Name of the loss that this update minimises, one of `LearningSpec.others`, or the main loss.
     """
 
@@ -93,6 +94,7 @@ class UpdateSettings:
     after_step: AfterStep | None = None
     timestep: int = 0
     stop: Stop | None = None
+    defers_report: bool = False
     loss: str = MAIN_LOSS
 
     @classmethod

@@ -452,6 +452,15 @@ class DiagGaussian(ActionDistribution):
     def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
         return dist_inputs[..., : self.num_noise].reshape(-1, *self.action_shape)
 
+    def tensor_to_unit(self, actions: Tensor) -> Tensor:
+        """Return what `to_unit` returns, for tensors."""
+        bounded = torch.from_numpy(self._bounded).to(actions.device)
+        return torch.where(bounded, actions.clamp(-1, 1), actions)
+
+    def tensor_from_unit(self, actions: Tensor) -> Tensor:
+        """Return what `from_unit` returns, for tensors."""
+        return self.tensor_to_unit(actions).float()
+
     def tensor_to_env(self, actions: Tensor) -> Tensor:
         if not self._held or self._held[0].device != actions.device:
             self._held = tuple(part.to(actions.device) for part in self._to_tensors())
@@ -570,6 +579,12 @@ class SquashedGaussian(DiagGaussian):
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(self._split(dist_inputs)[0].tanh())
+
+    def tensor_to_unit(self, actions: Tensor) -> Tensor:
+        return actions.tanh()
+
+    def tensor_from_unit(self, actions: Tensor) -> Tensor:
+        return actions.clamp(-_NEARLY_1, _NEARLY_1).float().arctanh()
 
     def tensor_to_env(self, actions: Tensor) -> Tensor:
         return super().tensor_to_env(actions.tanh())

@@ -9,23 +9,33 @@ import torch
 from torch import Tensor
 
 from corral.core.tree import Tree
+from corral.exploration.noise import GaussianNoise
 from corral.exploration.sampling import StochasticSampling
+from corral.modules.distributions import DiagGaussian
 
 if TYPE_CHECKING:
     from corral.episodes.tensor_rollout import TensorRollout
     from corral.runners.actor import Actor
 
 
-def find_setting_of_arrays(actor: Actor) -> str:
-    """Return the setting because of which the actions of an actor are chosen on arrays, or `""`."""
-    exploration = actor.exploration
+def find_setting_of_arrays(actor: Actor, is_on_policy: bool) -> str:
+    """Return the setting because of which the actions of an actor are chosen on arrays, or `""`.
+
+    Args:
+        actor: The actor.
+        is_on_policy: Whether what learns needs the log-likelihood of the actions, which even draws have too.
+    """
+    exploration: Any = actor.exploration
     if actor.transforms is not None:
         return "env_runners.transforms"
     is_plain = actor.memory is None and not (actor.is_heuristic or actor.has_action_mask or actor.module.is_noisy)
     # A subclass that draws in another way inherits the form on tensors, which does not.
     if not is_plain or "has_tensor_form" not in vars(type(actor.distribution)):
         return "rl_module"
-    if type(exploration) is not StochasticSampling or exploration.random_timesteps:
+    is_known = type(exploration) is StochasticSampling or (
+        type(exploration) is GaussianNoise and isinstance(actor.distribution, DiagGaussian)
+    )
+    if not is_known or (is_on_policy and exploration.random_timesteps):
         return "exploration.exploration_config"
     return ""
 
@@ -55,27 +65,45 @@ class DeviceActor:
             self._module.load_state_dict(self._actor.module.state_dict())
             self._version = weights_version
 
-    def choose(self, obs: Tree, num_rows: int, *, explore: bool, random_actions: bool) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, obs: Tree, num_rows: int, *, timestep: int, explore: bool, random_actions: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return the outputs of the policy `[B, D]` and module actions `[B, ...]`.
 
         Args:
             obs: Observations, a tree of `[B, ...]`.
             num_rows: B.
+            timestep: Env steps of all runners so far.
             explore: Whether to draw the actions; otherwise they are the most likely ones.
             random_actions: Whether to draw actions evenly from the action space instead.
         """
         with torch.inference_mode():
             dist_inputs: Tensor = self._module.policy(obs)
-            if random_actions:
+            exploration: Any = self._actor.exploration
+            if random_actions or (explore and timestep < exploration.random_timesteps):
                 drawn = self.distribution.random(self._actor.row_distribution.rng, num_rows)
                 return dist_inputs, torch.from_numpy(drawn).to(self._device)
             if not explore:
                 return dist_inputs, self.distribution.tensor_mode(dist_inputs)
+            if isinstance(exploration, GaussianNoise):
+                return dist_inputs, self._add_noise(exploration, self.distribution.tensor_mode(dist_inputs), timestep)
             if self._generator is None:
                 noise = torch.from_numpy(self._actor.row_distribution.next_noise(num_rows))
             else:
                 noise = self.distribution.tensor_noise(self._generator, num_rows)
             return dist_inputs, self.distribution.tensor_sample(dist_inputs, noise)
+
+    def _add_noise(self, exploration: GaussianNoise, actions: Tensor, timestep: int) -> Tensor:
+        """Return the most likely actions `[B, ...]` with noise; see `ActionNoise`."""
+        gaussian: Any = self.distribution
+        scale = float(exploration.scales(timestep, len(actions)))
+        if self._generator is None:
+            noise = torch.from_numpy(exploration.noise(tuple(actions.shape), self._actor.row_distribution.rng))
+        else:
+            drawn = torch.randn(actions.shape, generator=self._generator, device=self._device)
+            noise = exploration.stddev * drawn
+        noisy: Tensor = gaussian.tensor_from_unit(gaussian.tensor_to_unit(actions) + scale * noise)
+        return noisy
 
     def fill_logp(self, rollout: TensorRollout, *, is_needed: bool) -> None:
         """Fill the column `logp` of a rollout that is complete except for it, with NaN if nothing learns from it."""

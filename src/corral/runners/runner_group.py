@@ -62,6 +62,7 @@ class EnvRunnerGroup:
         num_envs: Sub-envs of one runner.
         steps_envs_one_by_one: Whether a runner steps its sub-envs one after the other.
         num_agents: Possible agents of a sub-env.
+        gives_tensors: Whether who asks for tensors gets them, from an env of tensors in this process.
         setting_of_arrays: The setting because of which an env of tensors is stepped on arrays; `""` if it is not.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
         num_failures: Failures of runners so far.
@@ -70,6 +71,7 @@ class EnvRunnerGroup:
     """
 
     setting_of_arrays: str = ""
+    gives_tensors: bool = False
 
     def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
         """Make the kind of group that the config asks for."""
@@ -809,6 +811,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self._describe(self.local_env_runner.describe_env(), module_specs)
             self.local_env_runner.make_modules(self.module_specs)
             self.setting_of_arrays = self.local_env_runner.stepping.setting_of_arrays
+            self.gives_tensors = self.local_env_runner.stepping.is_on_device
         except BaseException:
             self.stop()
             raise

@@ -51,6 +51,9 @@ class Stepping(ABC):
     HAS_METRICS: ClassVar[bool] = False
     """Whether there is always something in `get_metrics`, and not only if an exploration has numbers."""
 
+    is_on_device: bool = False
+    """Whether rollouts are written on the device of an env of tensors."""
+
     setting_of_arrays: str = ""
     """The setting because of which an env of tensors is stepped on arrays; `""` if it is not."""
 

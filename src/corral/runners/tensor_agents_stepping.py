@@ -83,6 +83,7 @@ class TensorAgentsStepping(MultiAgentStepping):
 
     def _prepare(self) -> None:
         self.setting_of_arrays = self._find_setting_of_arrays()
+        self.is_on_device = not self.setting_of_arrays
         if self.setting_of_arrays:
             log_setting_of_arrays(self.host.name, self.setting_of_arrays)
             return
@@ -106,7 +107,8 @@ class TensorAgentsStepping(MultiAgentStepping):
             return "callbacks"
         if not _maps_by_id_alone(self.runner.config, self._seats.agents):
             return "multi_agent.policy_mapping_fn"
-        return next(filter(None, map(find_setting_of_arrays, self.actors.values())), "")
+        is_on_policy = self.runner.config.ON_POLICY
+        return next(filter(None, (find_setting_of_arrays(actor, is_on_policy) for actor in self.actors.values())), "")
 
     # A rollout.
 
@@ -175,7 +177,8 @@ class TensorAgentsStepping(MultiAgentStepping):
         step, clock, seconds = self.host.step_tensors, time.perf_counter, self.runner.timers.seconds
         now = clock()
         for t in range(rollout.num_rows, rollout.num_rows + num_rows):
-            actions = self._choose(rollout, t, how)
+            actions = self._choose(rollout, t, timestep, how)
+            timestep += self.runner.num_samplers * self.host.num_envs
             inferred = clock()
             try:
                 obs, rewards, rollout.terminated[t], rollout.truncated[t], infos, final = step(actions)
@@ -199,13 +202,13 @@ class TensorAgentsStepping(MultiAgentStepping):
             now = after
         mode.settle(rollout)
 
-    def _choose(self, rollout: TensorAgentsRollout, t: int, how: Mapping[str, bool]) -> dict[str, Tree]:
+    def _choose(self, rollout: TensorAgentsRollout, t: int, timestep: int, how: Mapping[str, bool]) -> dict[str, Tree]:
         """Choose the actions of a row, and return them as the vector env takes them, by block `[N, B, ...]`."""
         found: dict[str, Any] = {}
         for module_id, group in self._groups.items():
             part, block, distribution = rollout.modules[module_id], group.block, group.on_device.distribution
             row = map_tree(lambda leaf: leaf[t], part.obs)
-            part.dist_inputs[t], part.actions[t] = group.on_device.choose(row, part.num_envs, **how)
+            part.dist_inputs[t], part.actions[t] = group.on_device.choose(row, part.num_envs, timestep=timestep, **how)
             chosen = distribution.tensor_to_env(part.actions[t])
             lanes = chosen.reshape(-1, len(group.agents), *chosen.shape[1:])
             if len(group.agents) == len(block.agents):

@@ -39,11 +39,13 @@ class TensorStepping(SingleAgentStepping):
     def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
         """Make the actor, and find out whether the data can stay on the device."""
         super().make_actors(module_specs)
-        self.setting_of_arrays = "callbacks" if self.runner.shows_infos else find_setting_of_arrays(self._actor)
-        if self.setting_of_arrays:
-            log_setting_of_arrays(self.host.name, self.setting_of_arrays)
-        else:
+        is_on_policy, shows_infos = self.runner.config.ON_POLICY, self.runner.shows_infos
+        self.setting_of_arrays = "callbacks" if shows_infos else find_setting_of_arrays(self._actor, is_on_policy)
+        self.is_on_device = not self.setting_of_arrays
+        if self.is_on_device:
             self._on_device = DeviceActor(self._actor, self.host.device)
+        else:
+            log_setting_of_arrays(self.host.name, self.setting_of_arrays)
 
     # A rollout.
 
@@ -86,7 +88,8 @@ class TensorStepping(SingleAgentStepping):
         now = clock()
         for t in range(rollout.num_rows, rollout.num_rows + num_rows):
             row = obs[t] if isinstance(obs, Tensor) else map_tree(lambda column, t=t: column[t], obs)
-            dist_inputs[t], actions[t] = choose(row, self.host.num_envs, **how)
+            dist_inputs[t], actions[t] = choose(row, self.host.num_envs, timestep=timestep, **how)
+            timestep += self.runner.num_samplers * self.host.num_envs
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos, final = step(to_env(actions[t]))
