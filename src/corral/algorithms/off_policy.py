@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -368,43 +368,38 @@ class OffPolicyAlgorithm(Algorithm):
             self._target_updated_at[module_id] = self._target_updated_at.get(module_id, 0) + num_env_steps - num
             if num:
                 taken[module_id] = num
-        results = self._learn_on_device(taken) if self._takes_tensors else self._learn_due(taken)
+        due = {module_id: self._num_updates_due(module_id, num) for module_id, num in taken.items()}
+        groups = self.learner_group.group_sharing(taken) if len(taken) > 1 else [list(taken)]
+        # Modules that share layers make their updates in turn.
+        order = [
+            module_id
+            for group in groups
+            for turn in range(max(map(due.__getitem__, group), default=0))
+            for module_id in group
+            if turn < due[module_id]
+        ]
+        results: dict[str, dict[str, Any]] = {}
+        if self._takes_tensors:
+            self._learn_on_device(order, results)
+        else:
+            for module_id in order:
+                if module_id in results:
+                    self.log_learner_results({module_id: results[module_id]})
+                results[module_id] = self.learn(module_id)
         self.sync_weights()
         return results
 
-    def _learn_due(self, taken: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-        """Make the updates that are due after so many steps of each module, and return the latest results."""
-        results: dict[str, dict[str, Any]] = {}
-        groups = self.learner_group.group_sharing(taken) if len(taken) > 1 else [list(taken)]
-        for group in groups:
-            due = {module_id: self._num_updates_due(module_id, taken[module_id]) for module_id in group}
-            for turn in range(max(due.values(), default=0)):
-                for module_id in group:  # modules that share layers make their updates in turn
-                    if turn < due[module_id]:
-                        if module_id in results:
-                            self.log_learner_results({module_id: results[module_id]})
-                        results[module_id] = self.learn(module_id)
-        return results
-
-    def _learn_on_device(self, taken: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-        """Make the updates that are due after so many steps of each module, and then read all reports at once."""
+    def _learn_on_device(self, order: Sequence[str], results: dict[str, dict[str, Any]]) -> None:
+        """Make the updates that are due, by module id, and then read all reports at once."""
         from corral.learners.device_update import DEFERRED, read_reports
 
-        results: dict[str, dict[str, Any]] = {}
-        due = {module_id: self._num_updates_due(module_id, num) for module_id, num in taken.items()}
-        made = [
-            (module_id, self.learn(module_id))
-            for turn in range(max(due.values(), default=0))
-            for module_id in due
-            if turn < due[module_id]
-        ]
+        made = [(module_id, self.learn(module_id)) for module_id in order]
         if made and all(DEFERRED in report for _, report in made):
             read_reports([report for _, report in made])
         for module_id, report in made:
             if module_id in results:
                 self.log_learner_results({module_id: results[module_id]})
             results[module_id] = report
-        return results
 
     def _sampling_has_begun(self, recorded: RecordedEpisodes) -> bool:
         """Return whether the updates from recorded data alone are over, and note it in `samples_now`."""
