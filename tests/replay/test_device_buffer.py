@@ -1,0 +1,204 @@
+"""Replay on the device of an env of tensors: the transitions, the draws and the learning of replay on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from corral import Algorithm, Callback, SACConfig, TD3Config
+from corral.envs.torch_envs import TorchPendulum
+from corral.episodes.rollout import Rollout
+from corral.episodes.tensor_rollout import TensorRollout, empty_steps
+from corral.errors import CheckpointError, LossError
+from corral.replay import EmptyReplayBufferError, ReplayBuffer
+from corral.replay.device_buffer import DeviceReplayBuffer
+from exact_runs import differences, play
+from host_transfers import count_host_transfers
+
+N = 8
+
+
+class ShortPendulum(TorchPendulum):
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        super().__init__(num_envs, device, max_episode_steps=30)
+
+
+class Watched(Callback):
+    """Listens to an event of episodes, so that the env is stepped on arrays."""
+
+    def on_episode_end(self, **arguments: Any) -> None:
+        pass
+
+
+def make_config(config_class: Any = SACConfig, *, arrays: bool = False, **settings: Any) -> Any:
+    config = config_class().environment(ShortPendulum).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
+    config.training(
+        **{
+            "train_batch_size_per_learner": 32,
+            "training_intensity": 8,
+            "num_steps_sampled_before_learning_starts": 10 * N,
+            "replay_buffer_config": {"capacity": 40 * N},
+            **settings,
+        }
+    )
+    config.reporting(min_sample_timesteps_per_iteration=20 * N)
+    return config.callbacks(Watched) if arrays else config
+
+
+def make_rollouts(rng: np.random.Generator, num_rows: int, *, continues: bool, first: Any) -> tuple[Any, Rollout]:
+    """Return a rollout of tensors, and the same one of arrays, whose first observations are the last ones before it."""
+    shape = (num_rows, 3)
+    columns: dict[str, Any] = empty_steps(shape, torch.device("cpu"))
+    obs = rng.normal(size=(num_rows + 1, 3, 2)).astype(np.float32)
+    if continues:
+        obs[0] = first
+    columns |= {"obs": torch.from_numpy(obs), "actions": torch.from_numpy(rng.integers(0, 4, shape))}
+    columns |= {name: torch.from_numpy(rng.random(shape) < 0.15) for name in ("terminated", "truncated")}
+    columns["rewards"] = torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+    columns["valid"][:], columns["row_times_s"][:] = True, 0.0
+    rollout = TensorRollout(columns, num_rows=num_rows)
+    rollout.finals = [torch.from_numpy(rng.normal(size=(3, 2)).astype(np.float32)) for _ in range(num_rows)]
+    rollout.continues, rollout.num_env_steps = continues, num_rows * 3
+    return rollout, rollout.to_arrays()
+
+
+@pytest.mark.parametrize("n_step", [1, 3, (1, 4)])
+@pytest.mark.parametrize("capacity", [9, 30, 200])
+def test_batches_are_those_of_the_buffer_on_arrays(n_step: Any, capacity: int) -> None:
+    rng = np.random.default_rng(capacity)
+    on_device = DeviceReplayBuffer(capacity, torch.device("cpu"), seed=7)
+    on_arrays = ReplayBuffer(capacity, seed=7)
+    last: Any = None
+    for step in range(25):
+        continues = last is not None and rng.random() < 0.7
+        tensors, arrays = make_rollouts(rng, int(rng.integers(1, 6)), continues=continues, first=last)
+        last = arrays.obs[-1]
+        on_device.add([tensors])
+        on_arrays.add([arrays])
+        assert (len(on_device), on_device.num_env_steps_added) == (len(on_arrays), on_arrays.num_env_steps_added)
+        batches = [buffer.sample(16, n_step=n_step, gamma=0.9) for buffer in (on_device, on_arrays)]
+        for name, column in batches[1].items():
+            if name != "indices":  # on arrays they count past the end of the ring
+                np.testing.assert_allclose(
+                    batches[0][name].numpy(), column, rtol=1e-5, atol=1e-6, err_msg=f"{name} in {step}"
+                )
+
+
+def test_an_empty_buffer_has_nothing_to_draw() -> None:
+    with pytest.raises(EmptyReplayBufferError):
+        DeviceReplayBuffer(10, torch.device("cpu")).sample(4)
+
+
+def test_a_state_continues_the_draws_and_another_capacity_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    buffer = DeviceReplayBuffer(30, torch.device("cpu"), seed=7)
+    tensors, _ = make_rollouts(rng, 5, continues=False, first=None)
+    buffer.add([tensors])
+    other = DeviceReplayBuffer(30, torch.device("cpu"), seed=8)
+    other.set_state(buffer.get_state())
+    assert torch.equal(buffer.sample(16)["obs"], other.sample(16)["obs"])
+    assert len(other) == 15
+    with pytest.raises(CheckpointError, match="its capacity is another one"):
+        DeviceReplayBuffer(60, torch.device("cpu")).set_state(buffer.get_state())
+    with pytest.raises(CheckpointError, match="on arrays cannot continue"):
+        other.set_state(ReplayBuffer(30).get_state())
+
+
+def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+    found = {name: value for name, value in result["learners"]["default_policy"].items() if isinstance(value, float)}
+    return {**found, "return": result["env_runners"]["episode_return_mean"]}
+
+
+@pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
+@pytest.mark.parametrize("settings", [{}, {"n_step": 3}, {"target_network_update_freq": 50}])
+def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, settings: dict[str, Any]) -> None:
+    results = []
+    for arrays in (False, True):
+        algo = make_config(config_class, arrays=arrays, **settings).build()
+        assert isinstance(algo.local_replay_buffer, ReplayBuffer if arrays else DeviceReplayBuffer)
+        results.append([numbers_of(algo.train()) for _ in range(4)])
+        algo.stop()
+    assert results[0][-1]["td_error_mean"] > 0
+    for on_device, on_arrays in zip(*results, strict=True):
+        assert on_device == pytest.approx(on_arrays, rel=1e-3, abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
+def test_transfers_to_the_host_are_as_many_however_many_updates_an_iteration_has(config_class: Any) -> None:
+    found = []
+    for intensity in (8, 40):
+        config = make_config(config_class, training_intensity=intensity)
+        algo = config.env_runners(rollout_fragment_length=20).build()
+        for _ in range(3):
+            algo.train()
+        with count_host_transfers() as transfers:
+            result = algo.train()
+        algo.stop()
+        assert result["learners"]["__all_modules__"]["num_module_steps_trained"] == 20 * N * intensity
+        found.append(transfers)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
+def test_a_restored_run_continues_exactly(config_class: Any, tmp_path: Path) -> None:
+    algo = make_config(config_class).build()
+    for _ in range(2):
+        algo.train()
+    algo.save_to_path(tmp_path / "saved")
+    expected = play(algo)
+    algo.stop()
+    restored = Algorithm.from_checkpoint(tmp_path / "saved")
+    assert differences(expected, play(restored)) == []
+    restored.stop()
+
+
+def test_no_step_is_taken_after_one_that_is_not_finite() -> None:
+    """The updates of a training step are read together; weights stay as they were before the first that failed."""
+    algo = make_config().env_runners(rollout_fragment_length=20).build()
+    algo.train()
+    buffer: Any = algo.local_replay_buffer
+    sample, calls, weights = buffer.sample, [], []
+
+    def poisoned(*args: Any, **kwargs: Any) -> Any:
+        batch = sample(*args, **kwargs)
+        calls.append(1)
+        if len(calls) == 3:
+            weights.append({k: v.copy() for k, v in algo.learner_group.get_weights()["default_policy"].items()})
+            batch["rewards"] = batch["rewards"] * torch.nan
+        return batch
+
+    buffer.sample = poisoned
+    with pytest.raises(LossError, match="total_loss is nan"):
+        algo.train()
+    after = algo.learner_group.get_weights()["default_policy"]
+    algo.stop()
+    assert len(calls) > 4
+    for name, array in weights[0].items():
+        if "target" not in name:
+            np.testing.assert_array_equal(array, after[name], err_msg=name)
+
+
+def test_callbacks_of_updates_read_numbers() -> None:
+    class Reads(Callback):
+        found: list[Any] = []  # noqa: RUF012
+
+        def on_update_end(self, *, result: Mapping[str, Any], **arguments: Any) -> None:
+            self.found.append(result["total_loss"])
+
+    algo = make_config().callbacks(Reads).build()
+    algo.train()
+    algo.stop()
+    assert len(Reads.found) > 10
+    assert all(isinstance(value, float) for value in Reads.found)
+
+
+def test_other_buffers_get_arrays() -> None:
+    algo = make_config(replay_buffer_config={"type": "prioritized", "capacity": 1000}).build()
+    assert not isinstance(algo.local_replay_buffer, DeviceReplayBuffer)
+    assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+    algo.stop()
