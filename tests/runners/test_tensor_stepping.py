@@ -15,6 +15,7 @@ from torch import Tensor
 
 from corral import Algorithm, Callback, PPOConfig
 from corral.algorithms.ppo import PPO
+from corral.core.devices import warn_of_missing_finals
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchCartPole, TorchPendulum
 from corral.episodes.rollout import Rollout
@@ -188,13 +189,17 @@ def test_an_env_without_final_observations_gets_the_value_before_the_last_step(
         def infos(self) -> dict[str, Any]:
             return {}
 
-    with caplog.at_level(logging.WARNING, "corral"):
-        algo = make_config(Silent).build()
-        [rollout] = algo.sample(4 * N)
+    warn_of_missing_finals.cache_clear()
+    found = []
+    for arrays in (False, True):
+        algo = make_config(Silent, arrays=arrays).build()
+        with caplog.at_level(logging.WARNING, "corral"):
+            [rollout] = algo.sample(4 * N)
+            _, next_values = rollout.compute_values(lambda obs: obs[:, 0])
         algo.stop()
-    _, next_values = rollout.compute_values(lambda obs: obs[:, 0])
-    assert next_values[:, 0].tolist() == [1, 2, 2, 1]
-    assert len([record for record in caplog.records if "final_obs" in record.message]) >= 1
+        found.append(next_values[:, 0].tolist())
+    assert found == [[1, 2, 2, 1]] * 2
+    assert len([record for record in caplog.records if "final_obs" in record.message]) == 1
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:

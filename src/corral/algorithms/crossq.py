@@ -82,6 +82,8 @@ class CrossQ(SAC):
     FIXED_SETTINGS = SAC.FIXED_SETTINGS | {"num_critics"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
 
+    LEARNS_TENSORS = True
+
     config: CrossQConfig
 
     def setup(self) -> None:

@@ -87,6 +87,8 @@ class TQC(SAC):
 
     FIXED_SETTINGS = SAC.FIXED_SETTINGS | {"num_critics", "num_quantiles", "num_dropped_quantiles"}
 
+    LEARNS_TENSORS = True
+
     config: TQCConfig
 
     def make_loss(self, config: Any) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:

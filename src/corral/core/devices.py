@@ -1,8 +1,13 @@
-"""Devices of torch by their names in settings."""
+"""Devices of torch, and a warning about envs whose data are there."""
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
+
+log = logging.getLogger("corral")
 
 
 def find_device(device: str) -> torch.device:
@@ -10,3 +15,12 @@ def find_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
+
+
+@cache
+def warn_of_missing_finals() -> None:
+    """Warn, once in this process, of an env that ends an episode and does not give its last observation."""
+    log.warning(
+        "the env of tensors gives no infos['final_obs']: where an episode is cut off, the value of the observation "
+        "before its last step stands in for the value of the last observation."
+    )

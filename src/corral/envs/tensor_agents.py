@@ -15,7 +15,7 @@ from torch import Tensor
 from corral.core.tree import Tree, map_tree
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.seats import SeatBlock, Seats, SeatsSpace
-from corral.envs.tensor_env import TensorEnvAdapter, as_arrays, to_array
+from corral.envs.tensor_env import FINAL_OBS, TensorEnvAdapter, as_arrays, to_array
 from corral.errors import EnvError
 
 
@@ -64,7 +64,7 @@ class TensorAgentsAdapter(TensorEnvAdapter):
         return self._by_block(obs), infos
 
     def step_tensors(self, actions: Tree) -> tuple[Tree, Any, Tensor, Tensor, Any, Tree]:
-        """Step all sub-envs, with actions by block.
+        """Step all sub-envs, with actions by block, and return what they give.
 
         Returns:
             Observations by block; rewards by block, `[N, B]`; `terminated` and `truncated` of the whole episodes,
@@ -75,8 +75,13 @@ class TensorAgentsAdapter(TensorEnvAdapter):
             for block in self.seats.blocks
             for place, agent in enumerate(block.agents)
         }
-        obs, rewards, terminated, truncated, infos, final = super().step_tensors(by_agent)
-        return self._by_block(obs), self._by_block(rewards), terminated, truncated, infos, self._by_block(final)
+        obs, rewards, *flags, infos = self.env.step(by_agent)
+        # Some envs give flags by agent; an episode is over when it is over for all of them.
+        terminated, truncated = (
+            torch.stack([*flag.values()]).bool().all(0) if isinstance(flag, Mapping) else flag.bool() for flag in flags
+        )
+        final = next((self._by_block(infos[key]) for key in FINAL_OBS if key in infos), None)
+        return self._by_block(obs), self._by_block(rewards), terminated, truncated, infos, final
 
     def _by_block(self, by_agent: Any) -> dict[str, Tree]:
         return {block.name: _stack(block, by_agent) for block in self.seats.blocks}
@@ -86,6 +91,7 @@ class TensorAgentsAdapter(TensorEnvAdapter):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all sub-envs; see `gymnasium.vector.VectorEnv.reset`."""
         obs, infos = self.reset_tensors(seed, options)
+        self._latest = map_tree(to_array, obs)
         everybody = np.ones(self.num_envs, np.bool_)
         return self._seated(obs, everybody), as_arrays(infos)
 
@@ -98,13 +104,17 @@ class TensorAgentsAdapter(TensorEnvAdapter):
         after = map_tree(to_array, obs)
         self._reset_obs = after, ends
         if ends.any():
+            last = self._final_arrays(final)
+            self._latest = after
 
-            def choose(leaf: NDArray[Any], last: Tensor) -> NDArray[Any]:
+            def choose(leaf: NDArray[Any], last: NDArray[Any]) -> NDArray[Any]:
                 found = leaf.copy()
-                found[ends] = to_array(last)[ends]
+                found[ends] = last[ends]
                 return found
 
-            after = map_tree(choose, after, final)
+            after = map_tree(choose, after, last)
+        else:
+            self._latest = after
         found = self._seated(after, np.ones(self.num_envs, np.bool_))
         found["rewards"] = np.concatenate([to_array(rewards[block.name]) for block in self.seats.blocks], 1).astype(
             np.float64

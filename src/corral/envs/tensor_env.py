@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +12,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from corral.core.devices import warn_of_missing_finals
 from corral.core.ids import AgentID
-from corral.core.tree import Tree, leaves, map_tree
+from corral.core.tree import Tree, copy_nested, leaves, map_tree
 from corral.envs.adapted_vector import AdaptedVectorEnv
 from corral.errors import EnvError
-
-log = logging.getLogger("corral")
 
 FINAL_OBS = ("final_obs", "final_observation")
 """Keys of infos under which libraries give the last observations of episodes."""
@@ -55,10 +53,10 @@ class TensorVectorEnv(ABC):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Tree, dict[str, Any]]:
-        """Reset all sub-envs.
+        """Reset all sub-envs, and return their observations and infos.
 
         Args:
-            seed: Seed of the generator of all sub-envs; `None` goes on with the generator as it is.
+            seed: Seed of the generator of all sub-envs; with `None` the generator stays as it is.
             options: Not used by most envs.
 
         Returns:
@@ -67,9 +65,10 @@ class TensorVectorEnv(ABC):
 
     @abstractmethod
     def step(self, actions: Tree) -> tuple[Tree, Tree, Tensor, Tensor, dict[str, Any]]:
-        """Step all sub-envs.
+        """Step all sub-envs, and return what they give.
 
-        The tensors that it returns belong to the caller: the next step must not write into them.
+        Final observations belong to the caller: later steps must not write into them. The other tensors are copied
+        before the next step.
 
         Args:
             actions: Actions in the units of the action space, a tensor `[N, ...]` on the device.
@@ -89,7 +88,8 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     """A tensor vector env as a vector env of Gymnasium: `reset` and `step` take and return arrays.
 
     `reset_tensors` and `step_tensors` leave the data on the device. An env that gives no final observations, such as
-    those of Isaac Lab, is said to have ended where the last action was chosen, as rsl_rl does; a warning says so once.
+    the envs of Isaac Lab, is said to have ended where the last action was chosen, as rsl_rl does; see
+    `warn_of_missing_finals`.
 
     Args:
         env: A `TensorVectorEnv`, or an object of another library with the same attributes and methods.
@@ -113,8 +113,7 @@ class TensorEnvAdapter(AdaptedVectorEnv):
                 "must reset a sub-env in the step that ends its episode (SAME_STEP)"
             )
         self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
-        self._latest: Tree = None  # observations from which the next actions are chosen
-        self._warned = False
+        self._latest: Tree = None  # observations from which the next actions are chosen, as arrays
 
     # On the device.
 
@@ -130,28 +129,17 @@ class TensorEnvAdapter(AdaptedVectorEnv):
                 f"{type(self.env).__name__} has an attribute device, so that it must give tensors, but reset() gave "
                 f"{type(leaves(obs)[0]).__name__}: remove the attribute, or return tensors on this device"
             )
-        self._latest = obs
         return obs, infos
 
     def step_tensors(self, actions: Tree) -> tuple[Tree, Tensor, Tensor, Tensor, Any, Tree]:
-        """Step all sub-envs, with actions on the device.
+        """Step all sub-envs, with actions on the device, and return what they give.
 
         Returns:
             What `TensorVectorEnv.step` returns, rewards and flags as `[N]`, and the final observations: a tree of
-            `[N, ...]` that counts where an episode ended.
+            `[N, ...]` that counts where an episode ended, or `None` if the env gives none in this step.
         """
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         final = next((infos[key] for key in FINAL_OBS if key in infos), None)
-        if final is None:
-            final = self._latest
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "%s gives no infos['final_obs']: where an episode is cut off, the value of the observation before "
-                    "its last step stands in for the value of the last observation.",
-                    type(self.env).__name__,
-                )
-        self._latest = obs
         return obs, rewards, terminated.bool(), truncated.bool(), infos, final
 
     # As arrays.
@@ -159,7 +147,8 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all sub-envs; see `gymnasium.vector.VectorEnv.reset`."""
         obs, infos = self.reset_tensors(seed, options)
-        return map_tree(to_array, obs), as_arrays(infos)
+        self._latest = map_tree(to_array, obs)
+        return self._latest, as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all sub-envs; see `gymnasium.vector.VectorEnv.step`."""
@@ -168,9 +157,16 @@ class TensorEnvAdapter(AdaptedVectorEnv):
         ends = to_array(terminated | truncated)
         found = as_arrays(infos)
         if ends.any():
-            found |= {"final_obs": map_tree(to_array, final), "_final_obs": ends}
-        flags = to_array(terminated), to_array(truncated)
-        return map_tree(to_array, obs), to_array(rewards), *flags, found
+            found |= {"final_obs": self._final_arrays(final), "_final_obs": ends}
+        self._latest = map_tree(to_array, obs)
+        return self._latest, to_array(rewards), to_array(terminated), to_array(truncated), found
+
+    def _final_arrays(self, final: Tree) -> Tree:
+        """Return final observations as arrays; if the env gave none, those from which the last actions were chosen."""
+        if final is not None:
+            return map_tree(to_array, final)
+        warn_of_missing_finals()
+        return self._latest
 
     # State.
 
@@ -182,14 +178,12 @@ class TensorEnvAdapter(AdaptedVectorEnv):
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the env, as plain data, and the latest observations."""
-        latest = None if self._latest is None else map_tree(to_array, self._latest)
-        return {"env": self.env.get_state(), "latest": latest}
+        return {"env": self.env.get_state(), "latest": copy_nested(self._latest)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_state`."""
         self.env.set_state(state["env"])
-        latest = state["latest"]
-        self._latest = None if latest is None else map_tree(lambda leaf: torch.tensor(leaf, device=self.device), latest)
+        self._latest = copy_nested(state["latest"])
 
 
 def to_array(tensor: Tensor) -> Any:

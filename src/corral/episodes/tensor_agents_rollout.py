@@ -66,7 +66,7 @@ class TensorAgentsRollout(TensorRollout):
         return cls(empty_steps((num_rows, num_envs), device))
 
     def resize(self, capacity: int) -> None:
-        """Give the columns room for `capacity` rows, those of the modules too, and keep the rows written so far."""
+        """Give the columns of envs and modules room for `capacity` rows, and keep the rows written so far."""
         super().resize(capacity)
         for part in self.modules.values():
             part.num_rows = self.num_rows

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corral.core.devices import warn_of_missing_finals
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
@@ -28,7 +29,8 @@ class TensorRollout(Rollout):
     in the step that ends its episode. `to_arrays` returns the rollout as others have it, with episodes and callbacks.
 
     Attributes:
-        finals: Final observations of each row, trees of tensors `[N, ...]` that count where an episode ended.
+        finals: Final observations of each row, trees of tensors `[N, ...]` that count where an episode ended; `None`
+            where the env gave none.
     """
 
     __slots__ = ("finals",)
@@ -94,7 +96,7 @@ class TensorRollout(Rollout):
         ends = found.done if self.finals else np.zeros((0, 0), np.bool_)
         for row in np.flatnonzero(ends.any(1)).tolist():
             envs = np.flatnonzero(ends[row])
-            rows = map_tree(lambda leaf, envs=envs: _to_array(_take(leaf, envs)), self.finals[row])
+            rows = map_tree(lambda leaf, envs=envs: _to_array(_take(leaf, envs)), self._final(row))
             for index, env_index in enumerate(envs.tolist()):
                 found.add_final_obs(row, env_index, map_tree(lambda leaf, index=index: leaf[index], rows))
         return found
@@ -126,7 +128,7 @@ class TensorRollout(Rollout):
             next_values = next_values.clone()
             counts = np.cumsum(np.bincount(rows, minlength=self.num_rows))[:-1]
             taken = [
-                map_tree(lambda leaf, envs=envs_of_row: _take(leaf, envs), self.finals[row])
+                map_tree(lambda leaf, envs=envs_of_row: _take(leaf, envs), self._final(row))
                 for row, envs_of_row in enumerate(np.split(envs, counts))
                 if len(envs_of_row)
             ]
@@ -137,15 +139,26 @@ class TensorRollout(Rollout):
 
     def next_obs(self) -> Tree:
         """Return what the steps led to, a tree of `[T, N, ...]`: where episodes ended, the final observations."""
+        found = map_tree(lambda column: column[1:].clone(), self.obs)
         done = self.terminated | self.truncated
+        for t in np.flatnonzero(self.done.any(1)).tolist():
 
-        def choose(t: int) -> Tree:
-            def of_leaf(column: Tensor, final: Tensor) -> Tensor:
-                return torch.where(done[t].reshape(-1, *[1] * (final.ndim - 1)), final, column[t + 1])
+            def replace(column: Tensor, final: Tensor, t: int = t) -> None:
+                ended = done[t].reshape(-1, *[1] * (final.ndim - 1))
+                column[t] = torch.where(ended, final, column[t])
 
-            return map_tree(of_leaf, self.obs, self.finals[t])
+            map_tree(replace, found, self._final(t))
+        return found
 
-        return map_tree(lambda *rows: torch.stack(rows), *map(choose, range(self.num_rows)))
+    def _final(self, row: int) -> Tree:
+        """Return the final observations of a row in which an episode ended, a tree of `[N, ...]`.
+
+        If the env gave none, they are those from which the last actions were chosen.
+        """
+        if self.finals[row] is not None:
+            return self.finals[row]
+        warn_of_missing_finals()
+        return map_tree(lambda column: column[row], self.obs)
 
     def valid_rows(self, column: Tree, *, by_lane: bool = False) -> Tree:
         """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time.
@@ -162,7 +175,7 @@ class TensorRollout(Rollout):
 
 
 def empty_steps(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
-    """Return uninitialised columns `[T, N]` of rewards and flags on a device, and those of the host."""
+    """Return uninitialised columns `[T, N]` of rewards and flags on a device, and the columns of the host."""
     flags = {name: torch.empty(shape, dtype=torch.bool, device=device) for name in ("terminated", "truncated")}
     host = {"valid": np.empty(shape, np.bool_), "row_times_s": np.empty(shape[0])}
     return {"rewards": torch.empty(shape, device=device), **flags, **host}

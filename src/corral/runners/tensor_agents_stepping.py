@@ -56,7 +56,7 @@ class _Group:
     last_obs: Tree = None
 
     def of_lanes(self, seats: Tree) -> Tree:
-        """Return entries of the block's seats, a tree of `[N, B, ...]`, as those of the lanes, `[N * A, ...]`."""
+        """Return entries of the block's seats, a tree of `[N, B, ...]`, as entries of the lanes, `[N * A, ...]`."""
         return map_tree(lambda leaf: leaf.index_select(1, self.places).flatten(0, 1), seats)
 
 
@@ -76,7 +76,7 @@ class TensorAgentsStepping(MultiAgentStepping):
         self._prepare()
 
     def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
-        """Use other modules and the mapping of the config; all envs are reset if their data stay on the device."""
+        """Use other modules and the mapping of the config, and return whether all envs must be reset, as on the device."""
         are_lost = super().set_modules(module_specs)
         self._prepare()
         return are_lost or not self.setting_of_arrays
@@ -190,7 +190,7 @@ class TensorAgentsStepping(MultiAgentStepping):
             for module_id, group in self._groups.items():
                 part, name = rollout.modules[module_id], group.block.name
                 write_tensors(part.obs, t + 1, group.of_lanes(obs[name]))
-                part.finals.append(group.of_lanes(final[name]))
+                part.finals.append(None if final is None else group.of_lanes(final[name]))
                 part.rewards[t] = group.of_lanes(rewards[name])
             if self.runner.keeps_infos and infos:
                 ended = to_array(rollout.terminated[t] | rollout.truncated[t])
