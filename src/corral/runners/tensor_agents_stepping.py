@@ -76,7 +76,7 @@ class TensorAgentsStepping(MultiAgentStepping):
         self._prepare()
 
     def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
-        """Use other modules and the mapping of the config, and return whether all envs must be reset, as on the device."""
+        """Use other modules and the mapping of the config, and return whether all envs must be reset."""
         are_lost = super().set_modules(module_specs)
         self._prepare()
         return are_lost or not self.setting_of_arrays
