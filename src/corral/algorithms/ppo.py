@@ -241,7 +241,8 @@ class PPO(Algorithm):
         """Return the mean KL divergence from the policy that sampled a batch to the policy of now, in nats."""
         now = self.learner_group.dist_inputs(module_id, batch)
         distribution = self.learner_group.get_module(module_id).distribution
-        return float(distribution.kl(*map(torch.as_tensor, (batch["dist_inputs"], now))).mean())
+        before = torch.as_tensor(batch["dist_inputs"])
+        return float(distribution.kl(before, torch.as_tensor(now).to(before.device)).mean())
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,9 @@ class TensorRollout(Rollout):
 
     def compute_values(self, value_fn: Callable[..., Any]) -> tuple[Any, Any]:
         """Return V(s_t), and V of the observation that step t led to, both `[T, N]`; see `Rollout.compute_values`."""
-        values = value_fn(map_tree(lambda column: column.flatten(0, 1), self.obs)).reshape(-1, self.num_envs)
+        device = self.rewards.device  # the learner may have another one
+        flat = value_fn(map_tree(lambda column: column.flatten(0, 1), self.obs))
+        values = flat.reshape(-1, self.num_envs).to(device)
         rows, envs = np.nonzero(self.done)
         next_values = values[1:]
         if len(rows):
@@ -133,8 +135,8 @@ class TensorRollout(Rollout):
                 if len(envs_of_row)
             ]
             finals = map_tree(lambda *leaf: torch.cat(leaf), *taken)
-            indices = (torch.from_numpy(index).to(values.device) for index in (rows, envs))
-            next_values[tuple(indices)] = value_fn(finals)
+            indices = (torch.from_numpy(index).to(device) for index in (rows, envs))
+            next_values[tuple(indices)] = value_fn(finals).to(device)
         return values[:-1], next_values
 
     def next_obs(self) -> Tree:
