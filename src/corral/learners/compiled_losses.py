@@ -1,0 +1,141 @@
+"""Losses that `torch.compile` compiles, into CUDA graphs where asked for."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from corral.core.tree import map_tree
+from corral.learners.losses import Batch, Loss, find_fault
+from corral.modules.module import Module
+
+log = logging.getLogger("corral")
+
+NOT_COMPILED = (
+    "torch.compile failed on the loss, and training goes on without it. It needs a C++ compiler such as gcc, and on a "
+    "GPU Triton. Install what the reason names, or leave compile=%r out of .learners(...)"
+)
+NOT_CAPTURED = (
+    "CUDA graphs cannot capture a part of the loss, and training goes on with this part compiled without them, as with "
+    "compile=True. Change what the reason names, or set compile=True instead of compile=%r"
+)
+CUDA_GRAPHS = {
+    "triton.cudagraphs": True,  # what the mode "reduce-overhead" of torch.compile sets
+    "triton.cudagraph_or_error": True,  # without it, only torch's own log would say what runs without CUDA graphs
+}
+
+# What `_compile_graph`, which torch calls, tells the loss that is running.
+_failures: list[tuple[str, str]] = []
+_new_graphs: list[fx.GraphModule] = []
+
+
+def compile_loss(loss: Loss, module_id: str, *, cuda_graphs: bool = False) -> Loss:
+    """Return a loss that `torch.compile` compiles when it is first called; the module and its weights stay as they are.
+
+    Where the compilation fails, the loss runs without it from the same call on, and a warning names the reason.
+
+    Args:
+        loss: The loss.
+        module_id: Id of the module that it trains, for the warning.
+        cuda_graphs: Whether CUDA graphs replay what was compiled. The module must be on a CUDA device.
+    """
+    compiled: Callable[..., Any] | None = None
+    warned: set[str] = set()
+
+    def call(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
+        nonlocal compiled
+        if compiled is loss:
+            return loss(module, batch, coefficients)
+        if cuda_graphs:
+            _begin_replay(module)
+        _failures.clear()
+        _new_graphs.clear()
+        try:
+            if compiled is None:  # not earlier: it imports torch's compiler, which takes two seconds
+                compiled = _compiled(loss, cuda_graphs)
+            result = compiled(module, batch, coefficients)
+            if _new_graphs and find_fault(result, batch) is None:
+                _compile_backward(module, result)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            _failures.append((NOT_COMPILED, _reason(error)))
+            result = loss(module, batch, coefficients)
+        for message, reason in _failures:
+            if message == NOT_COMPILED:
+                compiled = loss
+            if message not in warned:
+                warned.add(message)
+                setting = "cuda_graphs" if cuda_graphs else True
+                log.warning(f"learners/{module_id}: {message}: %s.", setting, reason)
+        return _copied(result) if cuda_graphs and find_fault(result, batch) is None else result
+
+    return call
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, without the advice on debugging that torch adds."""
+    return f"{' '.join(str(error).strip().partition(chr(10) * 2)[0].split())} ({type(error).__name__})"
+
+
+def _compiled(loss: Loss, cuda_graphs: bool) -> Callable[..., Any]:
+    """Return what `torch.compile` makes of a loss, or the loss, if it does not work at all with this Python."""
+    try:
+        return torch.compile(loss, backend=_compile_graph, options={"cuda_graphs": cuda_graphs})
+    except (RuntimeError, ImportError) as error:
+        _failures.append((NOT_COMPILED, _reason(error)))
+        return loss
+
+
+def _compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], options: Mapping[str, bool]) -> Callable[..., Any]:
+    """Compile a part of a loss; what cannot be compiled runs as it is, so that no part of the loss runs twice."""
+    from torch._inductor import compile
+
+    _new_graphs.append(graph)
+    plain = fx.GraphModule(graph, copy.deepcopy(graph.graph))  # a compilation changes the graph
+    failures: list[tuple[str, str]] = []
+    for message, settings in ((NOT_CAPTURED, CUDA_GRAPHS), (NOT_COMPILED, {}))[0 if options["cuda_graphs"] else 1 :]:
+        source = fx.GraphModule(graph, copy.deepcopy(plain.graph)) if failures else graph
+        try:
+            return partial(_run, failures, compile(source, list(inputs), options=settings))
+        except Exception as error:  # of whatever the compiler calls
+            failures.append((message, _reason(error)))
+    return partial(_run, failures[-1:], plain)
+
+
+def _run(failures: Sequence[tuple[str, str]], graph: Callable[..., Any], *inputs: Any) -> Any:
+    """Run a part of a loss; other losses may have compiled it."""
+    _failures.extend(failures)
+    return graph(*inputs)
+
+
+def _compile_backward(module: Module, result: Any) -> None:
+    """Compute gradients once, so that what fails in the compilation of the backward pass fails here.
+
+    That the graph is kept tells the compiler that several losses may be minimised one after another.
+    """
+    losses = result[0].values() if isinstance(result[0], Mapping) else result[:1]
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if scalars := [scalar for scalar in losses if scalar.requires_grad]:
+        torch.autograd.grad(sum(scalars), learning, retain_graph=True, allow_unused=True)
+
+
+def _begin_replay(module: Module) -> None:
+    """Let the next replay overwrite what the last one returned.
+
+    The first gradient of a parameter would be memory of the graph. So each parameter has a gradient before.
+    """
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def _copied(result: Any) -> Any:
+    """Return copies of what a loss returned, which the next replay does not overwrite; the loss keeps its gradient."""
+    loss, reported = result
+    return map_tree(torch.clone, loss), {name: value.detach().clone() for name, value in reported.items()}
