@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from corral.core.seeding import get_global_rngs, set_global_rngs
 from corral.core.tree import map_tree
 from corral.learners.losses import Batch, Loss, find_fault
 from corral.modules.module import Module
@@ -54,6 +55,7 @@ def compile_loss(loss: Loss, module_id: str, *, cuda_graphs: bool = False) -> Lo
             return loss(module, batch, coefficients)
         if cuda_graphs:
             _begin_replay(module)
+        restore = _remember(module) if compiled is None else None  # a loss may be half done when its compilation fails
         _failures.clear()
         _new_graphs.clear()
         try:
@@ -64,17 +66,24 @@ def compile_loss(loss: Loss, module_id: str, *, cuda_graphs: bool = False) -> Lo
                 _compile_backward(module, result)
         except torch._dynamo.exc.TorchDynamoException as error:
             _failures.append((NOT_COMPILED, _reason(error)))
+            if restore is not None:
+                restore()
             result = loss(module, batch, coefficients)
-        for message, reason in _failures:
-            if message == NOT_COMPILED:
+        if _failures:
+            _warn(module_id, "cuda_graphs" if cuda_graphs else True, warned)
+            if any(message == NOT_COMPILED for message, _ in _failures):
                 compiled = loss
-            if message not in warned:
-                warned.add(message)
-                setting = "cuda_graphs" if cuda_graphs else True
-                log.warning(f"learners/{module_id}: {message}: %s.", setting, reason)
         return _copied(result) if cuda_graphs and find_fault(result, batch) is None else result
 
     return call
+
+
+def _warn(module_id: str, setting: bool | str, warned: set[str]) -> None:
+    """Warn of each kind of failure, unless it is among those that were warned of, and add it to them."""
+    for message, reason in _failures:
+        if message not in warned:
+            warned.add(message)
+            log.warning(f"learners/{module_id}: {message}: %s.", setting, reason)
 
 
 def _reason(error: Exception) -> str:
@@ -122,6 +131,18 @@ def _compile_backward(module: Module, result: Any) -> None:
     learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if scalars := [scalar for scalar in losses if scalar.requires_grad]:
         torch.autograd.grad(sum(scalars), learning, retain_graph=True, allow_unused=True)
+
+
+def _remember(module: Module) -> Callable[[], None]:
+    """Return a function that restores what a loss may move: the buffers of the module and the global random numbers."""
+    rngs, before = get_global_rngs(), [buffer.clone() for buffer in module.buffers()]
+
+    def restore() -> None:
+        set_global_rngs(rngs)
+        for buffer, was in zip(module.buffers(), before, strict=True):
+            buffer.copy_(was)
+
+    return restore
 
 
 def _begin_replay(module: Module) -> None:
