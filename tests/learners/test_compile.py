@@ -237,6 +237,26 @@ def test_devices_without_cuda_graphs_compile_as_with_true(caplog: pytest.LogCapt
     assert warnings_of(caplog) == ["learners: cpu has no CUDA graphs, so compile='cuda_graphs' does what True does."]
 
 
+def test_training_goes_on_where_cuda_graphs_cannot_record(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse_graphs(graph: Any, inputs: Any, options: Mapping[str, Any] | None = None) -> Any:
+        if options:
+            raise RuntimeError("skipping cudagraphs due to cpu device (arg0_1)")
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", refuse_graphs)
+    compiled = compiled_losses.compile_loss(squares, "m", cuda_graphs=True)
+    results = [
+        [update(learner, regression(64), lr=0.01, minibatch_size=16) for _ in range(2)]
+        for learner in (make_learner(make_module(), loss) for loss in (compiled, squares))
+    ]
+    assert results[0] == results[1]
+    [message] = warnings_of(caplog)
+    assert message.startswith("learners/m: CUDA graphs cannot record the loss, and training goes on")
+    assert "cpu device" in message and "instead of compile='cuda_graphs'" in message
+
+
 def test_what_steps_report_outlives_the_next_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA graphs return the same memory at each replay; here a function does that on the CPU."""
     memory: dict[str, Tensor] = {}

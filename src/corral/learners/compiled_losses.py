@@ -23,7 +23,7 @@ NOT_COMPILED = (
     "GPU Triton. Install what the reason names, or leave compile=%r out of .learners(...)"
 )
 NOT_CAPTURED = (
-    "CUDA graphs cannot capture a part of the loss, and training goes on with this part compiled without them, as with "
+    "CUDA graphs cannot record the loss, and training goes on with the loss compiled without them, as with "
     "compile=True. Change what the reason names, or set compile=True instead of compile=%r"
 )
 CUDA_GRAPHS = {
@@ -47,10 +47,11 @@ def compile_loss(loss: Loss, module_id: str, *, cuda_graphs: bool = False) -> Lo
         cuda_graphs: Whether CUDA graphs replay what was compiled. The module must be on a CUDA device.
     """
     compiled: Callable[..., Any] | None = None
+    records = cuda_graphs
     warned: set[str] = set()
 
     def call(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
-        nonlocal compiled
+        nonlocal compiled, records
         if compiled is loss:
             return loss(module, batch, coefficients)
         if cuda_graphs:
@@ -58,17 +59,17 @@ def compile_loss(loss: Loss, module_id: str, *, cuda_graphs: bool = False) -> Lo
         restore = _remember(module) if compiled is None else None  # a loss may be half done when its compilation fails
         _failures.clear()
         _new_graphs.clear()
-        try:
-            if compiled is None:  # not earlier: it imports torch's compiler, which takes two seconds
-                compiled = _compiled(loss, cuda_graphs)
-            result = compiled(module, batch, coefficients)
-            if _new_graphs and find_fault(result, batch) is None:
-                _compile_backward(module, result)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            _failures.append((NOT_COMPILED, _reason(error)))
-            if restore is not None:
-                restore()
-            result = loss(module, batch, coefficients)
+        while True:
+            try:
+                if compiled is None:  # not earlier: it imports torch's compiler, which takes two seconds
+                    compiled = _compiled(loss, records)
+                result = _call(compiled, module, batch, coefficients, is_first=restore is not None)
+                break
+            except torch._dynamo.exc.TorchDynamoException as error:
+                _failures.append((NOT_CAPTURED if records else NOT_COMPILED, _reason(error)))
+                compiled, records = None if records else loss, False
+                if restore is not None:
+                    restore()
         if _failures:
             _warn(module_id, "cuda_graphs" if cuda_graphs else True, warned)
             if any(message == NOT_COMPILED for message, _ in _failures):
@@ -76,6 +77,16 @@ def compile_loss(loss: Loss, module_id: str, *, cuda_graphs: bool = False) -> Lo
         return _copied(result) if cuda_graphs and find_fault(result, batch) is None else result
 
     return call
+
+
+def _call(
+    compiled: Callable[..., Any], module: Module, batch: Batch, coefficients: Mapping[str, float], *, is_first: bool
+) -> Any:
+    """Return what a compiled loss returns; its backward pass is compiled too when this function returns."""
+    result = compiled(module, batch, coefficients)
+    if (is_first or _new_graphs) and find_fault(result, batch) is None:
+        _compile_backward(module, result)
+    return result
 
 
 def _warn(module_id: str, setting: bool | str, warned: set[str]) -> None:
@@ -105,20 +116,21 @@ def _compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], options: Map
     from torch._inductor import compile
 
     _new_graphs.append(graph)
+    compiled: Callable[..., Any]
+    if options["cuda_graphs"]:
+        compiled = compile(graph, list(inputs), options=CUDA_GRAPHS)  # an error compiles the loss without them
+        return compiled
     plain = fx.GraphModule(graph, copy.deepcopy(graph.graph))  # a compilation changes the graph
-    failures: list[tuple[str, str]] = []
-    for message, settings in ((NOT_CAPTURED, CUDA_GRAPHS), (NOT_COMPILED, {}))[0 if options["cuda_graphs"] else 1 :]:
-        source = fx.GraphModule(graph, copy.deepcopy(plain.graph)) if failures else graph
-        try:
-            return partial(_run, failures, compile(source, list(inputs), options=settings))
-        except Exception as error:  # of whatever the compiler calls
-            failures.append((message, _reason(error)))
-    return partial(_run, failures[-1:], plain)
+    try:
+        compiled = compile(graph, list(inputs))
+    except Exception as error:  # of whatever the compiler calls
+        compiled = partial(_run, (NOT_COMPILED, _reason(error)), plain)
+    return compiled
 
 
-def _run(failures: Sequence[tuple[str, str]], graph: Callable[..., Any], *inputs: Any) -> Any:
-    """Run a part of a loss; other losses may have compiled it."""
-    _failures.extend(failures)
+def _run(failure: tuple[str, str], graph: Callable[..., Any], *inputs: Any) -> Any:
+    """Run a part of a loss that was not compiled, now or for a loss before."""
+    _failures.append(failure)
     return graph(*inputs)
 
 
@@ -129,8 +141,12 @@ def _compile_backward(module: Module, result: Any) -> None:
     """
     losses = result[0].values() if isinstance(result[0], Mapping) else result[:1]
     learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if scalars := [scalar for scalar in losses if scalar.requires_grad]:
-        torch.autograd.grad(sum(scalars), learning, retain_graph=True, allow_unused=True)
+    scalars = [scalar for scalar in losses if scalar.requires_grad]
+    try:
+        if scalars:
+            torch.autograd.grad(sum(scalars), learning, retain_graph=True, allow_unused=True)
+    except Exception as error:  # what is wrong with the loss itself fails again without compilation
+        raise torch._dynamo.exc.TorchDynamoException(f"the backward pass: {error}") from error
 
 
 def _remember(module: Module) -> Callable[[], None]:
