@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from learner_cases import LossResult, make_learner, regression, squares, update
+from learner_cases import LossResult, Net, make_learner, regression, squares, update
 from torch import Tensor
 
 from corral import AlgorithmConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import LossError
-from corral.learners import losses, numpy_q_learning
+from corral.learners import compiled_losses, numpy_q_learning
 from corral.learners.losses import Batch
 from corral.modules.module import ActorCritic, Module
 from corral.testing import IdentityEnv
@@ -103,7 +106,7 @@ def test_several_learners_compile() -> None:
 def test_compilation_replaces_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def compiled(loss: Any) -> Any:
+    def compiled(loss: Any, **settings: Any) -> Any:
         def call(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
             seen.append(batch["obs"])
             return loss(module, batch, coefficients)  # type: ignore[no-any-return]
@@ -117,16 +120,171 @@ def test_compilation_replaces_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen and all(isinstance(obs, Tensor) for obs in seen)
 
 
-def test_a_compilation_that_fails_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(graph: Any, inputs: Any) -> Any:
+def squares_after_a_break(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
+    """A loss that torch compiles in two parts."""
+    noise = torch.rand(())
+    torch._dynamo.graph_break()
+    errors = (module.value(batch["obs"]) - batch["y"]).square()
+    return errors.mean(), {"noise": noise}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_training_goes_on_where_the_compilation_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any, **settings: Any) -> Any:
+        raise RuntimeError("no compiler found\n\nSet TORCH_LOGS for more")
+
+    monkeypatch.setattr(torch._inductor, "compile", fail)
+    results = []
+    for compile in (True, False):
+        torch.manual_seed(3)
+        learner = make_learner(Net(), squares_after_a_break, compile=compile)
+        taken = [update(learner, regression(64), lr=0.01, minibatch_size=16) for _ in range(2)]
+        results.append((taken, learner.modules["m"].state_dict()))
+    (taken, weights), (expected, plain) = results
+    assert taken == expected  # so the random numbers are the same too
+    for name, value in plain.items():  # `count` among them, which each call of the loss moves
+        assert torch.equal(weights[name], value), name
+    [message] = warnings_of(caplog)
+    assert message.startswith("learners/m: torch.compile failed on the loss, and training goes on without it.")
+    assert message.endswith("leave compile=True out of .learners(...): no compiler found (RuntimeError).")
+
+
+def test_each_learner_names_what_torch_did_not_compile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where torch remembers how it failed for the learner before."""
+
+    def fail(*arguments: Any, **settings: Any) -> Any:
         raise RuntimeError("no compiler found")
 
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda loss: compile(loss, backend=broken))
+    monkeypatch.setattr(torch._inductor, "compile", fail)
+    for _ in range(2):
+        update(make_learner(make_module(), squares, compile=True), regression(64), lr=0.01)
+    assert len(warnings_of(caplog)) == 2
+
+
+def test_training_goes_on_where_torch_cannot_compile_at_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> Any:
+        raise RuntimeError("torch.compile is not supported on Python 3.15+")
+
+    monkeypatch.setattr(torch, "compile", refuse)
     learner = make_learner(make_module(), squares, compile=True)
-    with pytest.raises(LossError, match=r"no compiler found.*Leave compile=True out") as caught:
-        update(learner, regression(64), lr=0.01)
-    assert caught.value.__cause__ is not None
+    result = update(learner, regression(64), lr=0.01, minibatch_size=16)
+    assert result == update(make_learner(make_module(), squares), regression(64), lr=0.01, minibatch_size=16)
+    [message] = warnings_of(caplog)
+    assert "torch.compile is not supported on Python 3.15+" in message
+
+
+BROKEN_COMPILER = """
+import logging, sys
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(levelname)s %(message)s")
+from corral import PPOConfig
+config = PPOConfig().environment("CartPole-v1").debugging(seed=0).learners(compile=True)
+config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=2)
+with config.build() as algorithm:
+    for _ in range(2):
+        print("steps", algorithm.train()["learners"]["default_policy"]["num_gradient_steps"])
+"""
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_a_compiler_for_cpp(tmp_path: Path) -> None:
+    environ = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_COMPILER], capture_output=True, text=True, check=True, timeout=300, env=environ
+    )
+    warned = [line for line in done.stdout.splitlines() if line.startswith("WARNING")]
+    assert len(warned) == 1 and "no-such-compiler" in warned[0] and "leave compile=True out" in warned[0]
+    assert [line for line in done.stdout.splitlines() if line.startswith("steps")] == ["steps 4.0"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler, at its breaks
+def test_training_goes_on_where_only_the_backward_pass_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch._inductor import compile_fx
+    from torch._inductor.utils import fresh_cache
+
+    compile_inner = compile_fx.fx_codegen_and_compile
+
+    def fail_in_backward(*arguments: Any, **settings: Any) -> Any:
+        if settings["is_backward"]:
+            raise RuntimeError("too many registers")
+        return compile_inner(*arguments, **settings)
+
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", fail_in_backward)
+    learners = make_learner(Net(), squares, compile=True), make_learner(Net(), squares)
+    with fresh_cache():
+        results = [[update(each, regression(64), lr=0.01, minibatch_size=16) for _ in range(2)] for each in learners]
+    assert results[0] == results[1]
+    weights, expected = (learner.modules["m"].state_dict() for learner in learners)
+    for name, value in expected.items():  # `count` among them, which each call of the loss moves
+        assert torch.equal(weights[name], value), name
+    [message] = warnings_of(caplog)
+    assert "too many registers" in message
+
+
+def test_devices_without_cuda_graphs_compile_as_with_true(caplog: pytest.LogCaptureFixture) -> None:
+    make_learner(make_module(), squares, compile="cuda_graphs")
+    assert warnings_of(caplog) == ["learners: cpu has no CUDA graphs, so compile='cuda_graphs' does what True does."]
+
+
+def test_training_goes_on_where_cuda_graphs_cannot_record(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse_graphs(graph: Any, inputs: Any, options: Mapping[str, Any] | None = None) -> Any:
+        if options:
+            raise RuntimeError("skipping cudagraphs due to cpu device (arg0_1)")
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", refuse_graphs)
+    compiled = compiled_losses.compile_loss(squares, "m", cuda_graphs=True)
+    results = [
+        [update(learner, regression(64), lr=0.01, minibatch_size=16) for _ in range(2)]
+        for learner in (make_learner(make_module(), loss) for loss in (compiled, squares))
+    ]
+    assert results[0] == results[1]
+    [message] = warnings_of(caplog)
+    assert message.startswith("learners/m: CUDA graphs cannot record the loss, and training goes on")
+    assert "cpu device" in message and "instead of compile='cuda_graphs'" in message
+
+
+def test_what_steps_report_outlives_the_next_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs return the same memory at each replay; here a function does that on the CPU."""
+    memory: dict[str, Tensor] = {}
+
+    def replay(loss: Any, **settings: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            scalar, reported = loss(*arguments)
+            for name, value in reported.items():
+                memory.setdefault(name, torch.empty_like(value)).copy_(value.detach())
+            return scalar, dict(memory)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", replay)
+    compiled = compiled_losses.compile_loss(squares, "m", cuda_graphs=True)
+    results = [
+        update(make_learner(make_module(), loss), regression(64), lr=0.01, minibatch_size=16)
+        for loss in (compiled, squares)
+    ]
+    assert results[0] == results[1]
+    assert results[0]["mean_y"] != pytest.approx(memory["mean_y"].item())
+
+
+def test_replays_do_not_own_the_gradients_of_parameters() -> None:
+    """An optimizer without vectors would otherwise keep memory of the graph as the gradient."""
+    module = make_module()
+    compiled_losses._begin_replay(module)
+    assert all(parameter.grad is not None for parameter in module.parameters())
 
 
 @pytest.mark.slow
@@ -134,6 +292,6 @@ def test_errors_of_the_loss_itself_stay_what_they_are() -> None:
     def wrong(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> LossResult:
         raise LossError("the batch has no rewards")
 
-    loss = losses.compile_loss(wrong)
+    loss = compiled_losses.compile_loss(wrong, "m")
     with pytest.raises(LossError, match=r"^the batch has no rewards$"):
         loss(make_module(), {}, {})

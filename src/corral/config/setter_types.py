@@ -98,7 +98,8 @@ class LearnersArgs(TypedDict, total=False):
     device: str
     num_threads: int | Literal["auto"]
     learner_class: Any
-    compile: bool
+    compile: bool | Literal["cuda_graphs"]
+    precision: Literal["float32", "bfloat16"]
 
 
 class EvaluationArgs(TypedDict, total=False):

@@ -107,6 +107,7 @@ def _make_learner(
         device=device or config.device,
         num_threads=config.num_threads,
         compile=config.compile,
+        precision=config.precision,
         seed=seed,
         callbacks=callbacks,
     )

@@ -86,7 +86,11 @@ class LearnersSettings(SettingGroup):
         learner_class: A subclass of `corral.learners.learner.Learner`, or a function of the same arguments that returns
             one; see docs/learners.md. `None` is `Learner`.
         compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
-            updates take longer, up to a minute. A C++ compiler must be installed.
+            updates take longer, up to a minute. A C++ compiler must be installed. `"cuda_graphs"` lets CUDA graphs
+            replay what was compiled, so that small networks do not wait for the CPU; on other devices it is `True`.
+            Where the compilation fails, training goes on without it, and a warning names the reason.
+        precision: Precision in which layers multiply when the loss and its gradients are computed: `"float32"` or
+            `"bfloat16"`. Weights, gradients, all other numbers of the loss and actions stay float32.
     """
 
     num_learners: NonNegativeInt = 0
@@ -95,7 +99,8 @@ class LearnersSettings(SettingGroup):
     device: str = "auto"
     num_threads: PositiveInt | Literal["auto"] = "auto"
     learner_class: Importable = None
-    compile: bool = False
+    compile: bool | Literal["cuda_graphs"] = False
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
         ("num_cpus_per_learner", "num_gpus_per_learner"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -22,7 +23,7 @@ from corral.core.views import Viewable
 from corral.errors import CallbackError, ColumnError, ConfigError, LossError
 from corral.learners.group_optimizers import GroupOptimizers, make_named_optimizer, make_optimizer
 from corral.learners.learner_state import check_learner_state, get_learner_state, set_learner_state
-from corral.learners.losses import Batch, Loss, compile_loss
+from corral.learners.losses import Batch, Loss
 from corral.learners.minibatches import Cuts
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import MAIN_LOSS, LearningSpec, UpdateSettings
@@ -40,6 +41,8 @@ from corral.modules.threads import num_threads_for, torch_threads
 if TYPE_CHECKING:
     from corral.learners.distributed import Peers
 
+log = logging.getLogger("corral")
+
 NO_CHANGE = contextlib.nullcontext()
 # Very large batches are evaluated in chunks of this many observations, to bound memory.
 EVALUATION_CHUNK = 8192
@@ -55,7 +58,8 @@ class Learner(Viewable):
         device: `"auto"` (CUDA when there is one), or a torch device name.
         num_threads: Intra-op threads, or `"auto"`: one for small nets.
         seed: Seed of the generator for shuffling.
-        compile: Whether `torch.compile` compiles the losses.
+        compile: Whether `torch.compile` compiles the losses, or `"cuda_graphs"`; see `LearnersSettings`.
+        precision: Precision of the products in layers when losses are computed, `"float32"` or `"bfloat16"`.
         callbacks: Callbacks of the learner's events; `None` is none.
 
     Attributes:
@@ -75,19 +79,27 @@ class Learner(Viewable):
         device: str = "auto",
         num_threads: int | str = "auto",
         seed: int = 0,
-        compile: bool = False,
+        compile: bool | str = False,
+        precision: str = "float32",
         callbacks: Dispatcher | None = None,
     ) -> None:
         """Move the modules to the device and make an optimizer for each that learns.
 
         Raises:
-            ConfigError: A spec names no module.
+            ConfigError: A spec names no module, or the device does not compute in this precision.
         """
         if unknown := sorted(specs.keys() - modules.keys()):
             raise ConfigError(f"learner: there are specs for modules {unknown}, and only modules {sorted(modules)}.")
         self.device = find_device(device)
         self.modules: dict[str, Module] = {}
-        self._compile, self._num_threads_setting = compile, num_threads
+        self._compile, self._precision, self._num_threads_setting = compile, precision, num_threads
+        if precision == "bfloat16":
+            from corral.learners.low_precision import check_bfloat16
+
+            check_bfloat16(self.device)
+        if compile == "cuda_graphs" and self.device.type != "cuda":
+            log.warning("learners: %s has no CUDA graphs, so compile='cuda_graphs' does what True does.", self.device)
+            self._compile = True
         self._parts: dict[str, LearnerPart] = {}
         self._shared: dict[str, set[nn.Parameter]] = {}
         for module_id, module in modules.items():
@@ -115,7 +127,8 @@ class Learner(Viewable):
         if spec is not None:
             part.objectives[MAIN_LOSS] = Objective(spec.loss, self.make_optimizer(module_id, module, spec))
             for name, other in spec.others.items():
-                part.objectives[name] = Objective(self._compiled(other.loss), make_named_optimizer(name, module, other))
+                adapted = self._adapt(module_id, other.loss)
+                part.objectives[name] = Objective(adapted, make_named_optimizer(name, module, other))
             self.set_losses({module_id: spec.loss})
         self.modules[module_id] = module
         self._find_shared()
@@ -183,10 +196,20 @@ class Learner(Viewable):
         """
         for module_id, loss in losses.items():
             objective = self._objective(module_id, MAIN_LOSS)
-            self._parts[module_id].objectives[MAIN_LOSS] = Objective(self._compiled(loss), objective.optimizer)
+            adapted = self._adapt(module_id, loss)
+            self._parts[module_id].objectives[MAIN_LOSS] = Objective(adapted, objective.optimizer)
 
-    def _compiled(self, loss: Loss) -> Loss:
-        return compile_loss(loss) if self._compile else loss
+    def _adapt(self, module_id: str, loss: Loss) -> Loss:
+        """Return a loss that is compiled, and computes in the precision of the settings."""
+        if self._compile:
+            from corral.learners.compiled_losses import compile_loss
+
+            loss = compile_loss(loss, module_id, cuda_graphs=self._compile == "cuda_graphs")
+        if self._precision == "bfloat16":
+            from corral.learners.low_precision import in_bfloat16
+
+            loss = in_bfloat16(loss, self.device)
+        return loss
 
     def _objective(self, module_id: str, loss: str) -> Objective:
         """Return a loss of a module with its optimizer.

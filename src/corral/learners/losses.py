@@ -1,4 +1,4 @@
-"""The types of losses, the check of what a loss returns, and the compilation of losses."""
+"""The types of losses, and the check of what a loss returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from corral.core.tree import Tree, num_rows
@@ -105,7 +104,7 @@ def call_loss(
             f"the coefficients {sorted(coefficients)}: add a column in a callback such as on_sample_end, or a "
             "coefficient in UpdateSettings."
         ) from error
-    if fault := _fault(result, batch):
+    if fault := find_fault(result, batch):
         raise LossError(
             f"learners/{module_id}: the loss {fault}: it must return (loss, {{name: tensor}}), which are the scalar "
             "tensor to minimise, and scalars and columns [B] to report. Return (loss, {}) to report nothing."
@@ -113,7 +112,7 @@ def call_loss(
     return result
 
 
-def _fault(result: Any, batch: Batch) -> str | None:
+def find_fault(result: Any, batch: Batch) -> str | None:
     """Return what is wrong with the result of a loss for a minibatch, or `None`."""
     if not isinstance(result, tuple) or len(result) != 2:
         return f"returned {_describe(result)}"
@@ -143,27 +142,3 @@ def _describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a {type(value).__name__} with the keys {list(value)}"
     return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def compile_loss(loss: Loss) -> Loss:
-    """Return a loss that `torch.compile` compiles when it is first called; the module and its weights stay as they are.
-
-    Raises:
-        LossError: Raised by the returned function if the compilation fails.
-    """
-    compiled: Callable[..., Any] | None = None
-
-    def call(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:
-        nonlocal compiled
-        if compiled is None:
-            compiled = torch.compile(loss)  # not earlier: it imports torch's compiler, which takes two seconds
-        try:
-            return compiled(module, batch, coefficients)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).strip().partition("\n\n")[0].split())  # what follows is advice on debugging
-            raise LossError(
-                f"learners: torch.compile failed on the loss: {reason} ({type(error).__name__}). It needs a C++ "
-                "compiler such as gcc. Leave compile=True out of .learners(...) to train without compilation."
-            ) from error
-
-    return call
