@@ -182,7 +182,9 @@ def save_items(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_items(roots: Mapping[str, Any], state: Mapping[str, Any], device: torch.device) -> list[str]:
-    """Give a graph of objects what `save_items` found in a graph that was made in the same way.
+    """Give a graph of objects what `save_items` found in a graph made in the same way; return what is missing.
+
+    Nothing changes if anything is missing.
 
     Args:
         roots: Objects by name, as they were given to `save_items`.
@@ -190,7 +192,7 @@ def load_items(roots: Mapping[str, Any], state: Mapping[str, Any], device: torch
         device: Device of tensors in places where there is none now.
 
     Returns:
-        Paths in the state that do not exist in this graph, and were left out.
+        Paths in the state that do not exist in this graph.
     """
     holders = find_holders(roots)
     tensors: dict[int, Tensor] = {}
@@ -209,9 +211,11 @@ def load_items(roots: Mapping[str, Any], state: Mapping[str, Any], device: torch
             return tuple(map(decode, value, parts))
         return holders.get(value, here) if kind == "at" else value
 
-    for path in state["items"].keys() & holders.keys():
-        _fill(holders[path], state["items"][path], decode)
-    return [path for path in state["items"] if path not in holders]
+    missing = [path for path in state["items"] if path not in holders]
+    if not missing:
+        for path, codes in state["items"].items():
+            _fill(holders[path], codes, decode)
+    return missing
 
 
 def _fill(holder: Any, codes: Mapping[str, Any], decode: Callable[[Any, Any], Any]) -> None:

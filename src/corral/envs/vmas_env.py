@@ -72,10 +72,10 @@ class VmasVectorEnv(TensorVectorEnv):
             warnings.filterwarnings("error", "Scenario kwargs", UserWarning)
             try:
                 self.vmas_env = make_env(scenario, **arguments | _FIXED | settings)
-            except UserWarning as error:
-                raise ConfigError(
-                    f"VmasVectorEnv: scenario {scenario!r} does not have these settings: {error}"
-                ) from None
+            except UserWarning as warning:
+                if not str(warning).startswith("Scenario kwargs"):
+                    raise
+                raise ConfigError(f"VmasVectorEnv: a setting is not known to {scenario!r}. {warning}") from None
         self.possible_agents = tuple(agent.name for agent in self.vmas_env.agents)
         self.single_observation_space = _convert_space(self.vmas_env.observation_space)
         self.single_action_space = _convert_space(self.vmas_env.action_space)
@@ -112,6 +112,7 @@ class VmasVectorEnv(TensorVectorEnv):
         """
         torch_state, numpy_state, (version, numbers, gauss), *device_state = self._random_states
         return {
+            "entities": self._names_of_entities(),
             "scenario": save_items(_roots_of(self.vmas_env)),
             "steps": self.vmas_env.steps.cpu().numpy().copy(),
             "torch": [part.numpy().copy() for part in (torch_state, *device_state)],
@@ -132,18 +133,26 @@ class VmasVectorEnv(TensorVectorEnv):
             )
         if len(state["torch"]) != len(_torch_devices(self.device)):
             raise CheckpointError("VmasVectorEnv: continue on the kind of device on which the run began.")
+        if state["entities"] != self._names_of_entities():
+            raise CheckpointError("VmasVectorEnv: the state is of another scenario, or of other settings.")
         roots = _roots_of(self.vmas_env)
         with self._use_random_states():
-            if load_items(roots, state["scenario"], self.device):  # objects that a scenario makes in its first step
+            if load_items(roots, state["scenario"], self.device):  # a scenario may make objects in its first step
                 self.vmas_env.step(self.vmas_env.get_random_actions())
                 missing = load_items(roots, state["scenario"], self.device)
                 if missing:
-                    raise CheckpointError(f"VmasVectorEnv: the state is of another scenario, which has {missing[0]}.")
+                    raise CheckpointError(
+                        f"VmasVectorEnv: the scenario of the state has {missing[0]}, and this one not."
+                    )
         self.vmas_env.steps = torch.tensor(state["steps"], device=self.device)
         version, numbers, gauss = state["python"]
         torch_state, *device_state = map(torch.tensor, state["torch"])
         python_state = version, tuple(map(int, numbers)), gauss
         self._random_states = [torch_state, tuple(state["numpy"]), python_state, *device_state]
+
+    def _names_of_entities(self) -> list[str]:
+        """Return the names of agents and landmarks, which tell most scenarios and their settings apart."""
+        return [entity.name for root, entity in _roots_of(self.vmas_env).items() if root != "scenario"]
 
     @contextmanager
     def _use_random_states(self) -> Iterator[None]:
