@@ -1,6 +1,7 @@
-"""Trains PPO on an env of tensors in this process, and prints the rates as a JSON line (see `bench_tensor_envs.py`)."""
+"""Trains PPO on an env of tensors, an iteration for each line on stdin (see `bench_tensor_envs.py`)."""
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -9,10 +10,9 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from time import process_time
-from typing import Any
+from typing import Any, TextIO
 
 import measuring
-from measuring import Fields
 
 NUM_AGENTS = 4
 # Arguments of VMAS's balance, as BenchMARL 1.5.2 sets them.
@@ -31,10 +31,14 @@ GRAD_CLIP = {"balance": 5.0, "cart_pole": 0.5}
 ADAM_EPS = 1e-6
 
 Settings = argparse.Namespace
-"""`num_envs`, `hidden`, `rows`, `minibatch`, `epochs`, `iterations`, `warmup`, `seed`; see `main`."""
+"""`num_envs`, `hidden`, `rows`, `minibatch`, `epochs`, `iterations`, `seed`; see `main`."""
 
 Report = Callable[[int, float, Mapping[str, float]], None]
-"""`report(frames, mean_return, timers)` after each iteration: env steps, mean return of an agent, seconds by part."""
+"""`report(num_frames, mean_return, timers)` waits for the next turn.
+
+It is called when all is built, and after each iteration with the env steps, the mean return of an agent and the seconds
+by part.
+"""
 
 
 def corral_config(env: str, form: str, settings: Settings) -> Any:
@@ -86,7 +90,8 @@ def train_corral(env: str, form: str, settings: Settings, report: Report) -> Non
     """Trains with Corral's PPO."""
     frames = 0
     with corral_config(env, form, settings).build() as algo:
-        for _ in range(settings.warmup + settings.iterations):
+        report(0, float("nan"), {})
+        for _ in range(settings.iterations):
             result = algo.train()
             runners = result["env_runners"]
             returns = (
@@ -101,7 +106,7 @@ def train_corral(env: str, form: str, settings: Settings, report: Report) -> Non
 def train_benchmarl(env: str, form: str, settings: Settings, report: Report) -> None:
     """Trains with BenchMARL's IPPO; `form="tanh"` takes its default distribution of actions, not the plain normal.
 
-    An iteration is reported when the next batch is there: it has one training and one collection.
+    An iteration is a training and the collection of the next batch. The first batch is collected before the first one.
     """
     from benchmarl.algorithms import IppoConfig
     from benchmarl.environments import VmasTask
@@ -124,7 +129,7 @@ def train_benchmarl(env: str, form: str, settings: Settings, report: Report) -> 
         config = ExperimentConfig.get_from_yaml()
         config.lr, config.gamma, config.adam_eps = LR[env], GAMMA, ADAM_EPS
         config.clip_grad_norm, config.clip_grad_val = True, GRAD_CLIP[env]
-        config.max_n_frames, config.max_n_iters = None, settings.warmup + settings.iterations + 1
+        config.max_n_frames, config.max_n_iters = None, settings.iterations + 1
         config.on_policy_collected_frames_per_batch = settings.rows * settings.num_envs
         config.on_policy_n_envs_per_worker = settings.num_envs
         config.on_policy_n_minibatch_iters = settings.epochs
@@ -151,11 +156,11 @@ def train_benchmarl(env: str, form: str, settings: Settings, report: Report) -> 
 def make_torchrl_cart_pole(num_envs: int) -> Any:
     """Returns an env of TorchRL with the dynamics of Corral's `TorchCartPole`."""
     import torch
-    from corral.envs.torch_envs import TorchCartPole
+    from tensordict import TensorDict
     from torchrl.data import Binary, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase
 
-    from tensordict import TensorDict
+    from corral.envs.torch_envs import TorchCartPole
 
     class CartPole(EnvBase):  # type: ignore[misc]
         """Steps and resets as `TorchCartPole` does, in the form of TorchRL."""
@@ -203,7 +208,7 @@ def make_torchrl_cart_pole(num_envs: int) -> Any:
 def train_torchrl(env: str, form: str, settings: Settings, report: Report) -> None:
     """Trains with the parts of TorchRL: a collector, GAE, a buffer that is drawn from without replacement, ClipPPOLoss.
 
-    An iteration is reported when the next batch is there: it has one training and one collection.
+    An iteration is a training and the collection of the next batch. The first batch is collected before the first one.
     """
     import torch
     from tensordict.nn import TensorDictModule
@@ -250,7 +255,7 @@ def train_torchrl(env: str, form: str, settings: Settings, report: Report) -> No
         made,
         actor,
         frames_per_batch=num_frames,
-        total_frames=num_frames * (settings.warmup + settings.iterations + 1),
+        total_frames=num_frames * (settings.iterations + 1),
     )
     for batch in collector:
         done = batch["next", "done"]
@@ -273,37 +278,32 @@ def train_torchrl(env: str, form: str, settings: Settings, report: Report) -> No
 TRAINERS = {"corral": train_corral, "benchmarl": train_benchmarl, "torchrl": train_torchrl}
 
 
-def measure(system: str, env: str, form: str, settings: Settings) -> Fields:
-    """Returns the CPU seconds and the return of each iteration, and the rate over those after the warm-up."""
+def take_turns(system: str, env: str, form: str, settings: Settings, line_out: TextIO) -> None:
+    """Trains, and before each iteration waits for a line on stdin; writes a JSON line when the process is ready.
+
+    After each iteration it writes another one: the env steps, the CPU seconds, the mean return and seconds by part.
+    """
     import torch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    times, frames, returns, timers = [], [], [], []
+    start = 0.0
 
-    def report(num_frames: int, mean_return: float, seconds: Mapping[str, float]) -> None:
-        times.append(process_time())
-        frames.append(num_frames)
-        returns.append(mean_return if mean_return == mean_return else None)  # JSON has no NaN
-        timers.append(dict(seconds))
+    def report(num_frames: int, mean_return: float, timers: Mapping[str, float]) -> None:
+        nonlocal start
+        shown = mean_return if mean_return == mean_return else None  # JSON has no NaN
+        line = {"env_steps": num_frames, "cpu_s": process_time() - start, "return": shown, "timers": dict(timers)}
+        line_out.write(json.dumps(line) + "\n")
+        line_out.flush()
+        if not sys.stdin.readline():
+            raise SystemExit  # the script that measures has ended
+        start = process_time()
 
     TRAINERS[system](env, form, settings, report)
-    # The rivals report a first batch before they train, which is no iteration.
-    first = len(times) - settings.iterations - 1
-    cpu_seconds = times[-1] - times[first]
-    measured = timers[first + 1 :]
-    sums = {name: sum(part[name] for part in measured) for name in measured[0]}
-    return {
-        "env_steps_per_s": sum(frames[first + 1 :]) / cpu_seconds,
-        "env_steps": sum(frames[first + 1 :]),
-        "returns": returns,
-        "cpu_seconds": [later - earlier for earlier, later in zip(times, times[1:], strict=False)],
-        "timers": sums,
-    }
 
 
 def main() -> None:
-    """Take the measurement that the command line names, such as `corral:balance:tensors`."""
+    """Take the turns of what the command line names, such as `corral:balance:tensors`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", help="SYSTEM:ENV:FORM")
     parser.add_argument("--num-envs", type=int, default=1024)
@@ -311,14 +311,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="steps of each sub-env in a batch")
     parser.add_argument("--minibatch", type=int, default=4096, help="env steps in a minibatch, with all their agents")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--warmup", type=int, default=1, help="iterations that do not count")
+    parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     settings = parser.parse_args()
     os.environ.update(dict.fromkeys(measuring.THREAD_VARIABLES, "1"))
     time.perf_counter = process_time  # the timers of a result then show CPU seconds, whatever else the machine does
     system, env, form = settings.what.split(":")
-    measuring.print_line(lambda: measure(system, env, form, settings))
+    with os.fdopen(os.dup(1), "w") as line_out:
+        os.dup2(2, 1)  # what libraries print goes to stderr
+        take_turns(system, env, form, settings, line_out)
 
 
 if __name__ == "__main__":
