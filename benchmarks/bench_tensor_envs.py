@@ -31,8 +31,14 @@ from statistics_of_pairs import ratio_of_pairs
 HERE = Path(__file__).resolve().parent
 # The first of each env is Corral on tensors; all others are compared with it.
 SYSTEMS = {
-    "balance": ("corral:balance:tensors", "corral:balance:arrays", "benchmarl:balance:plain", "benchmarl:balance:tanh"),
-    "cart_pole": ("corral:cart_pole:tensors", "corral:cart_pole:arrays", "torchrl:cart_pole:plain"),
+    "balance": (
+        *("corral:balance:tensors", "corral:balance:arrays"),
+        *("benchmarl:balance:plain", "benchmarl:balance:tanh", "floor:balance:work"),
+    ),
+    "cart_pole": (
+        *("corral:cart_pole:tensors", "corral:cart_pole:arrays"),
+        *("torchrl:cart_pole:plain", "floor:cart_pole:work"),
+    ),
 }
 NAMES = {
     "tensors": "Corral",
@@ -40,6 +46,7 @@ NAMES = {
     "benchmarl:balance:plain": "BenchMARL, IPPO",
     "benchmarl:balance:tanh": "BenchMARL, IPPO with its default TanhNormal",
     "torchrl:cart_pole:plain": "TorchRL, ClipPPOLoss",
+    "work": "only the env's steps and the passes through the nets",
 }
 PACKAGES = ("torch", "tensordict", "torchrl", "benchmarl", "vmas", "numpy")
 PARTS = ("env_step", "inference", "storage", "returns", "learning")

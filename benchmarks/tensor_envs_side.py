@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from time import process_time
 from typing import Any, TextIO
@@ -36,8 +37,8 @@ Settings = argparse.Namespace
 Report = Callable[[int, float, Mapping[str, float]], None]
 """`report(num_frames, mean_return, timers)` waits for the next turn.
 
-It is called when all is built, and after each iteration with the env steps, the mean return of an agent and the seconds
-by part.
+It is called when all is built, and after each iteration with the env steps, the mean return of an agent in the latest
+`num_envs` episodes, and the seconds by part.
 """
 
 
@@ -78,6 +79,7 @@ def corral_config(env: str, form: str, settings: Settings) -> Any:
     else:
         config.environment(TorchCartPole)
     config.rl_module(model_config=model)
+    config.reporting(metrics_num_episodes_for_smoothing=settings.num_envs)
     return config.callbacks(Listener) if form == "arrays" else config
 
 
@@ -113,17 +115,19 @@ def train_benchmarl(env: str, form: str, settings: Settings, report: Report) -> 
     from benchmarl.experiment import Callback, Experiment, ExperimentConfig
     from benchmarl.models.mlp import MlpConfig
 
+    latest: deque[float] = deque(maxlen=settings.num_envs)
+
     class Watch(Callback):  # type: ignore[misc]
         """Reports each batch."""
 
         def on_batch_collected(self, batch: Any) -> None:
             """Report the batch."""
-            done = batch["next", "done"].squeeze(-1)
-            returns = batch["next", "agents", "episode_reward"][done]
-            report(batch.numel(), returns.mean().item(), {})
+            returns = batch["next", "agents", "episode_reward"].mean((2, 3))
+            latest.extend(latest_returns(returns, batch["next", "done"].squeeze(-1), settings.num_envs))
+            report(batch.numel(), statistics.fmean(latest), {})
 
         def __reduce__(self) -> Any:
-            return str, ()  # BenchMARL pickles the callbacks of an experiment; this one holds a list of this process
+            return str, ()  # BenchMARL pickles the callbacks of an experiment; this one belongs to this process
 
     with tempfile.TemporaryDirectory() as folder:
         config = ExperimentConfig.get_from_yaml()
@@ -151,6 +155,12 @@ def train_benchmarl(env: str, form: str, settings: Settings, report: Report) -> 
             config=config,
             callbacks=[Watch()],
         ).run()
+
+
+def latest_returns(returns: Any, done: Any, num_episodes: int) -> list[float]:
+    """Returns the returns of the latest episodes that end in a batch `[N, T]`, at most `num_episodes`."""
+    found: list[float] = returns.T[done.T][-num_episodes:].tolist()
+    return found
 
 
 def make_torchrl_cart_pole(num_envs: int) -> Any:
@@ -257,9 +267,11 @@ def train_torchrl(env: str, form: str, settings: Settings, report: Report) -> No
         frames_per_batch=num_frames,
         total_frames=num_frames * (settings.iterations + 1),
     )
+    latest: deque[float] = deque(maxlen=settings.num_envs)
     for batch in collector:
-        done = batch["next", "done"]
-        report(batch.numel(), batch["next", "episode_reward"][done].mean().item(), {})
+        returns, done = batch["next", "episode_reward"].squeeze(-1), batch["next", "done"].squeeze(-1)
+        latest.extend(latest_returns(returns, done, settings.num_envs))
+        report(batch.numel(), statistics.fmean(latest), {})
         with torch.no_grad():
             batch = gae(batch)
         buffer.empty()
@@ -275,7 +287,56 @@ def train_torchrl(env: str, form: str, settings: Settings, report: Report) -> No
     collector.shutdown()
 
 
-TRAINERS = {"corral": train_corral, "benchmarl": train_benchmarl, "torchrl": train_torchrl}
+def train_floor(env: str, form: str, settings: Settings, report: Report) -> None:
+    """Does only what no system can leave out, and learns nothing: an upper bound of the rate with these sizes.
+
+    These are the env's steps (of VMAS's own env, reset as a whole), the policy for each row, the values of the batch,
+    and forward and backward passes and Adam for each minibatch, on a loss of one operation.
+    """
+    import torch
+    from torch import nn
+
+    from corral.envs.torch_envs import TorchCartPole
+
+    torch.manual_seed(settings.seed)
+    is_balance = env == "balance"
+    num_agents, width, num_outputs = (NUM_AGENTS, 16, 4) if is_balance else (1, 4, 2)
+    num_rows, num_lanes = settings.rows * settings.num_envs * num_agents, settings.num_envs * num_agents
+
+    def make_net(num_outputs: int) -> nn.Module:
+        hidden = settings.hidden
+        layers = nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()
+        return nn.Sequential(*layers, nn.Linear(hidden, num_outputs))
+
+    policy, critic = make_net(num_outputs), make_net(1)
+    optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], fused=True)
+    if is_balance:
+        import vmas
+
+        made = vmas.make_env("balance", num_envs=settings.num_envs, seed=settings.seed, **BALANCE)
+        actions: Any = [torch.rand(settings.num_envs, 2) * 2 - 1 for _ in range(NUM_AGENTS)]
+    else:
+        made, actions = TorchCartPole(settings.num_envs), torch.randint(2, (settings.num_envs,))
+        made.reset(seed=settings.seed)
+    report(0, float("nan"), {})
+    for _ in range(settings.iterations):
+        obs = torch.randn(num_rows, width)
+        with torch.inference_mode():
+            for start in range(0, num_rows, num_lanes):
+                policy(obs[start : start + num_lanes])
+                made.step([action.clone() for action in actions] if is_balance else actions)
+            critic(obs)
+        if is_balance:
+            made.reset()
+        for _ in range(settings.epochs):
+            for part in obs.split(settings.minibatch * num_agents):
+                optimizer.zero_grad()
+                (policy(part).mean() + critic(part).mean()).backward()
+                optimizer.step()
+        report(settings.rows * settings.num_envs, float("nan"), {})
+
+
+TRAINERS = {"floor": train_floor, "corral": train_corral, "benchmarl": train_benchmarl, "torchrl": train_torchrl}
 
 
 def take_turns(system: str, env: str, form: str, settings: Settings, line_out: TextIO) -> None:
