@@ -72,7 +72,7 @@ def main() -> int:
     only = options.only.split(",")
     print(f"Commit {machine.measured_commit(HERE.parent)}. {machine.describe(options.python, options.python)['CPU']}.")
     for python in filter(None, (options.python, options.torchrl_python)):
-        print(machine._versions(python, *PACKAGES))
+        print(machine.versions(python, *PACKAGES))
     for env, systems in SYSTEMS.items():
         if chosen := [system for system in systems if env in only or system in only]:
             print(render(env, options, take_turns(chosen, options)), flush=True)
@@ -86,9 +86,10 @@ def take_turns(systems: Sequence[str], options: argparse.Namespace) -> dict[str,
         RuntimeError: A system failed.
     """
     with contextlib.ExitStack() as stack:
-        processes = {system: start(system, options) for system in systems}
-        for process in processes.values():
-            stack.callback(kill_session, process.pid)
+        processes = {}
+        for system in systems:
+            processes[system] = process = start(system, options)
+            stack.callback(end, process)
         # The rivals collect their first batch before the first turn: it is in the curves, and in no rate.
         found = {system: [read_line(system, process)] for system, process in processes.items()}
         for turn in range(options.warmup + options.turns):
@@ -113,6 +114,12 @@ def start(system: str, options: argparse.Namespace) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE.parent, start_new_session=True
     )
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """End the process of a system, which waits for its next turn."""
+    kill_session(process.pid)
+    process.communicate()  # waits, and closes the pipes
 
 
 def read_line(system: str, process: "subprocess.Popen[str]") -> Turn:
