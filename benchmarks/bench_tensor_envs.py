@@ -12,6 +12,13 @@ second, and the ratio is the median of the ratios within the turns; the turns of
 `--curves` it also shows the mean returns of an agent by batch:
 
     .venv-tensors/bin/python benchmarks/bench_tensor_envs.py --only balance --curves --hidden 64 --turns 20
+
+What is not equal: TorchRL's env of VMAS reports the time limit as a termination, so that BenchMARL values no state
+beyond it, and Corral does. BenchMARL has an Adam and a limit of the gradients' norm for the policy and another one
+for the critic, and Corral one for both. BenchMARL's minibatches hold whole env steps, and Corral's hold steps of
+agents. The standard deviation of actions is a softplus of the net's output in BenchMARL, and an exponential in
+Corral. The last layers start with other weights. An iteration of the rivals is a training and the collection of the
+next batch.
 """
 
 import argparse
