@@ -27,8 +27,8 @@ def describe(own_python: str, rivals_python: str) -> dict[str, str]:
         "Cores": str(os.cpu_count()),
         "Memory": f"{int(memory) / 2**20:.0f} GiB" if memory.isdecimal() else "unknown",
         "System": f"{platform.system()} {platform.machine()}",
-        "Corral's environment": _versions(own_python, "corral", "numpy", "gymnasium", "torch", "ray"),
-        "Rivals' environment": _versions(rivals_python, "ray", "stable-baselines3", "numpy", "gymnasium", "torch"),
+        "Corral's environment": versions(own_python, "corral", "numpy", "gymnasium", "torch", "ray"),
+        "Rivals' environment": versions(rivals_python, "ray", "stable-baselines3", "numpy", "gymnasium", "torch"),
     }
 
 
@@ -83,7 +83,7 @@ def _first_value(path: Path, key: str) -> str:
     return next(values, "")
 
 
-def _versions(python: str, *names: str) -> str:
+def versions(python: str, *names: str) -> str:
     """Returns the versions of an interpreter and some of its distributions, in words."""
     try:
         done = subprocess.run([python, "-c", _VERSIONS, *names], capture_output=True, text=True, timeout=60, check=True)

@@ -57,6 +57,8 @@ class _Group:
 
     def of_lanes(self, seats: Tree) -> Tree:
         """Return entries of the block's seats, a tree of `[N, B, ...]`, as entries of the lanes, `[N * A, ...]`."""
+        if len(self.agents) == len(self.block.agents):
+            return map_tree(lambda leaf: leaf.flatten(0, 1), seats)
         return map_tree(lambda leaf: leaf.index_select(1, self.places).flatten(0, 1), seats)
 
 
