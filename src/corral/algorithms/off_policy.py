@@ -257,6 +257,7 @@ class OffPolicyAlgorithm(Algorithm):
         configs = [self.config.for_module(module_id) for module_id in self.config.module_ids] or [self.config]
         return super().can_take_tensors() and all(
             config.input_ is None
+            and config.batch_mode == "truncate_episodes"  # else lanes are valid in different rows
             and config.replay_config.type == "uniform"
             and config.replay_config.directory is None
             and config.loss is None
@@ -393,9 +394,13 @@ class OffPolicyAlgorithm(Algorithm):
         """Make the updates that are due, by module id, and then read all reports at once."""
         from corral.learners.device_update import DEFERRED, read_reports
 
-        made = [(module_id, self.learn(module_id)) for module_id in order]
-        if made and all(DEFERRED in report for _, report in made):
-            read_reports([report for _, report in made])
+        made: list[tuple[str, dict[str, Any]]] = []
+        try:
+            for module_id in order:
+                made.append((module_id, self.learn(module_id)))
+        finally:  # after an interrupt too, optimizers must not wait for a reading
+            if deferred := [report for _, report in made if DEFERRED in report]:
+                read_reports(deferred)
         for module_id, report in made:
             if module_id in results:
                 self.log_learner_results({module_id: results[module_id]})

@@ -23,7 +23,7 @@ def adapt_vector_env(made: Any) -> Any:
     if any(base.__module__.startswith("envpool.") for base in type(made).__mro__):
         return adapt_pool(made)
     has_num_envs = isinstance(getattr(made, "num_envs", None), (int, np.integer))
-    if has_num_envs and hasattr(made, "device") and hasattr(made, "step"):
+    if has_num_envs and getattr(made, "device", None) is not None and hasattr(made, "step"):
         return _adapt_tensors(made)
     is_vector = has_num_envs and not isinstance(made, VectorEnv)
     is_single = isinstance(made, gym.Env) and not hasattr(made, "single_observation_space")

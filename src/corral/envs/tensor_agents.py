@@ -75,11 +75,16 @@ class TensorAgentsAdapter(TensorEnvAdapter):
             for block in self.seats.blocks
             for place, agent in enumerate(block.agents)
         }
-        obs, rewards, *flags, infos = self.env.step(by_agent)
+        with torch.no_grad():
+            obs, rewards, *flags, infos = self.env.step(by_agent)
         # Some envs give flags by agent; an episode is over when it is over for all of them.
         terminated, truncated = (
-            torch.stack([*flag.values()]).bool().all(0) if isinstance(flag, Mapping) else flag.bool() for flag in flags
+            torch.stack([*flag.values()]).bool().all(0)
+            if isinstance(flag, Mapping)
+            else self.checked(name, flag).bool()
+            for name, flag in zip(("terminated", "truncated"), flags, strict=True)
         )
+        rewards = {agent: self.checked(f"rewards of agent {agent!r}", reward) for agent, reward in rewards.items()}
         final = next((self._by_block(infos[key]) for key in FINAL_OBS if key in infos), None)
         return self._by_block(obs), self._by_block(rewards), terminated, truncated, infos, final
 

@@ -123,7 +123,8 @@ class TensorEnvAdapter(AdaptedVectorEnv):
         Raises:
             EnvError: The observations are no tensors.
         """
-        obs, infos = self.env.reset(seed=seed, options=options)
+        with torch.no_grad():
+            obs, infos = self.env.reset(seed=seed, options=options)
         if not all(isinstance(leaf, Tensor) for leaf in leaves(obs)):
             raise EnvError(
                 f"{type(self.env).__name__} has an attribute device, so that it must give tensors, but reset() gave "
@@ -138,9 +139,26 @@ class TensorEnvAdapter(AdaptedVectorEnv):
             What `TensorVectorEnv.step` returns, rewards and flags as `[N]`, and the final observations: a tree of
             `[N, ...]` that counts where an episode ended, or `None` if the env gives none in this step.
         """
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        with torch.no_grad():
+            obs, rewards, terminated, truncated, infos = self.env.step(actions)
         final = next((infos[key] for key in FINAL_OBS if key in infos), None)
+        rewards, terminated, truncated = (
+            self.checked(name, column)
+            for name, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated))
+        )
         return obs, rewards, terminated.bool(), truncated.bool(), infos, final
+
+    def checked(self, name: str, column: Any) -> Tensor:
+        """Return rewards or flags of a step, after a check that they are a tensor `[N]`, which nothing broadcasts.
+
+        Raises:
+            EnvError: They are not.
+        """
+        if not isinstance(column, Tensor) or column.shape != (self.num_envs,):
+            got = f"a tensor {[*column.shape]}" if isinstance(column, Tensor) else type(column).__name__
+            remedy = ": return it with .squeeze(-1)" if isinstance(column, Tensor) and column.ndim == 2 else ""
+            raise EnvError(f"{name} from step() must be a tensor [{self.num_envs}], got {got}{remedy}")
+        return column
 
     # As arrays.
 

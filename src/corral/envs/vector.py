@@ -164,7 +164,12 @@ def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
     """
     signature = inspect.signature(factory).parameters.values()
     parameters = [p for p in signature if p.kind is not p.VAR_KEYWORD]
-    if {"num_envs", "device"} <= {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}:
+    names = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
+    needed = {
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    takes_batch = {"num_envs", "device"} <= {*names} and needed <= {"num_envs", "device", *context}
+    if takes_batch and names[0] not in CONTEXT_NAMES:
         from corral.core.devices import find_device  # it imports torch, which processes of sub-envs do not need
 
         return factory(**{"num_envs": context.num_envs, "device": find_device(context.device), **context})

@@ -113,8 +113,12 @@ class TensorRollout(Rollout):
 
     def is_finite(self) -> bool:
         """Return whether all observations and rewards that were written are finite; one transfer for all of them."""
-        columns = [leaf[: self.num_rows + 1] for _, leaf in named_leaves(self.obs) if leaf.is_floating_point()]
-        flags = [column.isfinite().all() for column in (*columns, self.rewards[: self.num_rows])]
+        columns = [leaf[: self.num_rows + 1] for _, leaf in named_leaves(self.obs)]
+        done = self.done[: self.num_rows] if self.finals else np.zeros((0, 0), np.bool_)
+        for row in np.flatnonzero(done.any(1)).tolist():
+            columns += [_take(leaf, np.flatnonzero(done[row])) for _, leaf in named_leaves(self._final(row))]
+        floats = [column for column in (*columns, self.rewards[: self.num_rows]) if column.is_floating_point()]
+        flags = [column.isfinite().all() for column in floats]
         return bool(torch.stack(flags).all())
 
     # Batches.

@@ -257,7 +257,7 @@ class MultiCategorical(ActionDistribution):
 
     def tensor_to_env(self, actions: Tensor) -> Tensor:
         shifted = actions + torch.from_numpy(self._start).to(actions.device) if self._start.any() else actions
-        return shifted.to(_torch_dtype(self._env_dtype))
+        return shifted.to(_torch_dtype(self._env_dtype), copy=True)  # an env may write into its actions
 
     def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(dist_inputs, self.sizes, dim=-1)
@@ -323,7 +323,7 @@ class Bernoulli(ActionDistribution):
         return (dist_inputs > 0).to(torch.int8).reshape(-1, *self.action_shape)
 
     def tensor_to_env(self, actions: Tensor) -> Tensor:
-        return actions.to(_torch_dtype(self._env_dtype))
+        return actions.to(_torch_dtype(self._env_dtype), copy=True)
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         return dist_inputs + spread * self.random_inputs(dist_inputs, uniform)

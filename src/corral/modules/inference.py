@@ -52,6 +52,7 @@ class Inference:
 
     Attributes:
         backend: `"numpy"` or `"torch"`.
+        num_loads: How often weights were loaded.
     """
 
     def __init__(self, module: Module) -> None:
@@ -79,6 +80,7 @@ class Inference:
         self._perturbed: Perturbed | None = None
         self._explores, self._is_noisy = True, module.is_noisy
         self._weights = {name: value.numpy() for name, value in module.acting_weights().items()}
+        self.num_loads = 0
         self.refresh()
 
     def refresh(self) -> None:
@@ -101,6 +103,7 @@ class Inference:
         """Copy weights into the module by name, at least the names of `Module.acting_weights`, and refresh."""
         for name, array in self._weights.items():
             np.copyto(array, weights[name])
+        self.num_loads += 1
         self.refresh()
 
     def begin_sample(self, explore: bool, rng: np.random.Generator) -> None:

@@ -52,18 +52,19 @@ class DeviceActor:
         """Copy the module to the device; on the CPU it is the actor's own."""
         self._actor, self._device = actor, device
         self.distribution = actor.distribution
-        self._module, self._version = actor.module, -1
+        self._module, self._num_loads = actor.module, -1
         self._generator: torch.Generator | None = None
         if device.type != "cpu":
             self._module = copy.deepcopy(actor.module).to(device)
             self._generator = torch.Generator(device)
             self._generator.manual_seed(int(actor.row_distribution.rng.integers(2**62)))
 
-    def refresh(self, weights_version: int) -> None:
-        """Copy the weights to the device if they are new."""
-        if self._module is not self._actor.module and self._version != weights_version:
+    def refresh(self) -> None:
+        """Copy the weights to the device if some were loaded since the last call."""
+        num_loads = self._actor.inference.num_loads
+        if self._module is not self._actor.module and self._num_loads != num_loads:
             self._module.load_state_dict(self._actor.module.state_dict())
-            self._version = weights_version
+            self._num_loads = num_loads
 
     def choose(
         self, obs: Tree, num_rows: int, *, timestep: int, explore: bool, random_actions: bool

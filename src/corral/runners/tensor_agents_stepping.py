@@ -26,7 +26,7 @@ from corral.runners.device_actor import DeviceActor, find_setting_of_arrays
 from corral.runners.mapping import NUM_TRIALS, agents_of_modules, make_mapping
 from corral.runners.multi_agent_stepping import MultiAgentStepping
 from corral.runners.sample_modes import SampleMode
-from corral.runners.tensor_stepping import log_setting_of_arrays, write_tensors
+from corral.runners.tensor_stepping import as_finals, log_setting_of_arrays, write_tensors
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock
@@ -175,7 +175,7 @@ class TensorAgentsStepping(MultiAgentStepping):
             return super().step_rows(rollout, num_rows, mode, timestep, **how)
         assert isinstance(rollout, TensorAgentsRollout)
         for group in self._groups.values():
-            group.on_device.refresh(self.runner.weights_version)
+            group.on_device.refresh()
         step, clock, seconds = self.host.step_tensors, time.perf_counter, self.runner.timers.seconds
         now = clock()
         for t in range(rollout.num_rows, rollout.num_rows + num_rows):
@@ -184,16 +184,16 @@ class TensorAgentsStepping(MultiAgentStepping):
             inferred = clock()
             try:
                 obs, rewards, rollout.terminated[t], rollout.truncated[t], infos, final = step(actions)
+                rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
+                stepped = clock()
+                rollout.rewards[t] = torch.cat([*rewards.values()], 1).sum(1)
+                for module_id, group in self._groups.items():
+                    part, name = rollout.modules[module_id], group.block.name
+                    write_tensors(part.obs, t + 1, group.of_lanes(obs[name]))
+                    part.finals.append(as_finals(part.obs, None if final is None else group.of_lanes(final[name])))
+                    part.rewards[t] = group.of_lanes(rewards[name])
             except Exception as error:
                 raise self.host.error("step", t, error) from original(error)
-            rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
-            stepped = clock()
-            rollout.rewards[t] = torch.cat([*rewards.values()], 1).sum(1)
-            for module_id, group in self._groups.items():
-                part, name = rollout.modules[module_id], group.block.name
-                write_tensors(part.obs, t + 1, group.of_lanes(obs[name]))
-                part.finals.append(None if final is None else group.of_lanes(final[name]))
-                part.rewards[t] = group.of_lanes(rewards[name])
             if self.runner.keeps_infos and infos:
                 ended = to_array(rollout.terminated[t] | rollout.truncated[t])
                 self.keep_infos(rollout, t + 1, as_arrays(infos), ended)

@@ -80,7 +80,7 @@ class TensorStepping(SingleAgentStepping):
         if self.setting_of_arrays:
             return super().step_rows(rollout, num_rows, mode, timestep, **how)
         assert isinstance(rollout, TensorRollout)
-        self._on_device.refresh(self.runner.weights_version)
+        self._on_device.refresh()
         step, clock, seconds = self.host.step_tensors, time.perf_counter, self.runner.timers.seconds
         choose, to_env = self._on_device.choose, self._actor.distribution.tensor_to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
@@ -93,12 +93,12 @@ class TensorStepping(SingleAgentStepping):
             inferred = clock()
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos, final = step(to_env(actions[t]))
+                rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
+                stepped = clock()
+                write_tensors(obs, t + 1, next_obs)
+                rollout.finals.append(as_finals(obs, final))
             except Exception as error:
                 raise self.host.error("step", t, error) from original(error)
-            rollout.finals.append(final)
-            rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
-            stepped = clock()
-            write_tensors(obs, t + 1, next_obs)
             if self.runner.keeps_infos and infos:
                 self.keep_infos(rollout, t + 1, as_arrays(infos), to_array(terminated[t] | truncated[t]))
             rollout.row_times_s[t] = after = clock()
@@ -155,9 +155,36 @@ def write_tensors(columns: Tree, row: int, values: Tree) -> None:
     if not isinstance(columns, Tensor):
         map_tree(lambda column, value: write_tensors(column, row, value), columns, values)
         return
-    if values.shape != columns.shape[1:]:
-        raise ValueError(f"observation must have shape {[*columns.shape[1:]]}, got {[*values.shape]}")
+    check_like("observation", columns, values)
     columns[row] = values
+
+
+def as_finals(columns: Tree, final: Tree) -> Tree:
+    """Return the final observations of a row, a tree of `[N, ...]`, in the dtypes of the columns of observations.
+
+    Raises:
+        ValueError: A shape or a dtype does not fit.
+    """
+    if final is None:
+        return None
+
+    def as_final(column: Tensor, leaf: Tensor) -> Tensor:
+        check_like("final_obs", column, leaf)
+        return leaf.to(column.dtype)
+
+    return map_tree(as_final, columns, final)
+
+
+def check_like(name: str, column: Tensor, values: Tensor) -> None:
+    """Refuse values `[N, ...]` that would be broadcast over a row of a column, or lose more than precision.
+
+    Raises:
+        ValueError: Names what does not fit.
+    """
+    if values.shape != column.shape[1:]:
+        raise ValueError(f"{name} must have shape {[*column.shape[1:]]}, got {[*values.shape]}")
+    if not torch.can_cast(values.dtype, column.dtype):
+        raise ValueError(f"{name} must have dtype {column.dtype}, got {values.dtype}: convert it with .to(...)")
 
 
 def log_setting_of_arrays(name: str, setting: str) -> None:
