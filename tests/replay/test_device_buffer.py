@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from corral import Algorithm, Callback, CrossQConfig, SACConfig, TD3Config, TQCConfig
+from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchPendulum
 from corral.episodes.rollout import Rollout
 from corral.episodes.tensor_rollout import TensorRollout, empty_steps
@@ -26,6 +28,30 @@ N = 8
 class ShortPendulum(TorchPendulum):
     def __init__(self, num_envs: int, device: Any = "cpu") -> None:
         super().__init__(num_envs, device, max_episode_steps=30)
+
+
+class Pair(TensorVectorEnv):
+    """Two agents, each of which sees noise."""
+
+    possible_agents = ("left", "right")
+
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        self.num_envs, self.device, self.count = num_envs, torch.device(device), 0
+        box = spaces.Box(-1, 1, (2,), np.float32)
+        self.single_observation_space = self.single_action_space = spaces.Dict(left=box, right=box)
+
+    def observe(self) -> dict[str, Any]:
+        return {agent: torch.rand(self.num_envs, 2) for agent in self.possible_agents}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.count = (self.count + 1) % 20
+        ends = torch.full((self.num_envs,), self.count == 0)
+        rewards = {agent: action.sum(1) for agent, action in actions.items()}
+        return self.observe(), rewards, torch.zeros_like(ends), ends, {"final_obs": self.observe()}
 
 
 class Watched(Callback):
@@ -203,6 +229,28 @@ def test_callbacks_of_updates_read_numbers() -> None:
     algo.stop()
     assert len(Reads.found) > 10
     assert all(isinstance(value, float) for value in Reads.found)
+
+
+def test_a_module_that_asks_at_each_step_does_not_keep_others_waiting() -> None:
+    """One module clips by norm, which asks the device at each step; reports of the other are read all the same."""
+    config = make_config().multi_agent(
+        policies=["left", "right"],
+        policy_mapping_fn=lambda agent, episode, **others: agent,
+        algorithm_config_overrides_per_module={"left": {"grad_clip": 1.0, "grad_clip_by": "norm"}},
+    )
+    algo = config.environment(Pair).build()
+    for _ in range(2):
+        learners = algo.train()["learners"]
+    assert all(isinstance(learners[name]["total_loss"], float) for name in ("left", "right"))
+    optimizer = algo.learner_group.learner_here.torch_optimizer("right")
+    algo.stop()
+    assert not hasattr(optimizer, "found_inf")
+
+
+def test_whole_episodes_are_replayed_on_arrays() -> None:
+    algo = make_config().env_runners(batch_mode="complete_episodes").build()
+    assert isinstance(algo.local_replay_buffer, ReplayBuffer)
+    algo.stop()
 
 
 def test_other_buffers_get_arrays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -207,6 +208,101 @@ def test_a_value_that_is_not_finite_is_named() -> None:
     with pytest.raises(EnvError, match=r"env 'Line', sub-env 1, step 8: observation holds NaN"):
         for _ in range(3):
             algo.train()
+    algo.stop()
+
+
+class Odd(Line):
+    """Gives one value in a wrong form, from the eighth step on."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu", form: str = "") -> None:
+        super().__init__(num_envs, device)
+        self.form = form
+
+    def step(self, actions: Tensor) -> Any:
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        if self.num_steps > 7:
+            final = infos["final_obs"]
+            changes = {
+                "column": final[:1],
+                "wide": final.repeat(1, 2),
+                "nan": final * torch.nan,
+                "double": final.double(),
+            }
+            infos = {"final_obs": changes.get(self.form, final)}
+            rewards = {"rewards": rewards[:, None], "number": rewards[0]}.get(self.form, rewards)
+            truncated = truncated[:1] if self.form == "flags" else truncated
+        return obs, rewards, terminated, truncated, infos
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("rewards", r"env 'Odd', step 7: .* rewards from step\(\) must be a tensor \[16\], got a tensor \[16, 1\]"),
+        ("number", r"env 'Odd', step 7: .* rewards from step\(\) must be a tensor \[16\], got a tensor \[\]"),
+        ("flags", r"env 'Odd', step 7: .* truncated from step\(\) must be a tensor \[16\], got a tensor \[1\]"),
+        ("column", r"env 'Odd', step 7: .* final_obs must have shape \[16, 1\], got \[1, 1\]"),
+        ("wide", r"env 'Odd', step 7: .* final_obs must have shape \[16, 1\], got \[16, 2\]"),
+        ("nan", r"env 'Odd', sub-env 0, step 8: final_obs holds NaN or infinity"),
+    ],
+)
+def test_what_would_be_spread_over_the_sub_envs_is_refused(form: str, message: str) -> None:
+    algo = make_config(Odd).environment(env_config={"form": form}).build()
+    with pytest.raises(EnvError, match=message):
+        algo.train()
+    algo.stop()
+
+
+def test_final_observations_of_another_dtype_are_cast_as_observations_are() -> None:
+    algo = make_config(Odd).environment(env_config={"form": "double"}).build()
+    assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
+    algo.stop()
+
+
+def test_an_env_may_write_into_its_actions() -> None:
+    class Writing(Line):
+        def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+            super().__init__(num_envs, device)
+            self.single_action_space: Any = spaces.MultiDiscrete([5, 5])
+            self.seen: list[Tensor] = []
+
+        def step(self, actions: Tensor) -> Any:
+            self.seen.append(actions.clone())
+            actions.fill_(0)
+            return super().step(actions)
+
+    algo = make_config(Writing).build()
+    env: Any = algo.env_runner.env
+    env.env.seen.clear()
+    [rollout] = algo.sample(4 * N)
+    algo.stop()
+    assert torch.equal(rollout.actions, torch.stack(env.env.seen))
+    assert rollout.actions.any()
+
+
+def test_a_copy_of_the_module_on_a_device_gets_every_weight_that_is_loaded() -> None:
+    """Also weights with the version that the copy has already, as a restored run may bring them."""
+    algo = make_config().build()
+    stepping: Any = algo.env_runner.stepping
+    actor = stepping._on_device
+    actor._module = copy.deepcopy(actor._module)  # as on a GPU
+    algo.sample(N)
+    weights = {name: array + 1 for name, array in weights_of(algo).items()}
+    algo.env_runner.set_weights({"default_policy": weights}, algo.env_runner.weights_version)
+    algo.sample(N)
+    copied = actor._module.state_dict()
+    algo.stop()
+    for name, array in weights.items():
+        if name in copied and "value" not in name and "vf" not in name:
+            np.testing.assert_allclose(copied[name].numpy(), array, rtol=1e-6, err_msg=name)
+
+
+def test_a_factory_of_its_own_kind_is_called_as_before() -> None:
+    def make(config: Any, num_envs: int = 3, device: str = "cpu") -> Any:
+        assert config["size"] == 4
+        return ShortCartPole(num_envs, device)
+
+    algo = make_config(make).environment(env_config={"size": 4}).env_runners(num_envs_per_env_runner=3).build()
+    assert algo.env_runner.num_envs == 3
     algo.stop()
 
 

@@ -152,12 +152,12 @@ class TensorEnvAdapter(AdaptedVectorEnv):
         """Return rewards or flags of a step, after a check that they are a tensor `[N]`, which nothing broadcasts.
 
         Raises:
-            EnvError: They are not.
+            ValueError: They are not; the caller adds the name of the env and the step.
         """
         if not isinstance(column, Tensor) or column.shape != (self.num_envs,):
             got = f"a tensor {[*column.shape]}" if isinstance(column, Tensor) else type(column).__name__
             remedy = ": return it with .squeeze(-1)" if isinstance(column, Tensor) and column.ndim == 2 else ""
-            raise EnvError(f"{name} from step() must be a tensor [{self.num_envs}], got {got}{remedy}")
+            raise ValueError(f"{name} from step() must be a tensor [{self.num_envs}], got {got}{remedy}")
         return column
 
     # As arrays.
