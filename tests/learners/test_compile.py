@@ -150,7 +150,7 @@ def test_training_goes_on_where_the_compilation_fails(
     for name, value in plain.items():  # `count` among them, which each call of the loss moves
         assert torch.equal(weights[name], value), name
     [message] = warnings_of(caplog)
-    assert message.startswith("learners/m: torch.compile failed on the loss, and training goes on without it.")
+    assert message.startswith("learners/m: torch.compile failed on the loss, and training continues without it.")
     assert message.endswith("leave compile=True out of .learners(...): no compiler found (RuntimeError).")
 
 
@@ -253,7 +253,7 @@ def test_training_goes_on_where_cuda_graphs_cannot_record(
     ]
     assert results[0] == results[1]
     [message] = warnings_of(caplog)
-    assert message.startswith("learners/m: CUDA graphs cannot record the loss, and training goes on")
+    assert message.startswith("learners/m: CUDA graphs cannot record the loss, and training continues")
     assert "cpu device" in message and "instead of compile='cuda_graphs'" in message
 
 

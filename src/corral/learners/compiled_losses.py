@@ -19,11 +19,11 @@ from corral.modules.module import Module
 log = logging.getLogger("corral")
 
 NOT_COMPILED = (
-    "torch.compile failed on the loss, and training goes on without it. It needs a C++ compiler such as gcc, and on a "
+    "torch.compile failed on the loss, and training continues without it. It needs a C++ compiler such as gcc, and on a "
     "GPU Triton. Install what the reason names, or leave compile=%r out of .learners(...)"
 )
 NOT_CAPTURED = (
-    "CUDA graphs cannot record the loss, and training goes on with the loss compiled without them, as with "
+    "CUDA graphs cannot record the loss, and training continues with the loss compiled without them, as with "
     "compile=True. Change what the reason names, or set compile=True instead of compile=%r"
 )
 CUDA_GRAPHS = {

@@ -88,7 +88,7 @@ class LearnersSettings(SettingGroup):
         compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
             updates take longer, up to a minute. A C++ compiler must be installed. `"cuda_graphs"` lets CUDA graphs
             replay what was compiled, so that small networks do not wait for the CPU; on other devices it is `True`.
-            Where the compilation fails, training goes on without it, and a warning names the reason.
+            Where the compilation fails, training continues without it, and a warning names the reason.
         precision: Precision in which layers multiply when the loss and its gradients are computed: `"float32"` or
             `"bfloat16"`. Weights, gradients, all other numbers of the loss and actions stay float32.
     """

@@ -37,7 +37,7 @@ def check_bfloat16(device: torch.device) -> None:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # with which torch says that it goes on without autocast
+            warnings.simplefilter("error")  # with which torch says that it continues without autocast
             torch.autocast(device.type, torch.bfloat16)
         fits = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     except (RuntimeError, UserWarning):
