@@ -19,8 +19,8 @@ from corral.modules.module import Module
 log = logging.getLogger("corral")
 
 NOT_COMPILED = (
-    "torch.compile failed on the loss, and training continues without it. It needs a C++ compiler such as gcc, and on a "
-    "GPU Triton. Install what the reason names, or leave compile=%r out of .learners(...)"
+    "torch.compile failed on the loss, and training continues without it. It needs a C++ compiler such as gcc, and on "
+    "a GPU Triton. Install what the reason names, or leave compile=%r out of .learners(...)"
 )
 NOT_CAPTURED = (
     "CUDA graphs cannot record the loss, and training continues with the loss compiled without them, as with "
