@@ -180,6 +180,11 @@ ELSEWHERE = {
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
     "ReachEnv": "corral.testing: test_the_small_envs_continue",
     "TMaze": "corral.testing: test_the_small_envs_continue",
+    "DeviceActor": "a generator of a GPU: tests/runners/test_tensor_stepping.py continues runs of all classes below",
+    "DeviceReplayBuffer": "on the device of an env of tensors: tests/replay/test_device_buffer.py",
+    "TensorEnvAdapter": "around an env of tensors: tests/runners/test_tensor_stepping.py",
+    "TorchEnv": "an env of tensors: tests/envs/test_torch_envs.py",
+    "VmasVectorEnv": "a simulator that is an extra: tests/envs/test_vmas_env.py",
 }
 
 
