@@ -163,6 +163,18 @@ def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, setti
 
 
 @pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
+def test_random_actions_end_within_a_sample_where_they_end_on_arrays(config_class: Any) -> None:
+    found = []
+    for arrays in (False, True):
+        algo = make_config(config_class, arrays=arrays).env_runners(rollout_fragment_length=20).build()
+        [rollout] = algo.sample(20 * N)  # the first 10 rows are random
+        algo.stop()
+        found.append(np.asarray(rollout.actions))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+    assert np.abs(found[0]).max() > 0
+
+
+@pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
 def test_transfers_to_the_host_are_as_many_however_many_updates_an_iteration_has(config_class: Any) -> None:
     found = []
     for intensity in (8, 40):
