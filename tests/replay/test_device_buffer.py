@@ -259,6 +259,24 @@ def test_a_module_that_asks_at_each_step_does_not_keep_others_waiting() -> None:
     assert not hasattr(optimizer, "found_inf")
 
 
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_frozen_group_stays_and_the_others_learn(arrays: bool) -> None:
+    algo = make_config(arrays=arrays).build()
+    module = algo.get_module()
+    groups = {name: list(parameters) for name, parameters in module.parameter_groups().items()}
+    for parameter in groups["actor"]:
+        parameter.requires_grad_(False)
+    before = {name: [each.detach().clone() for each in group] for name, group in groups.items()}
+    learners = algo.train()["learners"]["default_policy"]
+    changed = {
+        name: any(not torch.equal(now, was) for now, was in zip(groups[name], before[name], strict=True))
+        for name in groups
+    }
+    algo.stop()
+    assert changed == {"actor": False, "critic": True, "alpha": True}
+    assert learners["gradients_actor_optimizer_global_norm"] == 0
+
+
 def test_whole_episodes_are_replayed_on_arrays() -> None:
     algo = make_config().env_runners(batch_mode="complete_episodes").build()
     assert isinstance(algo.local_replay_buffer, ReplayBuffer)

@@ -57,7 +57,7 @@ class DeviceUpdate(ModuleUpdate):
         loss, reported = self._compute_loss(self.module, minibatch, settings.coefficients)
         total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
         self._compute_gradients(loss, True, groups)
-        norms = {name: _clip(optimizer.steppable[name], settings.grad_clip) for name in groups}
+        norms = {name: _clip(optimizer.steppable[name], settings.grad_clip, self._failed) for name in groups}
         is_finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
         self._failed = torch.where(is_finite, self._failed, 1.0)
         self._torch_optimizer.found_inf = self._failed
@@ -146,9 +146,14 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.ndim
 
 
-def _clip(vectors: list[Any], limit: float | None) -> Tensor:
-    """Scale gradients down to a norm of at most `limit`, on their device, and return their norm before."""
+def _clip(vectors: list[Any], limit: float | None, like: Tensor) -> Tensor:
+    """Scale gradients down to a norm of at most `limit`, on their device, and return their norm before.
+
+    A group without gradients, because it is frozen, has the norm 0, in a tensor like the one that is given.
+    """
     gradients = [vector.grad for vector in vectors if vector.grad is not None]
+    if not gradients:
+        return torch.zeros_like(like)
     norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
     if limit is not None:
         scale = (limit / norm).clamp(max=1.0)
