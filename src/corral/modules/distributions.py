@@ -384,7 +384,9 @@ class DiagGaussian(ActionDistribution):
         self._ends = np.where(finite & ~self._bounded, low, -1.0), np.where(finite & ~self._bounded, high, 1.0)
         is_clipped = scaled or clipped
         self._low, self._high = (low, high) if is_clipped else (np.full_like(low, -np.inf), np.full_like(high, np.inf))
-        self._held: tuple[Tensor, ...] = ()  # scale, offset and bounds on the device that was used last
+        # Scale, offset and bounds, and where actions are bounded, on the device that was used last.
+        self._held: tuple[Tensor, ...] = ()
+        self._held_bounded: tuple[Tensor, ...] = ()
 
     def _split(self, dist_inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = dist_inputs.chunk(2, dim=-1)
@@ -454,8 +456,9 @@ class DiagGaussian(ActionDistribution):
 
     def tensor_to_unit(self, actions: Tensor) -> Tensor:
         """Return what `to_unit` returns, for tensors."""
-        bounded = torch.from_numpy(self._bounded).to(actions.device)
-        return torch.where(bounded, actions.clamp(-1, 1), actions)
+        if not self._held_bounded or self._held_bounded[0].device != actions.device:
+            self._held_bounded = (torch.from_numpy(self._bounded).to(actions.device),)
+        return torch.where(self._held_bounded[0], actions.clamp(-1, 1), actions)
 
     def tensor_from_unit(self, actions: Tensor) -> Tensor:
         """Return what `from_unit` returns, for tensors."""

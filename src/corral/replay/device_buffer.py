@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,9 +105,11 @@ class DeviceReplayBuffer:
         n_step: NumSteps = 1,
         gamma: float = 1.0,
         beta: float = 0.0,
-        reward_fn: Callable[..., Any] | None = None,
     ) -> dict[str, Tree]:
         """Return a batch of drawn transitions, tensors `[B, ...]`; see `ReplayBuffer.sample`.
+
+        `beta` has no effect, as in `ReplayBuffer`: draws are uniform. Rewards are as the env gave them, because
+        transforms of rewards are stepped on arrays.
 
         Raises:
             EmptyReplayBufferError: The buffer holds no transitions.
@@ -176,8 +178,8 @@ class DeviceReplayBuffer:
 
     # State.
 
-    def get_state(self, *, copy: bool = True) -> dict[str, Any]:
-        """Return the columns as arrays, and where the ring stands; always a copy."""
+    def get_state(self) -> dict[str, Any]:
+        """Return copies of the columns as arrays, and where the ring stands."""
         return {
             "version": _VERSION,
             "kind": "device",
