@@ -322,6 +322,19 @@ class TestRing:
         with self.config(training_intensity=training_intensity).build() as algo:
             assert self.updates(algo, 5) == counts
 
+    @pytest.mark.parametrize(
+        ("rollout_fragment_length", "training_intensity", "counts"),
+        [(4, "auto", [3, 3, 3]), (4, None, [1, 1, 1]), ("auto", "auto", [0, 0, 3]), ("auto", None, [0, 0, 1])],
+    )
+    def test_by_default_there_are_as_many_updates_per_env_step_for_any_number_of_sub_envs(
+        self, rollout_fragment_length: Any, training_intensity: Any, counts: list[int]
+    ) -> None:
+        assert DQNConfig().training_intensity == "auto"
+        config = self.config(training_intensity=training_intensity)
+        config.env_runners(num_envs_per_env_runner=3, rollout_fragment_length=rollout_fragment_length)
+        with config.build() as algo:
+            assert self.updates(algo, 3) == counts
+
     def test_several_sub_envs_sample_more_in_a_round(self) -> None:
         config = self.config(training_intensity=8).env_runners(num_envs_per_env_runner=4)
         with config.build() as algo:

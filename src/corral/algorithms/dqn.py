@@ -20,7 +20,7 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
-from corral.core.settings import Need, NonNegativeFloat, PositiveInt
+from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, PositiveInt
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
@@ -64,6 +64,8 @@ class DQNConfig(OffPolicyConfig):
     train_batch_size_per_learner: int = 64
     grad_clip: float | None = 10.0
     rollout_fragment_length: int | Literal["auto"] = 4
+    # `target_network_update_freq` counts env steps: with fewer updates for each of them, targets would move too soon.
+    training_intensity: PositiveFloat | Literal["auto"] | None = "auto"
     n_step: int | tuple[int, int] = 3
     double_q: bool = True
     dueling: bool = False

@@ -72,7 +72,8 @@ class OffPolicyConfig(AlgorithmConfig):
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
         num_steps_sampled_before_learning_starts: Number of env steps added to the buffer before the first update.
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
-            makes one update after each round of sampling.
+            makes one update after each round of sampling, however many sub-envs sample in it. `"auto"` makes one update
+            for every `rollout_fragment_length` env steps, so that more sub-envs do not mean fewer updates.
         n_step: Number of steps whose rewards are summed before the bootstrapped value. With `(min, max)` each
             transition of a batch draws its own number, evenly from min to max, both included.
         burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state
@@ -103,7 +104,7 @@ class OffPolicyConfig(AlgorithmConfig):
     min_sample_timesteps_per_iteration: int = 1000
     replay_buffer_config: dict[str, Any] = field(default_factory=dict)
     num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
-    training_intensity: PositiveFloat | None = None
+    training_intensity: PositiveFloat | Literal["auto"] | None = None
     n_step: PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(_in_order)] = 1
     burn_in_len: NonNegativeInt = 0
     target_network_update_freq: NonNegativeInt = 500
@@ -552,7 +553,11 @@ class OffPolicyAlgorithm(Algorithm):
         if config.training_intensity is None:
             return 1
         credit = self._update_credit.get(module_id, 0.0)
-        credit += config.training_intensity * num_env_steps / config.total_train_batch_size
+        if config.training_intensity == "auto":
+            length = config.rollout_fragment_length
+            credit += num_env_steps / (1 if length == "auto" else length)
+        else:
+            credit += config.training_intensity * num_env_steps / config.total_train_batch_size
         num_updates = int(credit)
         self._update_credit[module_id] = credit - num_updates
         return num_updates

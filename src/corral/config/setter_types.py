@@ -252,7 +252,7 @@ class DQNTrainingArgs(TrainingArgs, total=False):
 
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -280,7 +280,7 @@ class SACTrainingArgs(TrainingArgs, total=False):
     v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -307,7 +307,7 @@ class TQCTrainingArgs(TrainingArgs, total=False):
     v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -337,7 +337,7 @@ class CrossQTrainingArgs(TrainingArgs, total=False):
     v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -366,7 +366,7 @@ class TD3TrainingArgs(TrainingArgs, total=False):
     v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -392,7 +392,7 @@ class DDPGTrainingArgs(TrainingArgs, total=False):
     v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -437,7 +437,7 @@ class CQLTrainingArgs(TrainingArgs, total=False):
     v_max: float
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
@@ -468,7 +468,7 @@ class IQLTrainingArgs(TrainingArgs, total=False):
 
     replay_buffer_config: Mapping[str, Any]
     num_steps_sampled_before_learning_starts: int
-    training_intensity: float | None
+    training_intensity: float | Literal["auto"] | None
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
