@@ -11,7 +11,17 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import Algorithm, Callback, CrossQConfig, SACConfig, TD3Config, TQCConfig
+from corral import (
+    Algorithm,
+    Callback,
+    ClipRewards,
+    CrossQConfig,
+    NormalizeObservations,
+    NormalizeRewards,
+    SACConfig,
+    TD3Config,
+    TQCConfig,
+)
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchPendulum
 from corral.episodes.rollout import Rollout
@@ -147,12 +157,15 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
         *((TD3Config, settings) for settings in ({}, {"n_step": (1, 3)}, {"target_network_update_freq": 50})),
         (TQCConfig, {}),
         (CrossQConfig, {}),
+        (SACConfig, {"n_step": 3, "transforms": [NormalizeObservations(), NormalizeRewards()]}),
+        (TD3Config, {"transforms": [NormalizeObservations(), ClipRewards(0.5)]}),
     ],
 )
 def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, settings: dict[str, Any]) -> None:
-    results = []
+    results, training = [], {**settings}
+    transforms = training.pop("transforms", [])
     for arrays in (False, True):
-        algo = make_config(config_class, arrays=arrays, **settings).build()
+        algo = make_config(config_class, arrays=arrays, **training).env_runners(transforms=transforms).build()
         assert isinstance(algo.local_replay_buffer, ReplayBuffer if arrays else DeviceReplayBuffer)
         # CrossQ, with batch statistics and a large learning rate, multiplies differences of rounding soon.
         results.append([numbers_of(algo.train()) for _ in range(2 if config_class is CrossQConfig else 4)])

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from corral import Algorithm, Callback, PPOConfig
+from corral import Algorithm, Callback, NormalizeObservations, NormalizeRewards, PPOConfig
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.tensor_agents_rollout import TensorAgentsRollout
@@ -118,11 +118,15 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def test_modules_have_the_numbers_that_they_have_on_arrays() -> None:
+NORMALIZED = [NormalizeObservations(), NormalizeRewards()]
+
+
+@pytest.mark.parametrize("transforms", [[], NORMALIZED])
+def test_modules_have_the_numbers_that_they_have_on_arrays(transforms: list[Any]) -> None:
     """With whole batches, because their rows come in another order: on arrays, lanes have a row more per episode."""
     results, weights = [], []
     for arrays in (False, True):
-        algo = make_config(arrays=arrays, minibatch_size=None).build()
+        algo = make_config(arrays=arrays, minibatch_size=None).env_runners(transforms=transforms).build()
         assert algo.env_runner_group.setting_of_arrays == ("callbacks" if arrays else "")
         results.append([numbers_of(algo.train()) for _ in range(4)])
         weights.append(algo.learner_group.get_weights()["field"])
@@ -181,9 +185,10 @@ def test_transfers_to_the_host_are_as_many_however_long_the_iteration() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("transforms", [[], NORMALIZED])
 @pytest.mark.parametrize("arrays", [False, True])
-def test_a_restored_run_continues_exactly(arrays: bool, tmp_path: Path) -> None:
-    algo = make_config(arrays=arrays).build()
+def test_a_restored_run_continues_exactly(arrays: bool, transforms: list[Any], tmp_path: Path) -> None:
+    algo = make_config(arrays=arrays).env_runners(transforms=transforms).build()
     for _ in range(2):
         algo.train()
     algo.save_to_path(tmp_path / "saved")

@@ -14,7 +14,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from corral import Algorithm, Callback, PPOConfig
+from corral import (
+    Algorithm,
+    Callback,
+    ClipObservations,
+    ClipRewards,
+    FlattenObservations,
+    FrameStack,
+    NormalizeObservations,
+    NormalizeRewards,
+    PPOConfig,
+    Transform,
+)
 from corral.algorithms.ppo import PPO
 from corral.core.devices import warn_of_missing_finals
 from corral.envs.tensor_env import TensorVectorEnv
@@ -38,6 +49,26 @@ class ShortCartPole(TorchCartPole):
 class ShortPendulum(TorchPendulum):
     def __init__(self, num_envs: int, device: Any = "cpu") -> None:
         super().__init__(num_envs, device, max_episode_steps=30)
+
+
+class Parts(ShortCartPole):
+    """Gives the observations as a Dict, with the side on which the cart is."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        super().__init__(num_envs, device)
+        sides = spaces.Discrete(2, start=3)
+        self.single_observation_space = spaces.Dict({"pole": self.single_observation_space, "side": sides})
+
+    def parts(self, obs: Tensor) -> dict[str, Tensor]:
+        return {"pole": obs, "side": 3 + (obs[:, 0] > 0).long()}
+
+    def reset(self, **arguments: Any) -> Any:
+        obs, infos = super().reset(**arguments)
+        return self.parts(obs), infos
+
+    def step(self, actions: Tensor) -> Any:
+        obs, *rest, infos = super().step(actions)
+        return self.parts(obs), *rest, {"final_obs": self.parts(infos["final_obs"])}
 
 
 class Watched(Callback):
@@ -65,6 +96,42 @@ def weights_of(algo: Algorithm) -> Any:
     return {name: array.copy() for name, array in algo.learner_group.get_weights()["default_policy"].items()}
 
 
+TRANSFORMS: dict[str, list[Any]] = {
+    "normalised": [NormalizeObservations(), NormalizeRewards()],
+    "clipped": [ClipObservations(-0.3, 0.4), ClipRewards("sign"), NormalizeRewards(clip=None, max_return=5.0)],
+    "partly normalised": [NormalizeObservations(clip=1.0, center=False), ClipRewards(0.5)],
+    "flattened": [FlattenObservations(), NormalizeObservations()],
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "transforms"),
+    [
+        *((ShortPendulum, name) for name in ("normalised", "clipped", "partly normalised")),
+        (ShortCartPole, "normalised"),
+        (Parts, "flattened"),
+    ],
+)
+def test_transforms_have_the_numbers_that_they_have_on_arrays(env: Any, transforms: str) -> None:
+    results, statistics, weights = [], [], []
+    for arrays in (False, True):
+        algo = make_config(env, arrays=arrays).env_runners(transforms=TRANSFORMS[transforms]).build()
+        assert algo.env_runner_group.setting_of_arrays == ("callbacks" if arrays else "")
+        results.append([numbers_of(algo.train()) for _ in range(5)])
+        statistics.append(algo.get_transform_states().get("default_policy", {}))
+        weights.append(weights_of(algo))
+        algo.stop()
+    assert statistics[0].keys() == statistics[1].keys()
+    for name, state in statistics[0].items():
+        assert state["count"] == 5 * 20 * N
+        for key, array in state.items():
+            np.testing.assert_allclose(array, statistics[1][name][key], rtol=1e-4, atol=1e-6, err_msg=f"{name} {key}")
+    for on_device, on_arrays in zip(*results, strict=True):
+        assert on_device == pytest.approx(on_arrays, rel=1e-3, abs=1e-4, nan_ok=True)
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(array, weights[1][name], atol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("env", [ShortCartPole, ShortPendulum])
 @pytest.mark.parametrize("settings", [{}, {"kl_target": 0.01, "kl_coeff": 0.2, "vf_clip_param": 0.5}])
 def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str, Any]) -> None:
@@ -86,10 +153,12 @@ def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str,
         np.testing.assert_allclose(array, weights[1][name], atol=1e-4, err_msg=name)
 
 
-def test_transfers_to_the_host_are_as_many_however_long_the_iteration() -> None:
+@pytest.mark.parametrize("transforms", [[], TRANSFORMS["normalised"]])
+def test_transfers_to_the_host_are_as_many_however_long_the_iteration(transforms: list[Any]) -> None:
     found = []
     for num_rows, num_epochs in ((8, 1), (32, 6)):
-        algo = make_config(train_batch_size_per_learner=num_rows * N, minibatch_size=N, num_epochs=num_epochs).build()
+        config = make_config(train_batch_size_per_learner=num_rows * N, minibatch_size=N, num_epochs=num_epochs)
+        algo = config.env_runners(transforms=transforms).build()
         for _ in range(3):  # the first episodes end
             algo.train()
         with count_host_transfers() as transfers:
@@ -97,7 +166,7 @@ def test_transfers_to_the_host_are_as_many_however_long_the_iteration() -> None:
         algo.stop()
         found.append(transfers)
     assert found[0] == found[1]
-    assert found[0].total() <= 10
+    assert found[0].total() <= 10 + 2 * len(transforms)
 
 
 def test_a_transfer_in_each_step_would_be_counted() -> None:
@@ -117,9 +186,10 @@ def test_a_transfer_in_each_step_would_be_counted() -> None:
     assert found == [8, 32]
 
 
+@pytest.mark.parametrize("transforms", [[], TRANSFORMS["normalised"]])
 @pytest.mark.parametrize("arrays", [False, True])
-def test_a_restored_run_continues_exactly(arrays: bool, tmp_path: Path) -> None:
-    algo = make_config(arrays=arrays).build()
+def test_a_restored_run_continues_exactly(arrays: bool, transforms: list[Any], tmp_path: Path) -> None:
+    algo = make_config(arrays=arrays).env_runners(transforms=transforms).build()
     for _ in range(2):
         algo.train()
     algo.save_to_path(tmp_path / "saved")
@@ -128,6 +198,13 @@ def test_a_restored_run_continues_exactly(arrays: bool, tmp_path: Path) -> None:
     restored = Algorithm.from_checkpoint(tmp_path / "saved")
     assert differences(expected, play(restored)) == []
     restored.stop()
+
+
+class Doubled(Transform):
+    """Of the user, who may have written it for arrays alone."""
+
+    def transform_obs(self, obs: Any) -> Any:
+        return 2 * np.asarray(obs)
 
 
 class Line(TensorVectorEnv):
@@ -352,7 +429,8 @@ def test_runners_in_other_processes_send_arrays() -> None:
     ("change", "setting"),
     [
         (lambda config: config.callbacks(Watched), "callbacks"),
-        (lambda config: config.env_runners(transforms=["NormalizeObservations"]), "env_runners.transforms"),
+        (lambda config: config.env_runners(transforms=[FrameStack(2)]), "env_runners.transforms"),
+        (lambda config: config.env_runners(transforms=[Doubled()]), "env_runners.transforms"),
         (lambda config: config.rl_module(model_config={"use_lstm": True}), "rl_module"),
         (
             lambda config: config.exploration(

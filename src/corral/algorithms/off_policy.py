@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -31,7 +31,7 @@ from corral.core.settings import (
     PositiveInt,
     Probability,
 )
-from corral.core.tree import map_tree
+from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
@@ -207,6 +207,7 @@ class OffPolicyAlgorithm(Algorithm):
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
         # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
         self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
+        self._tensor_forms: dict[str, tuple[Pipeline, Callable[[Tree], Tree]]] = {}
         # Callbacks of updates read numbers.
         self._defers_reports = self._takes_tensors and "on_update_end" not in self._callbacks.heard
         self.setup_modules()
@@ -541,8 +542,17 @@ class OffPolicyAlgorithm(Algorithm):
                 beta = schedule_value(beta, self.num_env_steps_sampled_lifetime)
             batch = buffer.sample(size, beta=beta, **form)
         if pipeline is not None:
-            batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
+            device = batch["rewards"].device if self._takes_tensors else None
+            from_stored = pipeline.from_stored if device is None else self._tensor_form(module_id, pipeline, device)
+            batch |= {name: from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
         return batch
+
+    def _tensor_form(self, module_id: str, pipeline: Pipeline, device: Any) -> Callable[[Tree], Tree]:
+        """Return the form of a module's pipeline on a device; new statistics make another pipeline."""
+        known = self._tensor_forms.get(module_id)
+        if known is None or known[0] is not pipeline:
+            known = self._tensor_forms[module_id] = pipeline, pipeline.tensor_form(device)
+        return known[1]
 
     def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
         """Return how many updates of a module are due after a round in which it took so many steps."""

@@ -1,4 +1,4 @@
-"""Devices of torch, and a warning about envs whose data are there."""
+"""Devices of torch, their widest floats, and a warning about envs whose data are there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def find_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
+
+
+def widened(column: torch.Tensor) -> torch.Tensor:
+    """Return a column in float64, for sums over many steps; in float32 where a device has nothing wider."""
+    return column.float() if column.device.type == "mps" else column.double()
 
 
 @cache

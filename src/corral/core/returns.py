@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from corral.core.devices import widened
+
 FloatColumn = NDArray[np.floating]
 """Floats `[T, N]`; where the env is on a device, a tensor."""
 BoolColumn = NDArray[np.bool_]
@@ -78,17 +80,12 @@ def _tensor_gae(
     lambda_: float,
 ) -> tuple[Any, Any]:
     """Return what `gae` returns, for tensors."""
-    values, valid = _widened(values), torch.as_tensor(valid, device=rewards.device)
-    bootstraps = _widened(rewards) + gamma * _widened(next_values).masked_fill(terminated, 0.0) - values
+    values, valid = widened(values), torch.as_tensor(valid, device=rewards.device)
+    bootstraps = widened(rewards) + gamma * widened(next_values).masked_fill(terminated, 0.0) - values
     deltas = bootstraps.masked_fill(~valid, 0.0)
     decays = torch.full_like(deltas, gamma * lambda_).masked_fill(terminated | truncated | ~valid, 0.0)
     advantages = _accumulate_back(deltas, decays)
     return advantages.float(), (advantages + values).float()
-
-
-def _widened(column: Tensor) -> Tensor:
-    """Return a column in float64, for sums over many steps; in float32 where a device has nothing wider."""
-    return column.float() if column.device.type == "mps" else column.double()
 
 
 def _accumulate_back(deltas: Tensor, decays: Tensor) -> Tensor:
@@ -181,9 +178,9 @@ def _tensor_vtrace(
     clip_pg_rho: float,
 ) -> tuple[Any, Any]:
     """Return what `vtrace` returns, for tensors."""
-    values, valid = _widened(values), torch.as_tensor(valid, device=rewards.device)
-    ratios = _widened(ratios).masked_fill(~valid, 0.0)
-    bootstraps = _widened(rewards) + gamma * _widened(next_values).masked_fill(terminated, 0.0) - values
+    values, valid = widened(values), torch.as_tensor(valid, device=rewards.device)
+    ratios = widened(ratios).masked_fill(~valid, 0.0)
+    bootstraps = widened(rewards) + gamma * widened(next_values).masked_fill(terminated, 0.0) - values
     deltas = (ratios.clamp(max=clip_rho) * bootstraps).masked_fill(~valid, 0.0)
     discounts = torch.full_like(deltas, gamma).masked_fill(terminated | truncated | ~valid, 0.0)
     corrections = _accumulate_back(deltas, discounts * lambda_ * ratios.clamp(max=clip_c))

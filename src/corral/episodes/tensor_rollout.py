@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,17 @@ class TensorRollout(Rollout):
     Attributes:
         finals: Final observations of each row, trees of tensors `[N, ...]` that count where an episode ended; `None`
             where the env gave none.
+        form_of_finals: Transforms of the final observations, in a rollout of `transformed()`; else `None`.
     """
 
-    __slots__ = ("finals",)
+    __slots__ = ("finals", "form_of_finals")
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
         super().__init__(columns, num_rows=num_rows)
         self.same_step = True
         self.finals: list[Tree] = []
+        self.form_of_finals: Callable[[Tree], Tree] | None = None
 
     @classmethod
     def on_device(
@@ -123,6 +126,19 @@ class TensorRollout(Rollout):
 
     # Batches.
 
+    def transformed(self) -> Rollout:
+        """Return the rollout with observations and rewards after the transforms; see `Rollout.transformed`."""
+        if self.pipeline is None:
+            return self
+        seen, form = copy.copy(self), self.pipeline.tensor_form(self.rewards.device)
+        rows = form(map_tree(lambda column: column.flatten(0, 1), self.obs))
+        obs = map_tree(lambda leaf: leaf.unflatten(0, (-1, self.num_envs)), rows)
+        seen.columns, seen.pipeline, seen.form_of_finals = {**self.columns, "obs": obs}, None, form
+        seen.observation_space = self.pipeline.module_space
+        if self.pipeline.changes_rewards:
+            seen.columns["rewards"] = (self.reward_pipeline or self.pipeline).rewards(self.rewards)
+        return seen
+
     def compute_values(self, value_fn: Callable[..., Any]) -> tuple[Any, Any]:
         """Return V(s_t), and V of the observation that step t led to, both `[T, N]`; see `Rollout.compute_values`."""
         device = self.rewards.device  # the learner may have another one
@@ -139,6 +155,8 @@ class TensorRollout(Rollout):
                 if len(envs_of_row)
             ]
             finals = map_tree(lambda *leaf: torch.cat(leaf), *taken)
+            if self.form_of_finals is not None:
+                finals = self.form_of_finals(finals)
             indices = (torch.from_numpy(index).to(device) for index in (rows, envs))
             next_values[tuple(indices)] = value_fn(finals).to(device)
         return values[:-1], next_values
@@ -157,7 +175,7 @@ class TensorRollout(Rollout):
         return found
 
     def _final(self, row: int) -> Tree:
-        """Return the final observations of a row in which an episode ended, a tree of `[N, ...]`.
+        """Return the final observations of a row in which an episode ended, a tree of `[N, ...]`, before transforms.
 
         If the env gave none, they are those from which the last actions were chosen.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,11 +105,11 @@ class DeviceReplayBuffer:
         n_step: NumSteps = 1,
         gamma: float = 1.0,
         beta: float = 0.0,
+        reward_fn: Callable[[Any], Any] | None = None,
     ) -> dict[str, Tree]:
         """Return a batch of drawn transitions, tensors `[B, ...]`; see `ReplayBuffer.sample`.
 
-        `beta` has no effect, as in `ReplayBuffer`: draws are uniform. Rewards are as the env gave them, because
-        transforms of rewards are stepped on arrays.
+        `beta` has no effect, as in `ReplayBuffer`: draws are uniform.
 
         Raises:
             EmptyReplayBufferError: The buffer holds no transitions.
@@ -118,8 +118,7 @@ class DeviceReplayBuffer:
             raise EmptyReplayBufferError("the replay buffer holds no transitions to draw: add rollouts first.")
         num_rows, num_lanes = len(self._valid), self._num_lanes
         flat = self._draw(batch_size)
-        last, rewards = flat, self._at("rewards", flat)
-        num_steps = torch.ones_like(flat)
+        last, steps, num_steps = flat, flat, torch.ones_like(flat)
         if n_step != 1:
             smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
             steps = (flat + num_lanes * torch.arange(largest, device=self.device)[:, None]) % (num_rows * num_lanes)
@@ -132,8 +131,11 @@ class DeviceReplayBuffer:
             taken = taken.cumprod(0).bool()
             num_steps = taken.sum(0)
             last = steps.gather(0, num_steps[None] - 1)[0]
+        rewards: Any = self._at("rewards", steps)
+        rewards = rewards if reward_fn is None else reward_fn(rewards)
+        if n_step != 1:
             powers = gamma ** torch.arange(largest, device=self.device)
-            rewards = (powers[:, None] * self._at("rewards", steps) * taken).sum(0)
+            rewards = (powers[:, None] * rewards * taken).sum(0)
         return {
             "obs": self._at("obs", flat),
             "actions": self._at("actions", flat),

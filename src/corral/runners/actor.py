@@ -173,12 +173,13 @@ class Actor:
     def measure(self, rollout: Rollout) -> None:
         """Let a rollout carry the statistics of its observations and rewards, which the algorithm merges."""
         if self.transforms is not None:
+            host = rollout if rollout.host is None else rollout.host
             rollout.measured = self.transforms.measure(
                 rollout.obs,
                 rollout.stored if "stored" in rollout else rollout.obs,
-                rollout.rewards,
-                rollout.valid,
-                rollout.over,
+                host.rewards,
+                host.valid,
+                host.over,
                 continues=rollout.continues,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from corral.modules.distributions import DiagGaussian
 if TYPE_CHECKING:
     from corral.episodes.tensor_rollout import TensorRollout
     from corral.runners.actor import Actor
+    from corral.transforms.pipeline import Pipeline
 
 
 def find_setting_of_arrays(actor: Actor, is_on_policy: bool) -> str:
@@ -26,7 +28,7 @@ def find_setting_of_arrays(actor: Actor, is_on_policy: bool) -> str:
         is_on_policy: Whether what learns needs the log-likelihood of the actions, which even draws have too.
     """
     exploration: Any = actor.exploration
-    if actor.transforms is not None:
+    if actor.transforms is not None and not actor.transforms.pipeline.has_tensor_form:
         return "env_runners.transforms"
     is_plain = actor.memory is None and not (actor.is_heuristic or actor.has_action_mask or actor.module.is_noisy)
     # A subclass that draws in another way inherits the form on tensors, which does not.
@@ -53,6 +55,8 @@ class DeviceActor:
         self._actor, self._device = actor, device
         self.distribution = actor.distribution
         self._module, self._num_loads = actor.module, -1
+        self._pipeline: Pipeline | None = None
+        self._transform: Callable[[Tree], Tree] | None = None
         self._generator: torch.Generator | None = None
         if device.type != "cpu":
             self._module = copy.deepcopy(actor.module).to(device)
@@ -60,7 +64,11 @@ class DeviceActor:
             self._generator.manual_seed(int(actor.row_distribution.rng.integers(2**62)))
 
     def refresh(self) -> None:
-        """Copy the weights to the device if some were loaded since the last call."""
+        """Copy weights and statistics of transforms to the device if there are others since the last call."""
+        transforms = self._actor.transforms
+        if transforms is not None and transforms.pipeline is not self._pipeline:
+            self._pipeline = transforms.pipeline
+            self._transform = self._pipeline.tensor_form(self._device)
         num_loads = self._actor.inference.num_loads
         if self._module is not self._actor.module and self._num_loads != num_loads:
             self._module.load_state_dict(self._actor.module.state_dict())
@@ -72,13 +80,15 @@ class DeviceActor:
         """Return the outputs of the policy `[B, D]` and module actions `[B, ...]`.
 
         Args:
-            obs: Observations, a tree of `[B, ...]`.
+            obs: Observations of the env, a tree of `[B, ...]`.
             num_rows: B.
             timestep: Env steps of all runners so far.
             explore: Whether to draw the actions; otherwise they are the most likely ones.
             random_actions: Whether to draw actions evenly from the action space instead.
         """
         with torch.inference_mode():
+            if self._transform is not None:
+                obs = self._transform(obs)
             dist_inputs: Tensor = self._module.policy(obs)
             exploration: Any = self._actor.exploration
             if random_actions or (explore and timestep < exploration.random_timesteps):

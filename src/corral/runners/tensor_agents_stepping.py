@@ -127,7 +127,8 @@ class TensorAgentsStepping(MultiAgentStepping):
             part.lane_envs = np.repeat(np.arange(host.num_envs), len(group.agents))
             part.lane_agents, part.module_id = group.agents * host.num_envs, module_id
             part.observation_space = module_observation_space(group.block.observation_space)
-            part.action_space = self.actors[module_id].action_space
+            part.action_space, transforms = self.actors[module_id].action_space, self.actors[module_id].transforms
+            part.pipeline = None if transforms is None else transforms.pipeline
             rollout.modules[module_id] = part
             names[[self._seats.agents.index(agent) for agent in group.agents]] = module_id
         module_ids = np.repeat(names[None], host.num_envs, 0)
@@ -290,6 +291,7 @@ class TensorAgentsStepping(MultiAgentStepping):
                 module_id: {
                     "obs": map_tree(to_array, group.last_obs),
                     "generator": group.on_device.get_state(),
+                    "history": self.actors[module_id].history.get_state(),
                     **{name: getattr(group.carry, name).copy() for name in ("returns", "lengths", "counts")},
                 }
                 for module_id, group in self._groups.items()
@@ -322,6 +324,7 @@ class TensorAgentsStepping(MultiAgentStepping):
             map_tree(check, group.space, part["obs"])
             if any(part[name].shape != (num_lanes,) for name in ("returns", "lengths", "counts")):
                 raise CheckpointError(f"the totals of the agents of a runner are not of {num_lanes} lanes.")
+            self.actors[module_id].history.check_state(part["history"], num_lanes)
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
@@ -331,6 +334,7 @@ class TensorAgentsStepping(MultiAgentStepping):
             group = self._groups[module_id]
             group.last_obs = map_tree(lambda leaf: torch.tensor(leaf, device=self.host.device), part["obs"])
             group.on_device.set_state(part["generator"])
+            self.actors[module_id].history.set_state(part["history"])
             for name in ("returns", "lengths", "counts"):
                 getattr(group.carry, name)[:] = part[name]
 

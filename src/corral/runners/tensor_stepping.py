@@ -29,8 +29,8 @@ log = logging.getLogger("corral")
 class TensorStepping(SingleAgentStepping):
     """Steps a vector env of tensors, and writes its rollouts on the device: nothing is copied to the host in a step.
 
-    What looks at single episodes or needs arrays, such as callbacks of episodes and transforms, gets them: the env is
-    then stepped as any other, and each step is copied to the host and back. On the CPU both ways give the same numbers.
+    What looks at single episodes or needs arrays, such as callbacks of episodes and memory, gets them: the env is then
+    stepped as any other, and each step is copied to the host and back. On the CPU both ways give the same numbers.
 
     Args:
         runner: The runner.
@@ -56,6 +56,7 @@ class TensorStepping(SingleAgentStepping):
         actor, host = self._actor, self.host
         rollout = TensorRollout.on_device(num_rows, host.num_envs, host.space, actor.distribution, host.device)
         rollout.observation_space, rollout.action_space = host.observation_space, actor.action_space
+        rollout.pipeline = None if actor.transforms is None else actor.transforms.pipeline
         return rollout
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:

@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from corral.core.devices import widened
 
 Moments = Mapping[str, NDArray[Any]]
 """`count`, a number, and for each column `name` the arrays `mean/name` and `m2/name`."""
@@ -22,13 +26,16 @@ def no_moments(shapes: Mapping[str, tuple[int, ...]]) -> Moments:
     return {"count": np.zeros(()), **zeros}
 
 
-def moments_of(columns: Mapping[str, NDArray[Any]]) -> Moments:
-    """Return the moments of columns `[B, ...]`, over axis 0."""
+def moments_of(columns: Mapping[str, Any]) -> Moments:
+    """Return the moments of columns `[B, ...]`, arrays or tensors, over axis 0; a tensor takes one copy to the host."""
     count, found = 0, dict[str, NDArray[Any]]()
     for name, column in columns.items():
         count = len(column)
         if not count:
-            return no_moments({name: column.shape[1:] for name, column in columns.items()})
+            return no_moments({name: tuple(column.shape[1:]) for name, column in columns.items()})
+        if isinstance(column, Tensor):
+            found[f"mean/{name}"], found[f"m2/{name}"] = _tensor_moments(column)
+            continue
         # Each number along the contiguous axis, where sums are fast and exact to the last digits.
         numbers = np.array(column.reshape(count, -1).T, np.float64, order="C")
         mean = numbers.mean(1)
@@ -36,6 +43,14 @@ def moments_of(columns: Mapping[str, NDArray[Any]]) -> Moments:
         m2 = np.einsum("ij,ij->i", numbers, numbers)
         found[f"mean/{name}"], found[f"m2/{name}"] = mean.reshape(column.shape[1:]), m2.reshape(column.shape[1:])
     return {"count": np.array(float(count)), **found}
+
+
+def _tensor_moments(column: Tensor) -> NDArray[np.float64]:
+    """Return mean and squared deviations of a tensor `[B, ...]` over axis 0, as an array `[2, ...]`."""
+    numbers = widened(column)
+    mean = numbers.mean(0)
+    found: NDArray[np.float64] = torch.stack([mean, (numbers - mean).square().sum(0)]).cpu().numpy().astype(np.float64)
+    return found
 
 
 def merge_moments(parts: Sequence[Moments]) -> Moments:

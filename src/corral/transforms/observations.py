@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,10 +123,19 @@ class NormalizeObservations(Transform):
 
     def transform_tensors(self, obs: Tree) -> Tree:
         """Return what `transform_obs` returns, for tensors."""
-        scales = {name: tuple(map(torch.as_tensor, pair)) for name, pair in self._scales.items()}  # type: ignore[attr-defined]
-        return _map_named(
-            lambda name, leaf: self._normalized_tensor(leaf, *scales[name]) if name in scales else leaf, obs
-        )
+        return self.tensor_form(leaves(obs)[0].device)(obs)
+
+    def tensor_form(self, device: torch.device) -> Callable[[Tree], Tree]:
+        """Return `transform_tensors` for tensors on a device, to which mean and scale are copied here."""
+        scales = {
+            name: [torch.as_tensor(part, device=device) for part in pair]
+            for name, pair in self._scales.items()  # type: ignore[attr-defined]
+        }
+
+        def normalize(name: str, leaf: torch.Tensor) -> torch.Tensor:
+            return self._normalized_tensor(leaf, *scales[name]) if name in scales else leaf
+
+        return lambda obs: _map_named(normalize, obs)
 
     def _normalized(self, leaf: NDArray[Any], name: str) -> NDArray[Any]:
         mean, scale = self._rows(name, len(leaf)) if leaf.size <= SMALL_ROW else self._scales[name]  # type: ignore[attr-defined]
@@ -249,7 +259,8 @@ class FlattenObservations(Transform):
         """Return what `transform_obs` returns, for tensors."""
         if has_mask_key(obs):
             return {MASK_KEY: obs[MASK_KEY], OBS_KEY: self.transform_tensors(_without_mask(obs))}
-        return torch.cat([part.float() for part in self._parts(obs, torch.eye)], -1)
+        eye = functools.partial(torch.eye, device=leaves(obs)[0].device)
+        return torch.cat([part.float() for part in self._parts(obs, eye)], -1)
 
     def _parts(self, obs: Tree, eye: Callable[[int], Any]) -> list[Any]:
         """Return the parts `[B, d]` of observations, arrays or tensors."""

@@ -7,20 +7,24 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
+from torch import Tensor
 
 from corral.core.columns import describe
 from corral.core.spaces import SUPPORTED_LEAVES, blank_array, module_observation_space, space_tree
-from corral.core.tree import Tree, map_tree, named_leaves
+from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import CheckpointError, ConfigError
 from corral.transforms.moments import merge_moments
 from corral.transforms.rewards import NormalizeRewards
 from corral.transforms.temporal import module_actions
 from corral.transforms.transform import State, TemporalTransform, Transform
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class Pipeline:
         Args:
             obs: Observations of the env in which actions were taken, a tree of `[B, ...]`; not needed unless
                 `measures_env_obs`.
-            stored: These observations as `to_store` returns them, a tree of `[B, ...]`.
+            stored: These observations as `to_store` returns them, a tree of `[B, ...]`, arrays or tensors.
             returns: Discounted sums of the rewards so far that each transform in `discounts` receives, float64 `[B]`.
         """
         found, before = dict[str, State](), obs
@@ -188,7 +192,8 @@ class Pipeline:
             if found.keys() == self.state.keys():
                 break
             if not isinstance(transform, TemporalTransform) and (index >= self.num_stored or self.measures_env_obs):
-                before = self._pointwise(before, index, index + 1)
+                is_tensor = isinstance(leaves(before)[0], Tensor)
+                before = transform.transform_tensors(before) if is_tensor else self._pointwise(before, index, index + 1)
         return found
 
     # Rewards and observations.
@@ -274,11 +279,23 @@ class Pipeline:
             if index >= self.num_stored and not self.only_changes_rewards(index)
         ]
 
+    @property
+    def has_tensor_form(self) -> bool:
+        """Whether tensors can take the place of all arrays: the transforms are built in, and look at one step only."""
+        return not self.num_stored and all(map(_is_built_in, self.transforms))
+
+    def tensor_form(self, device: torch.device) -> Callable[[Tree], Tree]:
+        """Return `from_stored` as a function of tensors on a device, to which statistics are copied here."""
+        forms = [
+            transform.tensor_form(device)
+            for index, transform in enumerate(self.transforms)
+            if index >= self.num_stored and not self.only_changes_rewards(index)
+        ]
+        return lambda obs: functools.reduce(lambda found, form: form(found), forms, obs)
+
     def tensors_from_stored(self, obs: Tree) -> Tree:
         """Return what `from_stored` returns, for tensors."""
-        for transform in self.transforms[self.num_stored :]:
-            obs = transform.transform_tensors(obs)
-        return obs
+        return self.tensor_form(leaves(obs)[0].device)(obs)
 
     def columns_from_stored(self, obs: Tree) -> Tree:
         """Return what `from_stored` returns, for columns `[T, N, ...]`."""

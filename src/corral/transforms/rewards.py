@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -104,8 +105,12 @@ class ClipRewards(Transform):
 
     def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
         """Return clipped rewards."""
-        clipped: NDArray[Any] = np.sign(rewards) if self.limit == "sign" else rewards.clip(-self.limit, self.limit)
-        return clipped
+        clipped: Any
+        if self.limit == "sign":
+            clipped = torch.sign(rewards) if isinstance(rewards, torch.Tensor) else np.sign(rewards)
+        else:
+            clipped = rewards.clip(-self.limit, self.limit)
+        return clipped  # type: ignore[no-any-return]
 
 
 def discounted_returns(

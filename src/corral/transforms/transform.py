@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from corral.core.settings import check_setting
 from corral.core.tree import Tree
 
 if TYPE_CHECKING:
+    import torch
     from gymnasium import spaces
 
 State = Mapping[str, NDArray[Any]]
@@ -44,6 +45,10 @@ class Transform:
     def transform_tensors(self, obs: Tree) -> Tree:
         """Return what `transform_obs` returns, for tensors: what exported policies do. Override it if they differ."""
         return self.transform_obs(obs)
+
+    def tensor_form(self, device: torch.device) -> Callable[[Tree], Tree]:
+        """Return `transform_tensors` for tensors on a device, where it keeps what it needs of the statistics."""
+        return self.transform_tensors
 
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
         """Return a transform of the same settings for these spaces; called once, when the pipeline is built."""
