@@ -71,6 +71,13 @@ class Parts(ShortCartPole):
         return self.parts(obs), *rest, {"final_obs": self.parts(infos["final_obs"])}
 
 
+class WithoutFinals(ShortPendulum):
+    """Does not tell the last observations of episodes."""
+
+    def step(self, actions: Tensor) -> Any:
+        return *super().step(actions)[:4], {}
+
+
 class Watched(Callback):
     """Listens to an event of episodes, so that the env is stepped on arrays."""
 
@@ -108,7 +115,7 @@ TRANSFORMS: dict[str, list[Any]] = {
     ("env", "transforms"),
     [
         *((ShortPendulum, name) for name in ("normalised", "clipped", "partly normalised")),
-        (ShortCartPole, "normalised"),
+        *((env, "normalised") for env in (ShortCartPole, WithoutFinals)),
         (Parts, "flattened"),
     ],
 )

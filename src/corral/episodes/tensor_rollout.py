@@ -32,17 +32,17 @@ class TensorRollout(Rollout):
     Attributes:
         finals: Final observations of each row, trees of tensors `[N, ...]` that count where an episode ended; `None`
             where the env gave none.
-        form_of_finals: Transforms of the final observations, in a rollout of `transformed()`; else `None`.
+        before: In a rollout of `transformed()`, the rollout before, and its transforms; else `None`.
     """
 
-    __slots__ = ("finals", "form_of_finals")
+    __slots__ = ("before", "finals")
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
         super().__init__(columns, num_rows=num_rows)
         self.same_step = True
         self.finals: list[Tree] = []
-        self.form_of_finals: Callable[[Tree], Tree] | None = None
+        self.before: tuple[TensorRollout, Callable[[Tree], Tree]] | None = None
 
     @classmethod
     def on_device(
@@ -96,12 +96,11 @@ class TensorRollout(Rollout):
         for name in (*Rollout.__slots__, "action_space", "observation_space", "info_rows"):
             setattr(found, name, getattr(self, name))
         found.host = None
-        ends = found.done if self.finals else np.zeros((0, 0), np.bool_)
-        for row in np.flatnonzero(ends.any(1)).tolist():
-            envs = np.flatnonzero(ends[row])
-            rows = map_tree(lambda leaf, envs=envs: _to_array(_take(leaf, envs)), self._final(row))
-            for index, env_index in enumerate(envs.tolist()):
-                found.add_final_obs(row, env_index, map_tree(lambda leaf, index=index: leaf[index], rows))
+        if self.finals:  # a blank rollout has none
+            rows, envs = np.nonzero(found.done)
+            entries = map_tree(_to_array, self._finals_at(rows, envs))
+            for index, place in enumerate(zip(rows.tolist(), envs.tolist(), strict=True)):
+                found.add_final_obs(*place, map_tree(lambda leaf, index=index: leaf[index], entries))
         return found
 
     def make_rollout(self, columns: dict[str, Tree]) -> Rollout:
@@ -117,9 +116,9 @@ class TensorRollout(Rollout):
     def is_finite(self) -> bool:
         """Return whether all observations and rewards that were written are finite; one transfer for all of them."""
         columns = [leaf[: self.num_rows + 1] for _, leaf in named_leaves(self.obs)]
-        done = self.done[: self.num_rows] if self.finals else np.zeros((0, 0), np.bool_)
-        for row in np.flatnonzero(done.any(1)).tolist():
-            columns += [_take(leaf, np.flatnonzero(done[row])) for _, leaf in named_leaves(self._final(row))]
+        if self.finals:
+            ends = np.nonzero(self.done[: self.num_rows])
+            columns += [leaf for _, leaf in named_leaves(self._finals_at(*ends))]
         floats = [column for column in (*columns, self.rewards[: self.num_rows]) if column.is_floating_point()]
         flags = [column.isfinite().all() for column in floats]
         return bool(torch.stack(flags).all())
@@ -133,7 +132,7 @@ class TensorRollout(Rollout):
         seen, form = copy.copy(self), self.pipeline.tensor_form(self.rewards.device)
         rows = form(map_tree(lambda column: column.flatten(0, 1), self.obs))
         obs = map_tree(lambda leaf: leaf.unflatten(0, (-1, self.num_envs)), rows)
-        seen.columns, seen.pipeline, seen.form_of_finals = {**self.columns, "obs": obs}, None, form
+        seen.columns, seen.pipeline, seen.before = {**self.columns, "obs": obs}, None, (self, form)
         seen.observation_space = self.pipeline.module_space
         if self.pipeline.changes_rewards:
             seen.columns["rewards"] = (self.reward_pipeline or self.pipeline).rewards(self.rewards)
@@ -148,41 +147,40 @@ class TensorRollout(Rollout):
         next_values = values[1:]
         if len(rows):
             next_values = next_values.clone()
-            counts = np.cumsum(np.bincount(rows, minlength=self.num_rows))[:-1]
-            taken = [
-                map_tree(lambda leaf, envs=envs_of_row: _take(leaf, envs), self._final(row))
-                for row, envs_of_row in enumerate(np.split(envs, counts))
-                if len(envs_of_row)
-            ]
-            finals = map_tree(lambda *leaf: torch.cat(leaf), *taken)
-            if self.form_of_finals is not None:
-                finals = self.form_of_finals(finals)
             indices = (torch.from_numpy(index).to(device) for index in (rows, envs))
-            next_values[tuple(indices)] = value_fn(finals).to(device)
+            next_values[tuple(indices)] = value_fn(self._finals_at(rows, envs)).to(device)
         return values[:-1], next_values
 
     def next_obs(self) -> Tree:
         """Return what the steps led to, a tree of `[T, N, ...]`: where episodes ended, the final observations."""
-        found = map_tree(lambda column: column[1:].clone(), self.obs)
-        done = self.terminated | self.truncated
-        for t in np.flatnonzero(self.done.any(1)).tolist():
+        rows, envs = np.nonzero(self.done)
+        places = torch.from_numpy(rows * self.num_envs + envs).to(self.rewards.device)
 
-            def replace(column: Tensor, final: Tensor, t: int = t) -> None:
-                ended = done[t].reshape(-1, *[1] * (final.ndim - 1))
-                column[t] = torch.where(ended, final, column[t])
+        def replace(column: Tensor, final: Tensor) -> Tensor:
+            return column[1:].flatten(0, 1).index_copy(0, places, final).reshape(column[1:].shape)
 
-            map_tree(replace, found, self._final(t))
-        return found
+        return map_tree(replace, self.obs, self._finals_at(rows, envs))
 
-    def _final(self, row: int) -> Tree:
-        """Return the final observations of a row in which an episode ended, a tree of `[N, ...]`, before transforms.
+    def _finals_at(self, rows: NDArray[np.int64], envs: NDArray[np.int64]) -> Tree:
+        """Return the final observations of episodes that ended in rows of sub-envs, a tree of `[K, ...]`.
 
         If the env gave none, they are those from which the last actions were chosen.
         """
-        if self.finals[row] is not None:
-            return self.finals[row]
-        warn_of_missing_finals()
-        return map_tree(lambda column: column[row], self.obs)
+        if self.before is not None:
+            rollout, form = self.before
+            return form(rollout._finals_at(rows, envs))
+        used, place_of_row = np.unique(rows, return_inverse=True)
+        given = [self.finals[row] for row in used.tolist()]
+        if not given:
+            return map_tree(lambda column: column[0, :0], self.obs)
+        if any(final is None for final in given):
+            warn_of_missing_finals()
+            given = [
+                map_tree(lambda column, row=row: column[row], self.obs) if final is None else final
+                for row, final in zip(used.tolist(), given, strict=True)
+            ]
+        places = place_of_row * self.num_envs + envs
+        return map_tree(lambda *leaf: _take(torch.stack(leaf).flatten(0, 1), places), *given)
 
     def valid_rows(self, column: Tree, *, by_lane: bool = False) -> Tree:
         """Return the valid steps of a column `[T, N, ...]` as `[B, ...]`, in the order of time.
