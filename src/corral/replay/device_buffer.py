@@ -54,6 +54,7 @@ class DeviceReplayBuffer:
         """Free the memory; the buffer is empty afterwards."""
         self._columns: dict[str, Tree] = {}
         self._valid = np.zeros(0, np.bool_)  # rows
+        self._known: tuple[Tensor, Tensor] | None = None  # see `_valid_on_device`
         self._written = self._num_lanes = self.num_env_steps_added = 0
 
     def __len__(self) -> int:
@@ -93,6 +94,7 @@ class DeviceReplayBuffer:
         where = torch.from_numpy(rows[:-1]).to(self.device)
         map_tree(lambda held, new: held.index_copy_(0, where, new[-kept:]), self._columns, columns)
         self._valid[rows[:-1]] = rollout.valid[-kept:].all(1)
+        self._known = None
         self._written = start + kept + 1
         self.num_env_steps_added += rollout.num_env_steps
 
@@ -122,7 +124,7 @@ class DeviceReplayBuffer:
         if n_step != 1:
             smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
             steps = (flat + num_lanes * torch.arange(largest, device=self.device)[:, None]) % (num_rows * num_lanes)
-            taken = torch.from_numpy(self._valid).to(self.device)[steps // num_lanes]
+            taken = self._valid_on_device()[0][steps // num_lanes]
             if smallest < largest:
                 wanted = torch.from_numpy(smallest + self._evenly(largest - smallest + 1, batch_size)).to(self.device)
                 taken &= torch.arange(largest, device=self.device)[:, None] < wanted
@@ -152,11 +154,18 @@ class DeviceReplayBuffer:
     def _at(self, name: str, flat: Tensor) -> Tree:
         return map_tree(lambda column: column.flatten(0, 1)[flat], self._columns[name])
 
+    def _valid_on_device(self) -> tuple[Tensor, Tensor]:
+        """Return which rows are valid, bool `[R]`, and their indices; they are copied once after each change."""
+        if self._known is None:
+            valid = torch.from_numpy(self._valid).to(self.device, copy=True)
+            self._known = valid, torch.from_numpy(np.flatnonzero(self._valid)).to(self.device)
+        return self._known
+
     def _draw(self, batch_size: int) -> Tensor:
         """Return flat indices of valid rows, int64 `[B]`, on the device."""
         if self._generator is None:
             return torch.from_numpy(self._draw_on_host(batch_size))
-        rows = torch.from_numpy(np.flatnonzero(self._valid)).to(self.device)
+        rows = self._valid_on_device()[1]
         size, lanes = (batch_size,), self._num_lanes
         drawn = torch.randint(len(rows) * lanes, size, generator=self._generator, device=self.device)
         return rows[drawn // lanes] * lanes + drawn % lanes
@@ -209,7 +218,7 @@ class DeviceReplayBuffer:
             raise CheckpointError(f"the state of a replay buffer has {len(valid)} rows; its capacity is another one.")
         self._columns = map_tree(lambda leaf: torch.tensor(leaf, device=self.device), dict(state["columns"]))
         self._valid, self._written, self._num_lanes = valid.copy(), int(state["written"]), num_lanes
-        self.num_env_steps_added = int(state["num_env_steps_added"])
+        self.num_env_steps_added, self._known = int(state["num_env_steps_added"]), None
         set_rng(self._rng, state["rng"])
         if self._generator is not None and state["generator"] is not None:
             self._generator.set_state(torch.from_numpy(state["generator"].copy()))
