@@ -10,11 +10,16 @@ import torch
 log = logging.getLogger("corral")
 
 
-def find_device(device: str) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
     """Return a device by its name; `"auto"` is CUDA if there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
+
+
+def find_tensor_device(device: str | torch.device) -> torch.device:
+    """Return a device as its tensors name it: `"cuda"` is `cuda:0`, or which one is current."""
+    return torch.empty(0, device=find_device(device)).device
 
 
 def widened(column: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from corral.core.devices import find_tensor_device
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.errors import CheckpointError, ConfigError, EnvError
 
@@ -39,7 +40,7 @@ class TorchEnv(TensorVectorEnv):
             if value < 1:
                 raise ConfigError(f"{type(self).__name__}: {name} must be at least 1, not {value}.")
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
-        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", the device that tensors name
+        self.device = find_tensor_device(device)
         self._generator = torch.Generator(self.device)
         self._generator.seed()
         self._states: Tensor | None = None

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from corral.core.devices import find_tensor_device
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, map_tree
 from corral.envs.tensor_attributes import RowKeeper, load_items, save_items
@@ -63,7 +64,7 @@ class VmasVectorEnv(TensorVectorEnv):
         """Make the env of VMAS, and read its spaces."""
         make_env = _find_make_env(scenario)
         self.num_envs = num_envs
-        self.device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", the device that tensors name
+        self.device = find_tensor_device(device)
         self._random_states = _seed_random_states(np.random.SeedSequence(seed), self.device)
         for name in settings.keys() & _FIXED.keys():
             raise ConfigError(f"VmasVectorEnv: {name} is always {_FIXED[name]!r}: leave it out.")
