@@ -98,13 +98,15 @@ def play_greedily(env_id: str, act: Act, num_episodes: int) -> Iterator[tuple[fl
 
 
 def make_env(env_id: str) -> Any:
-    """Return an env of Gymnasium, or of a class that is named by its import path, `module:Class`."""
+    """Return an env of Gymnasium, or of a class that is named by its import path, `module:Class`.
+
+    An id may name the module that registers it, as Gymnasium reads it: `module:Id-v0`.
+    """
     import gymnasium
 
-    if ":" not in env_id:
-        return gymnasium.make(env_id)
-    module, _, name = env_id.partition(":")
-    return getattr(importlib.import_module(module), name)()
+    module, _, name = env_id.rpartition(":")
+    env_class = getattr(importlib.import_module(module), name, None) if module else None
+    return gymnasium.make(env_id) if env_class is None else env_class()
 
 
 def measure(options: argparse.Namespace) -> Fields:

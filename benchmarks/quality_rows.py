@@ -47,6 +47,7 @@ TASKS = {
     "Pendulum-v1": Task(threshold=-200.0, num_steps=8_000, every=500),
     "InvertedDoublePendulum-v5": Task(threshold=9_000.0, num_steps=15_000, every=1_000),
     "corral.testing:ReachEnv": Task(threshold=95.0, num_steps=5_000, every=1_000, has_goals=True),
+    "gymnasium_robotics:FetchReach-v4": Task(threshold=95.0, num_steps=10_000, every=1_000, has_goals=True),
     "Hopper-v5": Task(threshold=2_000.0, num_steps=100_000, every=5_000),
     "HalfCheetah-v5": Task(threshold=3_000.0, num_steps=100_000, every=5_000),
 }
@@ -109,6 +110,12 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("Corral TQC, hindsight", "corral", "TQC", HINDSIGHT),
         Row("Corral SAC, uniform replay", "corral", "SAC", REACH),
         Row("Corral TQC, uniform replay", "corral", "TQC", REACH),
+    ),
+    # A robot's arm, whose hand must reach a point.
+    "gymnasium_robotics:FetchReach-v4": (
+        Row("Corral SAC, hindsight", "corral", "SAC", HINDSIGHT),
+        Row("Corral TQC, hindsight", "corral", "TQC", HINDSIGHT),
+        Row("Corral SAC, uniform replay", "corral", "SAC", REACH),
     ),
     "Hopper-v5": CONTINUOUS,
     "HalfCheetah-v5": CONTINUOUS,
