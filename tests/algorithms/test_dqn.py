@@ -335,6 +335,11 @@ class TestRing:
         with config.build() as algo:
             assert self.updates(algo, 3) == counts
 
+    def test_by_default_fractions_of_updates_are_carried_over(self) -> None:
+        config = self.config().environment(env_config={"episode_length": 6})
+        with config.env_runners(batch_mode="complete_episodes").build() as algo:
+            assert self.updates(algo, 5) == [0, 1, 2, 1, 2]
+
     def test_several_sub_envs_sample_more_in_a_round(self) -> None:
         config = self.config(training_intensity=8).env_runners(num_envs_per_env_runner=4)
         with config.build() as algo:

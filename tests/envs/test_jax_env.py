@@ -77,6 +77,7 @@ def test_steps_are_those_of_a_loop_over_sub_envs() -> None:
     assert obs.dtype == torch.float32
     assert obs.shape == (N, 2)
     place, count, num_ended = obs[:, 0].numpy().copy(), np.zeros(N, int), np.zeros(2, int)
+    starts: list[float] = place.tolist()
     assert len(set(place.tolist())) == N
     for actions in random_actions(0, 60):
         obs, rewards, terminated, truncated, infos = env.step(actions)
@@ -89,9 +90,11 @@ def test_steps_are_those_of_a_loop_over_sub_envs() -> None:
         num_ended += terminated.sum().item(), truncated.sum().item()
         np.testing.assert_allclose(obs[~ended].numpy(), infos["final_obs"][~ended].numpy())
         assert (obs[ended, 0].abs() <= 0.5).all()
+        starts += obs[ended, 0].tolist()
         assert not (obs[ended, 0] == infos["final_obs"][ended, 0]).any()
         place, count = obs[:, 0].numpy().copy(), np.where(ended, 0, count)
     assert num_ended.min() > 5
+    assert len(set(starts)) == len(starts) == N + num_ended.sum()  # each episode begins at another place
 
 
 def test_a_seed_repeats_the_episodes_and_each_reset_without_one_begins_others() -> None:
@@ -135,23 +138,109 @@ def test_a_restored_env_continues_exactly(typed: bool) -> None:
         JaxVectorEnv(Walk(typed=typed), 7).set_state(state)
 
 
-def test_what_is_no_env_of_one_sub_env_is_refused() -> None:
-    class Batched(Walk):
-        def reset(self, key: Any) -> Any:
-            return jax.vmap(super().reset)(jax.random.split(key, 4))
+class Batched(Walk):
+    def reset(self, key: Any) -> Any:
+        return jax.vmap(super().reset)(jax.random.split(key, 4))
 
-    with pytest.raises(ConfigError, match=r"Batched returns rewards \[4\]: give it the env of a single sub-env"):
-        JaxVectorEnv(Batched(), N)
-    with pytest.raises(ConfigError, match="obs_key='state': the observations are no dict"):
-        JaxVectorEnv(Walk(), N, obs_key="state")
-    with pytest.raises(
-        ConfigError, match=r"obs_key='stat': the observations are \['is_right', 'privileged', 'state'\]"
-    ):
-        JaxVectorEnv(Walk("parts"), N, obs_key="stat")
-    with pytest.raises(ConfigError, match="max_episode_steps must be at least 1, not 0"):
-        make_env(max_episode_steps=0)
+    def step(self, state: State, action: Any) -> Any:
+        return jax.vmap(super().step)(state, jnp.tile(action, (4, 1)))
+
+
+class Wrapped(Walk):
+    def reset(self, key: Any) -> Any:
+        state = super().reset(key)
+        return state._replace(info={**state.info, "first_obs": state.obs})
+
+
+class Growing(Walk):
+    def step(self, state: State, action: Any) -> Any:
+        after = super().step(state, action)
+        return after._replace(info={**after.info, "num": after.info["num"][None]})
+
+
+class WithMore(Walk):
+    def step(self, state: State, action: Any) -> Any:
+        after = super().step(state, action)
+        return after._replace(info={**after.info, "more": after.done})
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "message"),
+    [
+        (Batched(), {}, r"the reward of Batched has the shape \[4\]: give it the env of a single sub-env"),
+        (Wrapped(), {}, "a wrapper of Wrapped writes 'first_obs' into the info"),
+        (Growing(), {}, r"of Growing must have the same parts .*: info\['num'\] is \(\) and \(1,\)"),
+        (WithMore(), {}, r"of WithMore .*: info\['more'\] is missing and \(\)"),
+        (Walk, {}, "type has not the interface of Brax's envs .*: give it the env of a single sub-env"),
+        (object(), {}, "object has not the interface of Brax's envs"),
+        (Walk(), {"obs_key": "state"}, "obs_key='state': the observations are no dict"),
+        (Walk("parts"), {"obs_key": "stat"}, r"'stat': .* have the keys \['is_right', 'privileged', 'state'\]"),
+        (Walk(), {"max_episode_steps": 0}, "max_episode_steps must be an int of at least 1, not 0"),
+        (Walk(), {"max_episode_steps": None}, "max_episode_steps must be an int of at least 1, not None"),
+        (Walk(), {"device": "meta"}, "device='meta', and JAX has no such device"),
+    ],
+)
+def test_what_is_no_env_of_one_sub_env_is_refused(env: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        JaxVectorEnv(env, N, **settings)
+
+
+def test_steps_that_do_not_fit_are_refused() -> None:
+    env = make_env()
     with pytest.raises(EnvError, match="stepped before its first reset"):
-        make_env().step(torch.zeros(N, 1))
+        env.step(torch.zeros(N, 1))
+    env.reset(seed=2**70)
+    with pytest.raises(EnvError, match=r"needs actions of shape \[6, 1\], not \[6, 2\]"):
+        env.step(torch.zeros(N, 2))
+
+
+class Mixed(Walk):
+    """Has other dtypes after a reset than after a step, and observations that are no float32."""
+
+    def observe(self, place: Any) -> Any:
+        return super().observe(place).astype(jnp.bfloat16)
+
+    def reset(self, key: Any) -> Any:
+        state = super().reset(key)
+        return state._replace(reward=jnp.zeros((), int), done=jnp.zeros((), bool))
+
+
+def test_dtypes_are_those_of_steps_and_observations_are_float32() -> None:
+    env, other = (JaxVectorEnv(Mixed(), N, max_episode_steps=5) for _ in range(2))
+    assert env.reset(seed=0)[0].dtype == torch.float32
+    for actions in random_actions(4, 8):
+        obs, rewards, *_, infos = env.step(actions)
+        assert obs.dtype == rewards.dtype == infos["final_obs"].dtype == torch.float32
+    other.set_state(env.get_state())
+    for actions in random_actions(5, 8):
+        assert torch.equal(env.step(actions)[0], other.step(actions)[0])
+
+
+def test_wrappers_of_brax_are_refused_and_its_envs_are_taken() -> None:
+    envs = pytest.importorskip("brax.envs", reason="Brax is not installed")
+    for wrapped in (
+        envs.create("fast", episode_length=7),
+        envs.create("fast", episode_length=7, auto_reset=False),
+        envs.training.wrap(envs.get_environment("fast"), episode_length=7),
+    ):
+        with pytest.raises(ConfigError, match="give it the env of a single sub-env"):
+            JaxVectorEnv(wrapped, N)
+    env = JaxVectorEnv(envs.get_environment("fast"), N, max_episode_steps=3)
+    env.reset(seed=0)
+    ends = [env.step(torch.zeros(N, env.env.action_size))[3].tolist() for _ in range(6)]
+    assert ends == [[step in (2, 5)] * N for step in range(6)]
+
+
+def test_a_robot_of_mujoco_playground_is_stepped_and_restored() -> None:
+    registry = pytest.importorskip("mujoco_playground", reason="MuJoCo Playground is not installed").registry
+    env, other = (JaxVectorEnv(registry.load("CartpoleBalance"), N, max_episode_steps=4) for _ in range(2))
+    env.reset(seed=0)
+    for actions in random_actions(6, 6):
+        env.step(actions)
+    other.set_state(env.get_state())
+    for actions in random_actions(7, 6):
+        for mine, theirs in zip(env.step(actions)[:4], other.step(actions)[:4], strict=True):
+            assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("config_class", [PPOConfig, SACConfig])

@@ -105,7 +105,8 @@ def make_rollouts(rng: np.random.Generator, num_rows: int, *, continues: bool, f
 
 @pytest.mark.parametrize("n_step", [1, 3, (1, 4)])
 @pytest.mark.parametrize("capacity", [9, 30, 200])
-def test_batches_are_those_of_the_buffer_on_arrays(n_step: Any, capacity: int) -> None:
+@pytest.mark.parametrize("reward_fn", [None, lambda rewards: rewards.clip(-0.3, 0.5)])
+def test_batches_are_those_of_the_buffer_on_arrays(n_step: Any, capacity: int, reward_fn: Any) -> None:
     rng = np.random.default_rng(capacity)
     on_device = DeviceReplayBuffer(capacity, torch.device("cpu"), seed=7)
     on_arrays = ReplayBuffer(capacity, seed=7)
@@ -117,7 +118,8 @@ def test_batches_are_those_of_the_buffer_on_arrays(n_step: Any, capacity: int) -
         on_device.add([tensors])
         on_arrays.add([arrays])
         assert (len(on_device), on_device.num_env_steps_added) == (len(on_arrays), on_arrays.num_env_steps_added)
-        batches = [buffer.sample(16, n_step=n_step, gamma=0.9) for buffer in (on_device, on_arrays)]
+        form = {"n_step": n_step, "gamma": 0.9, "reward_fn": reward_fn}
+        batches = [buffer.sample(16, **form) for buffer in (on_device, on_arrays)]
         for name, column in batches[1].items():
             if name != "indices":  # on arrays they count past the end of the ring
                 np.testing.assert_allclose(
@@ -136,8 +138,13 @@ def test_a_state_continues_the_draws_and_another_capacity_is_refused() -> None:
     tensors, _ = make_rollouts(rng, 5, continues=False, first=None)
     buffer.add([tensors])
     other = DeviceReplayBuffer(30, torch.device("cpu"), seed=8)
+    shorter, _ = make_rollouts(rng, 2, continues=False, first=None)
+    other.add([shorter])
+    other.sample(16, n_step=3)
     other.set_state(buffer.get_state())
-    assert torch.equal(buffer.sample(16)["obs"], other.sample(16)["obs"])
+    mine, theirs = buffer.sample(64, n_step=3), other.sample(64, n_step=3)
+    assert torch.equal(mine["obs"], theirs["obs"])
+    assert torch.equal(mine["num_steps"], theirs["num_steps"])
     assert len(other) == 15
     with pytest.raises(CheckpointError, match="its capacity is another one"):
         DeviceReplayBuffer(60, torch.device("cpu")).set_state(buffer.get_state())

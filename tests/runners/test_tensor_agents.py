@@ -206,8 +206,9 @@ def test_a_mapping_that_asks_for_the_episode_gets_arrays() -> None:
     algo.stop()
 
 
-def test_a_module_that_is_added_acts_from_the_next_sample_on() -> None:
-    algo = make_config().build()
+@pytest.mark.parametrize("transforms", [[], NORMALIZED])
+def test_a_module_that_is_added_acts_from_the_next_sample_on(transforms: list[Any]) -> None:
+    algo = make_config().env_runners(transforms=transforms).build()
     algo.train()
 
     def each_alone(agent: str, episode: Any, **arguments: Any) -> str:

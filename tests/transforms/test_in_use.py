@@ -110,6 +110,24 @@ def test_an_exported_policy_holds_transforms_and_statistics(
     np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Halved(NormalizeObservations):
+    """Changes both forms of a transform of the library."""
+
+    def transform_obs(self, obs: Any) -> Any:
+        return super().transform_obs(obs) / 2
+
+    def transform_tensors(self, obs: Any) -> Any:
+        return super().transform_tensors(obs) / 2
+
+
+def test_a_subclass_is_exported_with_its_own_form_on_tensors(tmp_path: Path) -> None:
+    policy = fitted(spaces.Box(-1.0, 1.0, (3,), np.float32), Halved())
+    file = policy.export(tmp_path / "policy.pt2")
+    obs = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    found = torch.export.load(file).module()(torch.from_numpy(obs)).numpy()
+    np.testing.assert_allclose(found, policy.batch(obs), rtol=1e-4, atol=1e-5)
+
+
 def test_a_transform_that_torch_cannot_trace_is_named_in_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="define transform_tensors"):
         fitted(spaces.Box(-1.0, 1.0, (3,), np.float32), OnlyNumPy()).export(tmp_path / "policy.pt2")

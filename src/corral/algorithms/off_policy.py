@@ -73,7 +73,7 @@ class OffPolicyConfig(AlgorithmConfig):
         num_steps_sampled_before_learning_starts: Number of env steps added to the buffer before the first update.
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
             makes one update after each round of sampling, however many sub-envs sample in it. `"auto"` makes one update
-            for every `rollout_fragment_length` env steps, so that more sub-envs do not mean fewer updates.
+            for every `rollout_fragment_length` steps, so that more sub-envs do not mean fewer updates.
         n_step: Number of steps whose rewards are summed before the bootstrapped value. With `(min, max)` each
             transition of a batch draws its own number, evenly from min to max, both included.
         burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state

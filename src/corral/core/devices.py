@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from corral.errors import ConfigError
+
 log = logging.getLogger("corral")
 
 
@@ -18,8 +20,15 @@ def find_device(device: str | torch.device) -> torch.device:
 
 
 def find_tensor_device(device: str | torch.device) -> torch.device:
-    """Return a device as its tensors name it: `"cuda"` is `cuda:0`, or which one is current."""
-    return torch.empty(0, device=find_device(device)).device
+    """Return a device as its tensors name it: `"cuda"` is `cuda:0`, or which one is current.
+
+    Raises:
+        ConfigError: There is no such device.
+    """
+    try:
+        return torch.empty(0, device=find_device(device)).device
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(f"device={str(device)!r}: torch has no such device: {error}") from error
 
 
 def widened(column: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,9 @@ from corral.core.tree import Tree
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.errors import CheckpointError, ConfigError, EnvError
 
+_OF_WRAPPERS = ("truncation", "episode_done", "first_obs", "first_pipeline_state", "first_data")
+"""Ends of the names under which wrappers of Brax and MuJoCo Playground note what this class does itself."""
+
 
 class JaxVectorEnv(TensorVectorEnv):
     """N sub-envs of an env of JAX, which one compiled function steps and resets.
@@ -40,7 +43,8 @@ class JaxVectorEnv(TensorVectorEnv):
         env: The same.
 
     Raises:
-        ConfigError: The env has several sub-envs already, there is no such key, or JAX has no such device.
+        ConfigError: The object is no such env or has several sub-envs already, its state has other parts after a step
+            than after a reset, there is no such key, or JAX has no such device.
     """
 
     def __init__(
@@ -53,27 +57,20 @@ class JaxVectorEnv(TensorVectorEnv):
         seed: int | None = None,
     ) -> None:
         """Find the spaces; the first reset and the first step compile."""
-        import jax
-
         for name, value in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
-            if value < 1:
-                raise ConfigError(f"JaxVectorEnv: {name} must be at least 1, not {value}.")
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"JaxVectorEnv: {name} must be an int of at least 1, not {value!r}.")
         self.env, self.num_envs = env, num_envs
         self.device = find_tensor_device(device)
         self._jax_device = _find_jax_device(self.device)
-        self._key = self._make_key(np.random.SeedSequence(seed).generate_state(1)[0])
-        state = jax.eval_shape(env.reset, self._key)
-        if state.reward.shape:
-            raise ConfigError(
-                f"JaxVectorEnv: {type(env).__name__} returns rewards {list(state.reward.shape)}: give it the env of a "
-                "single sub-env, without wrappers that batch, reset or count steps."
-            )
+        self._key = self._make_key(seed)
+        state = _find_state(env, self._key)
         if obs_key is not None and not (isinstance(state.obs, Mapping) and obs_key in state.obs):
-            known = sorted(state.obs) if isinstance(state.obs, Mapping) else "no dict"
-            raise ConfigError(f"JaxVectorEnv: obs_key={obs_key!r}: the observations are {known}.")
+            known = f"have the keys {sorted(state.obs)}" if isinstance(state.obs, Mapping) else "are no dict"
+            raise ConfigError(f"JaxVectorEnv: obs_key={obs_key!r}: the observations {known}.")
         self.single_observation_space = _space_of(_part(state.obs, obs_key))
         self.single_action_space = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
-        self._reset, self._step = _compile(env, num_envs, max_episode_steps, obs_key)
+        self._reset, self._step = _compile(env, state, num_envs, max_episode_steps, obs_key)
         self._carry: Any = None
 
     def reset(
@@ -91,12 +88,15 @@ class JaxVectorEnv(TensorVectorEnv):
         """Step all sub-envs; see `TensorVectorEnv.step`. Every step gives `final_obs` of all sub-envs.
 
         Raises:
-            EnvError: The env has not been reset.
+            EnvError: The env has not been reset, or the actions have another shape.
         """
         import jax
 
         if self._carry is None:
             raise EnvError("JaxVectorEnv was stepped before its first reset: call reset().")
+        shape = (self.num_envs, *(self.single_action_space.shape or ()))
+        if actions.shape != shape:
+            raise EnvError(f"JaxVectorEnv needs actions of shape {list(shape)}, not {list(actions.shape)}.")
         self._carry, *given = self._step(self._carry, jax.dlpack.from_dlpack(actions.detach().contiguous()))
         obs, rewards, terminated, truncated, final = self._to_torch(given)
         return obs, rewards, terminated, truncated, {"final_obs": final}
@@ -143,14 +143,59 @@ class JaxVectorEnv(TensorVectorEnv):
             arrays = jax.block_until_ready(arrays)
         return jax.tree.map(from_dlpack, arrays)
 
-    def _make_key(self, seed: Any) -> Any:
+    def _make_key(self, seed: int | None) -> Any:
         import jax
 
-        return jax.device_put(jax.random.PRNGKey(int(seed)), self._jax_device)
+        number = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        return jax.device_put(jax.random.PRNGKey(number), self._jax_device)
+
+
+def _find_state(env: Any, key: Any) -> Any:
+    """Return the shapes and dtypes of the state of a single sub-env after a step.
+
+    Raises:
+        ConfigError: The object is no env of a single sub-env, or the state has other parts or shapes after a reset.
+    """
+    import jax
+
+    name, remedy = type(env).__name__, "give it the env of a single sub-env, without wrappers for training"
+    try:
+        first = jax.eval_shape(env.reset, key)
+        after = jax.eval_shape(env.step, first, jax.ShapeDtypeStruct((int(env.action_size),), np.float32))
+        numbers = {"reward": first.reward, "done": first.done, "reward after a step": after.reward}
+        numbers |= {"done after a step": after.done}
+    except Exception as error:
+        raise ConfigError(
+            f"JaxVectorEnv: {name} has not the interface of Brax's envs ({type(error).__name__}: {error}): {remedy}."
+        ) from error
+    for what, number in numbers.items():
+        if number.shape:
+            raise ConfigError(f"JaxVectorEnv: the {what} of {name} has the shape {list(number.shape)}: {remedy}.")
+    info = getattr(first, "info", None)
+    for entry in info if isinstance(info, Mapping) else ():
+        if str(entry).endswith(_OF_WRAPPERS):
+            raise ConfigError(f"JaxVectorEnv: a wrapper of {name} writes {entry!r} into the info: {remedy}.")
+    before, then = _shapes_in(first), _shapes_in(after)
+    for path in [*before, *then]:
+        shapes = before.get(path, "missing"), then.get(path, "missing")
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"JaxVectorEnv: the state of {name} must have the same parts after reset and step: {path} is "
+                f"{shapes[0]} and {shapes[1]}."
+            )
+    return after
+
+
+def _shapes_in(state: Any) -> dict[str, Any]:
+    """Return the shape of each array in a state, by its path."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path).lstrip("."): leaf.shape for path, leaf in leaves}
 
 
 def _compile(
-    env: Any, num_envs: int, max_episode_steps: int, obs_key: str | None
+    env: Any, state: Any, num_envs: int, max_episode_steps: int, obs_key: str | None
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the compiled functions of a reset and of a step of all sub-envs.
 
@@ -160,12 +205,16 @@ def _compile(
     from jax import numpy as jnp
 
     def draw(key: Any) -> Any:
-        return jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        return jax.tree.map(lambda leaf, known: leaf if _is_key(leaf) else leaf.astype(known.dtype), states, state)
+
+    def show(obs: Any) -> Any:
+        return jax.tree.map(_narrowed, _part(obs, obs_key))
 
     def reset(key: Any) -> tuple[Any, Any]:
         key, used = jax.random.split(key)
         states = draw(used)
-        return (states, jnp.zeros(num_envs, jnp.int32), key), _part(states.obs, obs_key)
+        return (states, jnp.zeros(num_envs, jnp.int32), key), show(states.obs)
 
     def step(carry: Any, actions: Any) -> tuple[Any, ...]:
         states, num_steps, key = carry
@@ -174,18 +223,14 @@ def _compile(
         ended = terminated | truncated
         key, used = jax.random.split(key)
 
-        def begin() -> Any:
-            return jax.tree.map(lambda new, old: new.astype(old.dtype), draw(used), after)
-
         def choose(new: Any, old: Any) -> Any:
-            if old.shape[:1] != (num_envs,):  # MJX holds empty arrays that `vmap` leaves as they are
+            if old.shape[:1] != (num_envs,):  # states of MuJoCo Playground hold arrays [0] that `vmap` does not batch
                 return old
             return jnp.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
-        following = jax.tree.map(choose, jax.lax.cond(ended.any(), begin, lambda: after), after)
+        following = jax.tree.map(choose, jax.lax.cond(ended.any(), lambda: draw(used), lambda: after), after)
         carry = following, jnp.where(ended, 0, num_steps), key
-        obs, final = _part(following.obs, obs_key), _part(after.obs, obs_key)
-        return carry, obs, after.reward, terminated, truncated, final
+        return carry, show(following.obs), _narrowed(after.reward), terminated, truncated, show(after.obs)
 
     return jax.jit(reset), jax.jit(step)
 
@@ -207,7 +252,7 @@ def _space_of(obs: Any) -> spaces.Space[Any]:
     """Return the space of observations of a single sub-env, given their shapes."""
     if isinstance(obs, Mapping):
         return spaces.Dict({key: _space_of(part) for key, part in obs.items()})
-    dtype = np.dtype(obs.dtype)
+    dtype = np.dtype(obs.dtype)  # bfloat16 is of no kind that NumPy knows
     if dtype.kind == "b":
         return spaces.MultiBinary(obs.shape)
     if dtype.kind in "iu":
@@ -218,6 +263,13 @@ def _space_of(obs: Any) -> spaces.Space[Any]:
 
 def _part(obs: Any, obs_key: str | None) -> Any:
     return obs if obs_key is None else obs[obs_key]
+
+
+def _narrowed(leaf: Any) -> Any:
+    """Return floats as float32; bfloat16 and float64 are no dtypes of observations."""
+    import jax
+
+    return leaf.astype(np.float32) if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
 
 
 def _is_key(leaf: Any) -> bool:

@@ -95,6 +95,8 @@ class TensorAgentsStepping(MultiAgentStepping):
             block = self._blocks[module_id]
             agents = [agent for agent in block.agents if agent in agents_of[module_id]]
             if agents:
+                if actor.transforms is not None:  # all envs are reset, and the module may have other agents now
+                    actor.transforms.restart(num_envs * len(agents))
                 self._groups[module_id] = _Group(
                     block,
                     torch.tensor([block.agents.index(agent) for agent in agents], device=self.host.device),

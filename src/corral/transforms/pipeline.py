@@ -285,17 +285,18 @@ class Pipeline:
         return not self.num_stored and all(map(_is_built_in, self.transforms))
 
     def tensor_form(self, device: torch.device) -> Callable[[Tree], Tree]:
-        """Return `from_stored` as a function of tensors on a device, to which statistics are copied here."""
-        forms = [
-            transform.tensor_form(device)
-            for index, transform in enumerate(self.transforms)
-            if index >= self.num_stored and not self.only_changes_rewards(index)
-        ]
+        """Return `from_stored` as a function of tensors on a device, to which statistics are copied here.
+
+        Only for pipelines with `has_tensor_form`: of other transforms a class may change `transform_tensors` alone.
+        """
+        forms = [transform.tensor_form(device) for transform, _ in self._after_storing]
         return lambda obs: functools.reduce(lambda found, form: form(found), forms, obs)
 
     def tensors_from_stored(self, obs: Tree) -> Tree:
         """Return what `from_stored` returns, for tensors."""
-        return self.tensor_form(leaves(obs)[0].device)(obs)
+        for transform in self.transforms[self.num_stored :]:
+            obs = transform.transform_tensors(obs)
+        return obs
 
     def columns_from_stored(self, obs: Tree) -> Tree:
         """Return what `from_stored` returns, for columns `[T, N, ...]`."""

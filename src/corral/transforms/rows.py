@@ -37,10 +37,14 @@ class RowTransforms:
         """Begin without any episode."""
         self.pipeline, self._action = pipeline, action
         self.is_temporal, self._needs_actions = pipeline.is_temporal, pipeline.needs_actions
-        self._memories = pipeline.initial_memories(num_rows)
-        self._actions = np.zeros((num_rows, *action.shape), action.dtype)
+        self.restart(num_rows)
+
+    def restart(self, num_rows: int) -> None:
+        """Forget all episodes, and have `num_rows` observations in a row from now on."""
+        self._memories = self.pipeline.initial_memories(num_rows)
+        self._actions = np.zeros((num_rows, *self._action.shape), self._action.dtype)
         self._rewards = np.zeros(num_rows)
-        self._returns = {name: np.zeros(num_rows) for name in pipeline.discounts}
+        self._returns = {name: np.zeros(num_rows) for name in self.pipeline.discounts}
 
     def set_state(self, state: Mapping[str, State], gamma: float) -> None:
         """Use other statistics, and the discount that the algorithm has now, from now on."""
