@@ -27,7 +27,7 @@ def ppo() -> PPOConfig:
 
 def dqn() -> DQNConfig:
     config = DQNConfig().training(num_steps_sampled_before_learning_starts=100)
-    return config.exploration(exploration_config={"epsilon_timesteps": 1500})
+    return config.exploration(exploration_config={"epsilon_timesteps": 1000})
 
 
 def test_ppo_learns_with_masks_in_steps_that_are_too_few_without() -> None:
@@ -41,7 +41,7 @@ def test_ppo_learns_with_masks_in_steps_that_are_too_few_without() -> None:
     ("make_config", "num_env_steps", "solved"),
     [
         (ppo, 2000, 0.95),
-        (dqn, 4000, 0.9),
+        (dqn, 2000, 0.95),
         (lambda: SACConfig().training(num_steps_sampled_before_learning_starts=100, lr=3e-3), 2000, 0.6),
     ],
     ids=["ppo", "dqn", "sac"],
