@@ -162,7 +162,7 @@ OFF_POLICY: list[tuple[dict[str, Any], str]] = [
     ({"replay_buffer_config": {"capacity": 10}}, "capacity=10 is less than train_batch_size_per_learner"),
     ({"replay_buffer_config": {"kapacity": 16}}, "unknown setting 'kapacity'"),
     ({"replay_buffer_config": {"alpha": 0.5}}, "alpha=0.5 contradicts type='uniform'"),
-    ({"training_intensity": 0}, "training_intensity=0 must be positive or None"),
+    ({"training_intensity": 0}, "training_intensity=0 must be positive, 'auto' or None"),
     ({"tau": 0}, "tau=0 must be in (0, 1]"),
     ({"n_step": 0}, "n_step=0 must be at least 1"),
     ({"n_step": (5, 2)}, "n_step=(5, 2): the first number must not be larger than the second"),

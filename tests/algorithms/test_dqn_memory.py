@@ -29,6 +29,7 @@ def make_config(**settings: Any) -> DQNConfig:
     config = DQNConfig().environment(CountingEnv, env_config=STAGGERED, disable_env_checking=True)
     config.env_runners(num_envs_per_env_runner=3, rollout_fragment_length=2).debugging(seed=1)
     config.training(train_batch_size_per_learner=24, num_steps_sampled_before_learning_starts=60, gamma=0.9)
+    config.training(training_intensity=None)
     copied: DQNConfig = config.copy(min_sample_timesteps_per_iteration=120, **settings)
     return copied
 
