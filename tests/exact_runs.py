@@ -136,6 +136,15 @@ def play(algo: Algorithm) -> dict[str, Any]:
     return {"results": results, "state": without_times(algo.get_state())}
 
 
+def check_continuation(algo: Algorithm, path: Path) -> None:
+    """Assert that an algorithm and one that is restored from its checkpoint continue alike; both are stopped."""
+    algo.save_to_path(path)
+    expected = play(algo)
+    algo.stop()
+    with Algorithm.from_checkpoint(path) as restored:
+        assert differences(expected, play(restored)) == []
+
+
 def main(directory: str, *names: str) -> None:
     """In a new process, continue each of the checkpoints in a directory, and write what happened."""
     for name in names:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import Algorithm, PPOConfig, SACConfig
+from corral import PPOConfig, SACConfig
 from corral.envs.jax_env import JaxVectorEnv
 from corral.errors import CheckpointError, ConfigError, EnvError
-from exact_runs import differences, play
+from exact_runs import check_continuation
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
@@ -256,9 +256,4 @@ def test_training_stays_on_the_device_and_continues_exactly(config_class: Any, t
     for _ in range(2):
         result = algo.train()
     assert result["env_runners"]["num_episodes"] > N
-    algo.save_to_path(tmp_path / "saved")
-    expected = play(algo)
-    algo.stop()
-    restored = Algorithm.from_checkpoint(tmp_path / "saved")
-    assert differences(expected, play(restored)) == []
-    restored.stop()
+    check_continuation(algo, tmp_path / "saved")

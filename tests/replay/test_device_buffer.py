@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 
 from corral import (
-    Algorithm,
     Callback,
     ClipRewards,
     CrossQConfig,
@@ -29,7 +28,7 @@ from corral.episodes.tensor_rollout import TensorRollout, empty_steps
 from corral.errors import CheckpointError, LossError
 from corral.replay import EmptyReplayBufferError, ReplayBuffer
 from corral.replay.device_buffer import DeviceReplayBuffer
-from exact_runs import differences, play
+from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
 N = 8
@@ -215,12 +214,7 @@ def test_a_restored_run_continues_exactly(config_class: Any, tmp_path: Path) -> 
     algo = make_config(config_class).build()
     for _ in range(2):
         algo.train()
-    algo.save_to_path(tmp_path / "saved")
-    expected = play(algo)
-    algo.stop()
-    restored = Algorithm.from_checkpoint(tmp_path / "saved")
-    assert differences(expected, play(restored)) == []
-    restored.stop()
+    check_continuation(algo, tmp_path / "saved")
 
 
 def test_no_step_is_taken_after_one_that_is_not_finite() -> None:

@@ -12,12 +12,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from corral import Algorithm, Callback, NormalizeObservations, NormalizeRewards, PPOConfig
+from corral import Callback, NormalizeObservations, NormalizeRewards, PPOConfig
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.tensor_agents_rollout import TensorAgentsRollout
 from corral.errors import EnvError
-from exact_runs import differences, play
+from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
 N = 8
@@ -191,12 +191,7 @@ def test_a_restored_run_continues_exactly(arrays: bool, transforms: list[Any], t
     algo = make_config(arrays=arrays).env_runners(transforms=transforms).build()
     for _ in range(2):
         algo.train()
-    algo.save_to_path(tmp_path / "saved")
-    expected = play(algo)
-    algo.stop()
-    restored = Algorithm.from_checkpoint(tmp_path / "saved")
-    assert differences(expected, play(restored)) == []
-    restored.stop()
+    check_continuation(algo, tmp_path / "saved")
 
 
 def test_a_mapping_that_asks_for_the_episode_gets_arrays() -> None:

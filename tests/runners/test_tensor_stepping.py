@@ -33,7 +33,7 @@ from corral.envs.torch_envs import TorchCartPole, TorchPendulum
 from corral.episodes.rollout import Rollout
 from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import ConfigError, EnvError, LossError
-from exact_runs import differences, play
+from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
 N = 16
@@ -199,12 +199,7 @@ def test_a_restored_run_continues_exactly(arrays: bool, transforms: list[Any], t
     algo = make_config(arrays=arrays).env_runners(transforms=transforms).build()
     for _ in range(2):
         algo.train()
-    algo.save_to_path(tmp_path / "saved")
-    expected = play(algo)
-    algo.stop()
-    restored = Algorithm.from_checkpoint(tmp_path / "saved")
-    assert differences(expected, play(restored)) == []
-    restored.stop()
+    check_continuation(algo, tmp_path / "saved")
 
 
 class Doubled(Transform):
