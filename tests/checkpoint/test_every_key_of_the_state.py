@@ -178,6 +178,7 @@ ELSEWHERE = {
     "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
     "ServedEvents": "the episodes are in other programs, and end with the process: tests/serving/test_serve_command.py",
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
+    "JaxVectorEnv": "an env of an extra, JAX: tests/envs/test_jax_env.py",
     "ReachEnv": "corral.testing: test_the_small_envs_continue",
     "TMaze": "corral.testing: test_the_small_envs_continue",
     "DeviceActor": "a generator of a GPU: tests/runners/test_tensor_stepping.py continues runs of all classes below",
