@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from processes import kill_session
+from processes import exit_on_signals, kill_session
 from statistics_of_pairs import ratio_of_pairs
 
 HERE = Path(__file__).resolve().parent
@@ -76,6 +76,7 @@ def main() -> int:
     for name, default in SIZES.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
     options = parser.parse_args()
+    exit_on_signals()
     only = options.only.split(",")
     print(f"Commit {machine.measured_commit(HERE.parent)}. {machine.describe(options.python, options.python)['CPU']}.")
     for python in filter(None, (options.python, options.torchrl_python)):

@@ -11,14 +11,13 @@ import argparse
 import json
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from corral.core.comparisons import interquartile_mean
+from corral.search.files import write_atomically
 from processes import run_script
-from runs_of_seeds import judge
+from runs_of_seeds import Run, add_runs, judge
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ("corral", "sb3")
@@ -69,7 +68,6 @@ INTRODUCTION = [
     "a learning rate of 3e-4 and layers of 256 and 256, and has 1e-3 and layers of 400 and 300 as in its paper: chosen",
     "among several settings by their returns with seeds 0 to 2. Seeds 3 to 5 had no part in the choice.",
 ]
-Run = dict[str, Any]
 
 
 def main() -> int:
@@ -98,19 +96,15 @@ def main() -> int:
     ]
     wanted.sort(key=lambda job: (algos.index(job[1]), job[3]))  # all envs with one seed, then with the next one
     pythons = {"corral": options.corral_python, "sb3": options.sb3_python}
-    failed = False
-    with ThreadPoolExecutor(options.jobs) as pool:
-        pending = [pool.submit(train, *job, RUNS[job[1]][job[2]], pythons[job[0]], options.set) for job in wanted]
-        for future in as_completed(pending):
-            run = future.result()
-            print(json.dumps(run), file=sys.stderr, flush=True)
-            if "error" in run:
-                failed = True
-                continue
-            runs = sorted([*runs, run], key=key)
-            raw_path.write_text(json.dumps(runs, indent=1) + "\n")
-            options.out.write_text(render(runs))
-    options.out.write_text(render(runs))
+
+    def keep() -> None:
+        runs.sort(key=key)
+        write_atomically(raw_path, json.dumps(runs, indent=1) + "\n")
+        write_atomically(options.out, render(runs))
+
+    jobs = [(*job, RUNS[job[1]][job[2]], pythons[job[0]], options.set) for job in wanted]
+    failed = add_runs(train, jobs, options.jobs, runs, keep)
+    write_atomically(options.out, render(runs))
     return int(failed)
 
 

@@ -7,17 +7,21 @@ import queue
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import IO, Any
 
 STDERR_LINES = 15
 # Time that a script gets, once its line is out, to shut down what it has started.
 EXIT_SECONDS = 30.0
+
+_leaders: set[int] = set()  # process ids of the scripts that run
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ def run_script(command: Sequence[str], timeout: float, working_directory: Path) 
             )
         except OSError as error:
             return Outcome(None, None, None, f"could not be started: {error.strerror}")
+        _leaders.add(process.pid)
         lines, reader = _start_reader(process)
         try:
             found = _await_line(lines, timeout)
@@ -66,11 +71,28 @@ def run_script(command: Sequence[str], timeout: float, working_directory: Path) 
         finally:
             kill_session(process.pid)
             process.wait()
+            _leaders.discard(process.pid)
             reader.join()
             if process.stdout is not None:
                 process.stdout.close()
         what = f"killed after {timeout:g} s" if ended is None else f"ended with status {ended} and no result"
         return Outcome(None, None, None, f"{what}\n{_tail(stderr)}".strip())
+
+
+def exit_on_signals() -> None:
+    """Makes SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt, so that scripts are killed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, leave)
+
+
+def kill_scripts() -> None:
+    """Kills what `run_script` runs, in all threads."""
+    for leader in [*_leaders]:
+        kill_session(leader)
 
 
 def kill_session(leader: int) -> None:

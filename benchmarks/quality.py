@@ -16,15 +16,14 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from corral.core.comparisons import interquartile_mean
+from corral.search.files import write_atomically
 from processes import run_script
 from quality_rows import NUM_SEEDS, ROWS, TASKS, Row, Task
-from runs_of_seeds import show_iqm
+from runs_of_seeds import Run, add_runs, show_iqm
 
 HERE = Path(__file__).resolve().parent
 RUNS_FILE, TABLE_FILE = HERE / "quality.json", HERE / "QUALITY.md"
@@ -44,8 +43,6 @@ is the interquartile mean of the last evaluations with its 95% interval (Agarwal
 machine; its CPU seconds depend on it a little. A row names the commit of Corral, or the version of the other library,
 and the day of its latest run.
 """
-
-Run = dict[str, Any]
 
 
 def main() -> int:
@@ -67,19 +64,15 @@ def main() -> int:
     wanted = [(*cell, seed) for seed in range(options.seeds) for cell in cells]
     wanted = [(env, row, seed) for env, row, seed in wanted if (env, row.name, seed) not in done]
     pythons = {"corral": sys.executable, "sb3": options.sb3_python}
-    failed = False
-    with ThreadPoolExecutor(options.jobs) as pool:
-        pending = [pool.submit(train, env, row, seed, pythons[row.library]) for env, row, seed in wanted]
-        for future in as_completed(pending):
-            run = future.result()
-            print(json.dumps(run), file=sys.stderr, flush=True)
-            if "error" in run:
-                failed = True
-                continue
-            runs = sorted([*runs, run], key=lambda run: (run["env"], run["row"], run["seed"]))
-            RUNS_FILE.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
-            TABLE_FILE.write_text(render(runs))
-    TABLE_FILE.write_text(render(runs))
+
+    def keep() -> None:
+        runs.sort(key=lambda run: (run["env"], run["row"], run["seed"]))
+        write_atomically(RUNS_FILE, "[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
+        write_atomically(TABLE_FILE, render(runs))
+
+    jobs = [(env, row, seed, pythons[row.library]) for env, row, seed in wanted]
+    failed = add_runs(train, jobs, options.jobs, runs, keep)
+    write_atomically(TABLE_FILE, render(runs))
     return int(failed)
 
 

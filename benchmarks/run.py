@@ -20,7 +20,7 @@ from pathlib import Path
 import machine
 import report
 from cases import MAIN, RIVALS, SCRIPTS, Case, select
-from processes import Outcome, run_script
+from processes import Outcome, exit_on_signals, run_script
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -31,6 +31,7 @@ FEW_PAIRS = 2
 def main() -> int:
     """Takes the measurements that the command line asks for; returns 1 if a run of Corral's failed."""
     arguments = _parse()
+    exit_on_signals()
     raw_path = arguments.out.with_name(f"{arguments.out.stem.lower()}.json")
     results = report.from_json(json.loads(raw_path.read_text())) if raw_path.exists() else {}
     if arguments.render_only:

@@ -1,12 +1,58 @@
-"""How tables show the scores of several seeds: interquartile means and probabilities of improvement with intervals.
+"""How the runs of a table are made, and how tables show the scores of several seeds.
 
-Both are of Agarwal et al. 2021 (arXiv:2108.13264); `corral.core.comparisons` computes them.
+Scores are interquartile means and probabilities of improvement with intervals, both of Agarwal et al. 2021
+(arXiv:2108.13264); `corral.core.comparisons` computes them.
 """
 
+import json
 import math
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
 
 from corral.core.comparisons import estimate_improvement, estimate_iqm
+from processes import exit_on_signals, kill_scripts
+
+Run = dict[str, Any]
+
+
+def add_runs(
+    train: Callable[..., Run], jobs: Iterable[tuple[Any, ...]], num_jobs: int, runs: list[Run], keep: Callable[[], None]
+) -> bool:
+    """Train all jobs, `num_jobs` of them at a time, and return whether one failed.
+
+    An interrupt (Ctrl-C, SIGTERM, SIGHUP) kills the trainings that have not ended; the others are kept.
+
+    Args:
+        train: Runs one job, whose parts are the arguments, by `run_script`, and returns its fields; with `error` if the
+            job failed.
+        jobs: What to run, in this order.
+        num_jobs: Number of jobs at a time.
+        runs: Receives what was run, without what failed.
+        keep: Called after each addition to `runs`, to write it to files.
+    """
+    exit_on_signals()
+    failed = False
+    with ThreadPoolExecutor(num_jobs) as pool:
+        pending = [pool.submit(train, *job) for job in jobs]
+        try:
+            for future in as_completed(pending):
+                run = future.result()
+                print(json.dumps(run), file=sys.stderr, flush=True)
+                if "error" in run:
+                    failed = True
+                else:
+                    runs.append(run)
+                    keep()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in pending):
+                kill_scripts()
+                time.sleep(0.05)  # a training that was about to start is in the next look
+            raise
+    return failed
 
 
 def show_iqm(values: Sequence[float], digits: int = 0) -> str:

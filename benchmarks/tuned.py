@@ -12,14 +12,13 @@ import hashlib
 import json
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from corral.algorithms.tuned_settings import tuned_algorithms, tuned_settings
+from corral.search.files import write_atomically
 from processes import run_script
-from runs_of_seeds import show_iqm
+from runs_of_seeds import Run, add_runs, show_iqm
 
 HERE = Path(__file__).resolve().parent
 RUNS_FILE, TABLE_FILE = HERE / "tuned.json", HERE / "TUNED.md"
@@ -104,8 +103,6 @@ and for CartPole (476.0), and DQN for CartPole (two of five seeds ended below 15
 100,000 env steps, since three seeds with 20,000 and a learning rate of 1e-3 had returns of 66.9, 283.3 and 1,000.0, and
 five seeds with 30,000 and 3e-4 had 183.0, 1,000.0, 1,000.0, 438.9 and 1,000.0."""
 
-Run = dict[str, Any]
-
 
 def main() -> int:
     """Run what is missing, write the table after each run; return 1 if a run failed."""
@@ -124,18 +121,14 @@ def main() -> int:
     runs = [run for run in runs if run["settings"] == fingerprint(run["algo"], run["env"])]
     done = {(run["algo"], run["env"], run["seed"]) for run in runs}
     wanted = [(*cell, seed) for seed, cell in product(range(options.seeds), cells) if (*cell, seed) not in done]
-    failed = False
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for future in as_completed([pool.submit(train, *job) for job in wanted]):
-            run = future.result()
-            print(json.dumps(run), file=sys.stderr, flush=True)
-            if "error" in run:
-                failed = True
-                continue
-            runs = sorted([*runs, run], key=lambda run: (run["algo"], run["env"], run["seed"]))
-            RUNS_FILE.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
-            TABLE_FILE.write_text(render(runs))
-    TABLE_FILE.write_text(render(runs))
+
+    def keep() -> None:
+        runs.sort(key=lambda run: (run["algo"], run["env"], run["seed"]))
+        write_atomically(RUNS_FILE, "[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
+        write_atomically(TABLE_FILE, render(runs))
+
+    failed = add_runs(train, wanted, options.jobs, runs, keep)
+    write_atomically(TABLE_FILE, render(runs))
     return int(failed)
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from processes import kill_session
+from processes import exit_on_signals, kill_session
 
 TIMEOUT_SECONDS = 1800.0
 
@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--rivals-python", required=True, help="an interpreter with RLlib")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    exit_on_signals()
     rivals, own = (str(Path(python).absolute()) for python in (options.rivals_python, options.corral_python))
     systems = {"RLlib": [rivals], "Corral": [own, "-m", "corral.compat.rllib"]}
     is_whole = True

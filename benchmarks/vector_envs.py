@@ -13,7 +13,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from processes import run_script
+from processes import exit_on_signals, run_script
 from vector_envs_side import CORRAL
 
 HERE = Path(__file__).resolve().parent
@@ -41,6 +41,7 @@ def main() -> int:
         "--only", default=",".join(f"{kind}:{env}" for kind, env in TABLES), help="of sampling:pong, ..."
     )
     options = parser.parse_args()
+    exit_on_signals()
     pythons = {"corral": options.corral_python, "sb3": options.sb3_python}
     is_whole = True
     for kind, env in (table.split(":") for table in options.only.split(",")):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -354,3 +355,45 @@ def test_a_row_of_the_leaderboard_learns_and_is_evaluated_on_the_way(tmp_path: P
     steps, seconds, returns = zip(*found["points"], strict=True)
     assert [step // 2000 for step in steps] == [1, 2] and 0 < seconds[0] < seconds[1]
     assert all(9 <= value <= 500 for value in returns) and found["row"] == "Corral PPO"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda each: each.name)
+def test_an_interrupted_table_keeps_what_is_done_and_leaves_no_training(number: signal.Signals, tmp_path: Path) -> None:
+    code = (
+        "import json, os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it\n"
+        "from pathlib import Path\n"
+        "from processes import run_script\n"
+        "from runs_of_seeds import add_runs\n"
+        "here = Path.cwd()\n"
+        "def train(name):\n"
+        "    sleep = 'time.sleep(600);' * (name != 'quick')\n"
+        "    script = f'import os, time; open({name!r}, \"w\").write(str(os.getpid())); {sleep} print({{}})'\n"
+        "    outcome = run_script([sys.executable, '-c', script], 600.0, here)\n"
+        "    return {'name': name} if outcome.line is not None else {'error': outcome.error}\n"
+        "runs = []\n"
+        "def keep():\n"
+        "    (here / 'runs').write_text(json.dumps(runs))\n"
+        "add_runs(train, [('quick',), ('one',), ('two',), ('three',)], 2, runs, keep)\n"
+    )
+    paths = [str(Path(measuring.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stderr=subprocess.DEVNULL,
+    )
+    names, deadline = ("one", "two"), time.monotonic() + 60
+
+    def pid_of(name: str) -> int:
+        return int((tmp_path / name).read_text())
+
+    while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in (*names, "runs")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    assert all(is_alive(pid_of(name)) for name in names)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert not any(is_alive(pid_of(name)) for name in names)
+    assert not (tmp_path / "three").exists()
+    assert json.loads((tmp_path / "runs").read_text()) == [{"name": "quick"}]
