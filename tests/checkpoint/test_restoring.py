@@ -18,6 +18,7 @@ import torch
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.envs.torch_envs import TorchCartPole
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
 from corral.testing import CountingEnv, IdentityEnv
@@ -223,6 +224,45 @@ def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: st
         with pytest.raises(CheckpointError, match=message):
             other.restore_from_path(path)
         assert same(weights(other), before) and other.training_iteration == 0
+        other.train()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1", TorchCartPole], ids=["native", "sub-envs", "tensors"])
+@pytest.mark.parametrize("num_envs", [2, 8])
+@pytest.mark.parametrize("model_config", [{}, {"use_lstm": True}], ids=["plain", "memory"])
+def test_a_run_continues_with_another_number_of_sub_envs(
+    env: Any, num_envs: int, model_config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learning continues exactly, and the episodes restart."""
+    settings = {"env": env, "model_config": model_config, "num_epochs": 1}
+    with config(**settings).build() as algo:
+        algo.train()
+        algo.save(tmp_path / "it")
+        num_steps, expected = algo.num_env_steps_sampled_lifetime, algo.learner_group.get_state()
+    with PPO.from_checkpoint(tmp_path / "it", num_envs_per_env_runner=num_envs) as other:
+        found = other.learner_group.get_state()
+        result = other.train()
+    for state in (found, expected):
+        del state["by_learner"][0]["metrics"]  # which measure times
+    np.testing.assert_equal(found, expected)
+    assert f"sub-envs 0 to {num_envs - 1}: 4 sub-envs were saved, and here are {num_envs}" in caplog.text
+    restored = result["restored"]
+    assert (restored["num_envs_continued"], restored["num_envs_restarted"]) == (0, num_envs)
+    assert result["num_env_steps_sampled_lifetime"] >= num_steps + 120  # what a row resets is no step
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", TorchCartPole], ids=["arrays", "tensors"])
+def test_a_replay_buffer_of_other_sub_envs_is_refused_before_anything_changes(env: Any, tmp_path: Path) -> None:
+    config = DQNConfig().environment(env).env_runners(num_envs_per_env_runner=4).debugging(seed=0)
+    with config.build() as algo:
+        algo.train()
+        algo.save(tmp_path / "it")
+    with config.copy(num_envs_per_env_runner=8).build() as other:
+        other.train()
+        before = weights(other)
+        with pytest.raises(CheckpointError, match="4 sub-envs, and here are 8: give num_envs_per_env_runner=4"):
+            other.restore_from_path(tmp_path / "it")
+        assert same(before, weights(other)) and other.training_iteration == 1
         other.train()
 
 

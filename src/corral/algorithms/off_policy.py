@@ -32,7 +32,7 @@ from corral.core.settings import (
     Probability,
 )
 from corral.core.tree import Tree, map_tree
-from corral.errors import ConfigError, LossError
+from corral.errors import CheckpointError, ConfigError, LossError
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.offline.config import NEEDS_OF_SAMPLING
@@ -613,6 +613,7 @@ class OffPolicyAlgorithm(Algorithm):
         with restoring(self):
             saved = state.get("replay_buffer", {})
             if not self.config.is_multi_agent and "replay_buffer" in state:
+                check_sub_envs(state["replay_buffer"], self.env_runner_group.num_envs)
                 saved = {DEFAULT_MODULE_ID: saved}
             buffers = self.replay_buffers  # a module that does not learn here has none
             set_buffers = [partial(buffers[name].set_state, part) for name, part in saved.items() if name in buffers]
@@ -623,6 +624,21 @@ class OffPolicyAlgorithm(Algorithm):
         super().stop()
         for buffer in getattr(self, "replay_buffers", {}).values():  # building may have failed before it
             buffer.close()
+
+
+def check_sub_envs(state: Mapping[str, Any], num_envs: int) -> None:
+    """Check that the rows of a replay buffer's state have one step of each of `num_envs` sub-envs.
+
+    Raises:
+        CheckpointError: They have another number of steps.
+    """
+    layout = state.get("layout")
+    saved = layout["num_envs"] if layout else state.get("num_lanes")  # on arrays, or on a device
+    if saved and saved != num_envs:
+        raise CheckpointError(
+            f"replay_buffer: the state has the steps of {saved} sub-envs, and here are {num_envs}: give "
+            f"num_envs_per_env_runner={saved}, or begin a new run with the weights of the checkpoint (load_from)."
+        )
 
 
 def refuse_unscaled_actions(config: AlgorithmConfig, name: str) -> None:

@@ -576,18 +576,23 @@ class EnvHost:
         )
         return None
 
-    def find_obstacles(self, state: Mapping[str, Any]) -> list[str]:
+    def find_obstacles(self, state: Mapping[str, Any], num_envs: int) -> list[str]:
         """Return for each sub-env why it cannot continue where its env of a state stood; else it restarts.
 
         The reason is `""` where nothing is in the way. If one of them cannot continue, all of them restart.
+
+        Args:
+            state: The state.
+            num_envs: Number of sub-envs of the runner of the state.
         """
         envs = state["envs"]
-        expected = self.num_envs if self._has_sub_envs else 1
         reason = ""
         if envs is None or self.is_broken:
             reason = "no env was saved"
-        elif len(envs) != expected:
-            reason = f"{len(envs)} sub-envs were saved, and here are {expected}"
+        elif num_envs != self.num_envs:
+            reason = f"{num_envs} sub-envs were saved, and here are {self.num_envs}"
+        elif len(envs) != (self.num_envs if self._has_sub_envs else 1):
+            reason = "the vectorization is another one"
         elif state["same_step"] != self.is_same_step:
             reason = "the autoreset mode is another one"
         return [reason] * self.num_envs if reason else self._per_sub_env(self._each(_find_obstacle, envs))
@@ -615,7 +620,7 @@ class EnvHost:
 
         Args:
             state: The state.
-            resets_next: Bool `[N]`: the sub-envs that the next step only resets, by the state.
+            resets_next: Bool, one for each sub-env of the state: those that the next step only resets.
 
         Raises:
             EnvError: An env raised an exception in `reset`.
@@ -626,7 +631,7 @@ class EnvHost:
         kept = {name: value for name, value in self.changed_settings.items() if name != "env_config"}
         if self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)}):
             self.make()
-        obstacles = self.find_obstacles(state)
+        obstacles = self.find_obstacles(state, len(resets_next))
         seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
         self.restarts.set_state(state["restarts"])
         if state["tasks"] is not None:

@@ -125,8 +125,9 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         actor.row_distribution.check_state(part)
     check_metrics_state(state["metrics"])
     runner.host.check_state(state["env"])
-    if state["episodes"] is not None and not any(runner.host.find_obstacles(state["env"])):
-        _check_episodes(runner, state["episodes"])
+    episodes = state["episodes"]
+    if episodes is not None and not any(runner.host.find_obstacles(state["env"], len(episodes["resetting"]))):
+        _check_episodes(runner, episodes)
 
 
 def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, Any]:
