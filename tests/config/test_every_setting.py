@@ -109,6 +109,8 @@ def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
     config: Any = config_class(algo)().environment(Walk, env_config={"actions": actions}).debugging(seed=1)
     config.learners(num_threads=1)  # convolutions with more wait for each other on a busy machine
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})
+    if algo == "CrossQ":  # its critics are wide
+        config.rl_module(model_config={"fcnet_hiddens": [8], "critic_hiddens": [8, 8]})
     if algo in ("BC", "MARWIL"):
         config.offline_data(input_=recorded_walks())
         config.training(train_batch_size_per_learner=16, num_updates_per_iteration=3)

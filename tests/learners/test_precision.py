@@ -140,7 +140,7 @@ def test_losses_are_close_and_values_of_states_the_same() -> None:
         (SACConfig, {"num_atoms": 11}),
         (TD3Config, {}),
         (TQCConfig, {}),
-        (CrossQConfig, {}),
+        (CrossQConfig, {"model_config": {"fcnet_hiddens": [16, 16], "critic_hiddens": [32, 32]}}),
     ],
 )
 def test_each_algorithm_learns_in_it(cls: type[AlgorithmConfig], settings: dict[str, Any]) -> None:
