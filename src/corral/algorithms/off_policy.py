@@ -634,7 +634,7 @@ def check_sub_envs(state: Mapping[str, Any], num_envs: int) -> None:
     """
     layout = state.get("layout")
     saved = layout["num_envs"] if layout else state.get("num_lanes")  # on arrays, or on a device
-    if saved and saved != num_envs:
+    if saved and saved != num_envs and "lanes" not in state:  # lanes begin and end with their simulators
         raise CheckpointError(
             f"replay_buffer: the state has the steps of {saved} sub-envs, and here are {num_envs}: give "
             f"num_envs_per_env_runner={saved}, or begin a new run with the weights of the checkpoint (load_from)."
