@@ -243,6 +243,7 @@ def test_a_robot_of_mujoco_playground_is_stepped_and_restored() -> None:
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow_cases("SAC")
 @pytest.mark.parametrize("config_class", [PPOConfig, SACConfig])
 def test_training_stays_on_the_device_and_continues_exactly(config_class: Any, tmp_path: Path) -> None:
     config = config_class().environment(make_env).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
