@@ -50,7 +50,7 @@ test slow lowest: export PYTHONDONTWRITEBYTECODE =
 test: check ## check, then all tests
 	$(BIN)/python -m pytest -n 3
 
-slow: $(READY) ## the tests that `make test` leaves out, mostly second forms on real Ray
+slow: $(READY) ## the tests that `make test` leaves out, mostly second forms on real Ray and in processes
 	$(BIN)/python -m pytest -n 2 -m slow
 
 $(LOWEST_READY): requirements/lowest.txt pyproject.toml

@@ -91,7 +91,7 @@ def ray_stays_unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[Any]) -> Any:
-    """Leave to `make slow` what is `slow_on_ray`, and let `xdist_group` work.
+    """Leave to `make slow` what is `slow_on_ray` and `slow_cases`, and let `xdist_group` work.
 
     What starts on Ray takes seconds to start. And xdist 3.8 writes a test's group into an attribute that pytest 9.2
     does not read.
@@ -99,6 +99,9 @@ def pytest_collection_modifyitems(items: list[Any]) -> Any:
     for item in items:
         on_ray = any(mark.args == ("ray",) for mark in item.iter_markers("xdist_group"))
         if on_ray and item.get_closest_marker("slow_on_ray"):
+            item.add_marker(pytest.mark.slow)
+        case = item.callspec.id if hasattr(item, "callspec") else ""
+        if any(text in case for mark in item.iter_markers("slow_cases") for text in mark.args):
             item.add_marker(pytest.mark.slow)
     result = yield
     for item in items:

@@ -21,7 +21,10 @@ FORMS = [
     *((algo, "box") for algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG")),
 ]
 OFF_POLICY_FORMS = [form for form in FORMS if form[0] not in ON_POLICY]
-SLOW_FORMS = [("SAC", "box_uneven"), ("SAC", "discrete_from_minus_2"), ("DDPG", "box")]
+SLOW_FORMS = [
+    *(("SAC", space) for space in ("box_uneven", "discrete_from_minus_2")),
+    *((algo, "box") for algo in ("DDPG", "TQC", "CrossQ")),
+]
 # Settings that make it learn faster.
 FAST = {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}
 SOLVES: dict[str, dict[str, Any]] = {"SAC": FAST, "TQC": FAST, "CrossQ": FAST}

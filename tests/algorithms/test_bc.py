@@ -275,6 +275,7 @@ def test_an_iteration_in_which_no_module_learns_draws_nothing(num_updates: int |
         assert not changes(algorithm, "one") and algorithm.num_env_steps_sampled_lifetime == 0
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("num_learners", [0, 2])
 def test_schedules_count_the_steps_that_were_learned_from(num_learners: int, tmp_path: Path) -> None:
     """Two updates of 50 steps per learner in each iteration; the rate is the one of the last update."""
@@ -389,6 +390,7 @@ def test_other_data_is_said_when_a_run_continues(tmp_path: Path, caplog: pytest.
     assert "has changed since the checkpoint: from 50 episodes, 500 steps" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_learners_take_the_steps_of_one() -> None:
     weights = []
     for num_learners, size in ((0, 1), (2, 2)):

@@ -52,6 +52,7 @@ def train(config: Any) -> Any:
         return algo.train()
 
 
+@pytest.mark.slow_cases("num_env_runners-2")
 @pytest.mark.parametrize(
     ("num_envs", "setting", "value"),
     [(2, "env_runners.vectorization", "async"), (1, "env_runners.num_env_runners", 2)],

@@ -124,6 +124,7 @@ def test_a_second_stop_ends_what_the_first_one_left(monkeypatch: pytest.MonkeyPa
     assert stopped == ["once"]
 
 
+@pytest.mark.slow_cases("workers")
 @pytest.mark.parametrize("settings", [WORKERS, {"vectorization": "async"}], ids=["workers", "sub_envs"])
 def test_an_algorithm_that_is_dropped_takes_its_processes_along(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -151,6 +151,7 @@ def agreement(algorithm: Any, is_box: bool) -> float:
     return float((actions == data["actions"]).mean())
 
 
+@pytest.mark.slow_cases("SAC")
 @pytest.mark.parametrize("algo", ["DQN", "SAC", "TD3", "DDPG"])
 def test_the_policy_imitates_although_values_say_something_else(algo: str) -> None:
     """Rewards are higher for actions that were recorded in other states, or never."""
@@ -183,6 +184,7 @@ def test_only_recorded_rows_are_marked() -> None:
     assert kept and all(rows == [False, False, True, False] * 8 for rows in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["DQN", "TD3"])
 def test_several_learners_imitate_as_much_as_one(algo: str) -> None:
     """Each learner takes the mean over its own rows, so each needs its share of the recorded ones."""

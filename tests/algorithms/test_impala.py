@@ -208,6 +208,7 @@ def test_a_circular_buffer_that_became_smaller_drops_what_it_has_no_room_for() -
         assert algo.metrics.peek(("env_runners", "num_env_steps_dropped_lifetime")) == 3 * BATCH
 
 
+@pytest.mark.slow_cases("process")
 @pytest.mark.parametrize("algo_name", ["IMPALA", "APPO"])
 @pytest.mark.parametrize("engine", ["local", "process"])
 def test_a_module_can_be_removed_after_an_interrupt(algo_name: str, engine: str) -> None:
@@ -237,6 +238,7 @@ def test_batches_that_have_become_too_old_are_all_dropped_and_counted() -> None:
         assert algo.metrics.peek(("env_runners", "num_env_steps_dropped_lifetime")) == num_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_runners_pause_while_the_queue_is_full(size: int) -> None:
     """Each of two runners has a fragment of half a batch and the next one, so two more batches are ready."""
@@ -253,6 +255,7 @@ def test_runners_pause_while_the_queue_is_full(size: int) -> None:
         assert len(algo._waiting) == size - 1
 
 
+@pytest.mark.slow_cases("process-2-IMPALA")
 @pytest.mark.parametrize(("algo_name", "num_updates"), [("IMPALA", 1), ("APPO", 2)])
 @pytest.mark.parametrize(("engine", "num_env_runners"), [("local", 0), ("local", 2), ("process", 2)])
 def test_an_iteration_ends_with_all_batches_learned(
@@ -289,6 +292,7 @@ def test_runners_get_the_weights_of_every_second_update_and_of_the_last() -> Non
 # Learners of an engine.
 
 
+@pytest.mark.slow_cases("APPO")
 @pytest.mark.parametrize("algo_name", ["IMPALA", "APPO"])
 def test_a_learner_in_a_process_learns_from_every_batch(algo_name: str) -> None:
     config = config_of(algo_name, "process", 0).learners(num_learners=1)
@@ -314,6 +318,7 @@ def test_the_update_that_is_under_way_counts_in_the_lag() -> None:
         assert (costs["lag_mean"], costs["lag_max"]) == (0.5, 1)
 
 
+@pytest.mark.slow
 def test_a_state_in_the_middle_of_an_update_holds_the_update() -> None:
     with config_of("IMPALA", "process", 0).learners(num_learners=1).build() as algo:
         algo._receive_batches()

@@ -105,6 +105,7 @@ def bandit(num_steps: int = 3000) -> dict[str, Any]:
     return {"obs": zeros, "actions": actions, "rewards": actions - 1.0, "terminated": flags}
 
 
+@pytest.mark.slow_cases("0.5-0.0")
 @pytest.mark.parametrize(("expectile", "expected"), [(0.5, 0.0), (0.9, 8 / 11)])
 def test_values_are_an_expectile_of_the_recorded_actions(expectile: float, expected: float) -> None:
     """For rewards -1, 0 and 1 the expectile v > 0 solves e (1 - v) = (1 - e) (v + 1 + v); at 0.9 v is 8/11."""

@@ -15,6 +15,7 @@ from memory_modules import CountsSteps
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8], "max_seq_len": 5}
 
 
+@pytest.mark.slow
 def test_fragments_of_other_processes_bring_their_states() -> None:
     config = PPOConfig().environment(CountingEnv, env_config={"episode_length": 5}).rl_module(module_class=CountsSteps)
     config.env_runners(num_env_runners=1, num_envs_per_env_runner=3).engine(engine_name="process")

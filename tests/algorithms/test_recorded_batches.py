@@ -35,7 +35,9 @@ def with_data(algo: str, **training: Any) -> Any:
     """Return a config that learns from data for 12 updates, 4 in an iteration, and then samples 40 steps at a time."""
     is_box = algo in BOX
     config: Any = config_class(algo)().environment(Drift, env_config={"box": is_box}).debugging(seed=1)
-    config.offline_data(input_=recorded(is_box)).learners(num_threads=1).rl_module(model_config={"fcnet_hiddens": [8]})
+    config.offline_data(input_=recorded(is_box)).learners(num_threads=1)
+    critics = {"critic_hiddens": [8, 8]} if algo == "CrossQ" else {}  # which are wide by default
+    config.rl_module(model_config={"fcnet_hiddens": [8], **critics})
     config.reporting(min_sample_timesteps_per_iteration=40)
     small = {
         "train_batch_size_per_learner": 16,

@@ -181,6 +181,7 @@ def assert_stops(algo: Algorithm, restore: Callable[[], None], error: str) -> No
     assert not algo.engine.running()
 
 
+@pytest.mark.slow_cases("settings1")
 @pytest.mark.parametrize(
     "damage",
     [

@@ -71,6 +71,7 @@ def test_all_policies_get_weights_that_are_set_by_hand_at_once(way: str, tmp_pat
         assert not load_policy(algorithm.save(tmp_path / "saved")).batch(OBS).any()
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("num_env_runners", [0, 1])
 def test_the_next_iteration_samples_with_them(num_env_runners: int) -> None:
     actions: list[Any] = []
@@ -113,6 +114,7 @@ def test_algorithms_that_sample_ahead_act_and_learn_with_them(base: Any, tmp_pat
             assert all(np.array_equal(target[name], value) for name, value in given.items())
 
 
+@pytest.mark.slow
 def test_learners_in_processes_have_them_too(tmp_path: Path) -> None:
     with small(num_learners=1).build() as algorithm:
         algorithm.train()

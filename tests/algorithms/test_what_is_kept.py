@@ -539,6 +539,7 @@ def test_runners_take_the_states_that_there_are(num_runners: int) -> None:
             assert generators(again)[1] == generators(state)[1]
 
 
+@pytest.mark.slow
 def test_the_embedded_runner_continues_as_a_process() -> None:
     state, expected = saved(make_config("PPO"))
     one = continued(make_config("PPO", num_env_runners=1, engine_name="process"), state)

@@ -3,11 +3,14 @@
 import argparse
 import sys
 
+import pytest
+
 import bench_tensor_envs as bench
 
 SIZES = {"num_envs": 4, "hidden": 8, "rows": 5, "minibatch": 10, "epochs": 1}
 
 
+@pytest.mark.slow
 def test_systems_take_turns_and_the_table_compares_them() -> None:
     options = argparse.Namespace(
         python=sys.executable, torchrl_python=None, turns=2, warmup=1, seed=0, curves=True, **SIZES

@@ -124,6 +124,7 @@ def without_rates(found: list[str]) -> list[str]:
     return [place for place in found if not re.search("restored|throughput|rate_here|reducer/_(value|part)", place)]
 
 
+@pytest.mark.slow_cases("appo")
 @pytest.mark.xdist_group("every_key")
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name not in FAST)]

@@ -292,6 +292,7 @@ def test_an_env_that_raises(tmp_path: Path) -> None:
     assert 'raise ZeroDivisionError("the simulator divided by zero")' in text
 
 
+@pytest.mark.slow
 def test_an_env_that_raises_at_the_start_in_a_runner_shows_its_line_and_the_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,6 +420,7 @@ def test_an_interrupt_in_the_first_iteration_says_where_the_run_lies(tmp_path: P
     assert read_run(run_dir, may_lack=frozenset({"checkpoints"})) == ([], [])
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_an_import_that_executes_text_has_the_same_status(tmp_path: Path) -> None:
     """Python ends itself by SIGINT at its exit if a plain `KeyboardInterrupt` has passed through `exec` of a text."""
     raised = "import signal; signal.raise_signal(signal.SIGINT)"

@@ -39,6 +39,7 @@ def pendulum(tmp_path: Path) -> Path:
     return saved(small(PPOConfig().environment("Pendulum-v1")), tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_the_file_of_onnx_acts_as_the_policy_in_its_env(
     pendulum: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +50,7 @@ def test_the_file_of_onnx_acts_as_the_policy_in_its_env(
     np.testing.assert_allclose(session.run(["actions"], {"obs": obs})[0], load_policy(pendulum).batch(obs), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_policy_with_memory_is_checked_in_its_env_and_with_recorded_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -325,6 +325,7 @@ class Killed:
 
 
 # With two sub-envs, an iteration of 64 env steps has 32 steps of each, and the first step of an env is in its check.
+@pytest.mark.slow_cases("40")
 @pytest.mark.parametrize("at_step", [pytest.param(10, marks=pytest.mark.slow), 40])
 def test_a_run_that_is_killed_at_once_continues(at_step: int, tmp_path: Path) -> None:
     killed = Killed(tmp_path, at_step)

@@ -548,6 +548,7 @@ class EndsProcess(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_an_override_is_called_when_runners_were_replaced(tmp_path: Path) -> None:
     config = PPOConfig(algo_class=Restores).environment(EndsProcess, env_config={"file": str(tmp_path / "ended")})
     config.env_runners(num_env_runners=1).training(train_batch_size=40, minibatch_size=40, num_epochs=1)

@@ -80,6 +80,7 @@ assert 0.009 < numbers["curr_entropy_coeff"] < 0.01
     assert done.stdout.startswith("iter=0 R=")
 
 
+@pytest.mark.slow
 def test_stateless_cartpole_with_an_lstm_and_appo(run: Run) -> None:
     pytest.importorskip("ray")
     run(
@@ -122,6 +123,7 @@ assert "NormalizeObservations" in str(native.transforms)
     )
 
 
+@pytest.mark.slow
 def test_multi_agent_cartpole_with_two_policies(run: Run) -> None:
     pytest.importorskip("ray")
     run(
@@ -166,6 +168,7 @@ assert set(result[ENV_RUNNER_RESULTS]["module_episode_return_mean"]) == {{"p0", 
     )
 
 
+@pytest.mark.slow
 def test_pendulum_with_appo(run: Run) -> None:
     run(
         BEGIN
@@ -200,6 +203,7 @@ assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] <
     )
 
 
+@pytest.mark.slow
 def test_dict_observations_with_impala(run: Run) -> None:
     pytest.importorskip("ray")
     run(
@@ -226,6 +230,7 @@ check_learned(result, "default_policy", fewest=2000)
     )
 
 
+@pytest.mark.slow
 def test_a_curriculum_by_results_with_appo(run: Run) -> None:
     run(
         BEGIN
@@ -304,6 +309,7 @@ assert result["runner_group"]["by_runner"].keys() >= {{"1", "2"}}
     assert done.stdout.splitlines()[-1] == "Stop criterion (training_iteration=2) fulfilled!"
 
 
+@pytest.mark.slow
 def test_old_names_of_the_older_stack(run: Run) -> None:
     run(
         """

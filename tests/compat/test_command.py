@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rllib_scripts import Run
 
 REPORT = """
@@ -24,6 +25,7 @@ def test_a_script_sees_what_python_shows_it(run: Run, tmp_path: Path) -> None:
     assert done.stdout == f"__main__ script.py ['--stop-iters', '2', '-x'] {tmp_path.name}\n3\n"
 
 
+@pytest.mark.slow
 def test_a_module_runs_as_with_python_m(run: Run, tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(
         "import unittest\n"

@@ -391,6 +391,7 @@ print("alpha_value" in numbers, numbers["qf_loss"] > 0)
 """
 
 
+@pytest.mark.slow_cases("IQL")
 @pytest.mark.parametrize("script", [pytest.param(CQL_SCRIPT, marks=pytest.mark.slow), IQL_SCRIPT], ids=["CQL", "IQL"])
 def test_pendulum_is_learned_from_recorded_steps(with_files: None, run: Run, script: str) -> None:
     done = run((script + END).replace("NUM_RUNNERS", "0"), *PROCESS)

@@ -95,6 +95,7 @@ def test_as_test_fails_if_the_return_is_not_reached(capsys: pytest.CaptureFixtur
     assert "`env_runners/episode_return_mean` of 5.0 reached! ok" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_ray_training_runs_in_this_process(run: Run) -> None:
     script = """
 import ray

@@ -63,6 +63,7 @@ assert (Columns.TERMINATEDS, Columns.ACTION_LOGP, Columns.NEXT_OBS) == ("termina
     )
 
 
+@pytest.mark.slow_cases("annotation")
 @pytest.mark.parametrize(
     ("line", "words"),
     [

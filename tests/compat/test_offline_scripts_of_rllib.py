@@ -128,6 +128,7 @@ for config in (MARWILConfig().training(beta=0.7, vf_coeff=0.5), BCConfig()):
     )
 
 
+@pytest.mark.slow
 def test_a_learner_class_changes_the_loss_of_bc(run: Run) -> None:
     run(
         BEGIN
@@ -247,6 +248,7 @@ for space in (config, config.to_dict()):
     )
 
 
+@pytest.mark.slow
 def test_ppo_continues_from_a_module_of_bc(run: Run) -> None:
     run(
         BEGIN

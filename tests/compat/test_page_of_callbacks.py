@@ -294,6 +294,7 @@ def check_buffer(directory: Path, num_steps: int) -> None:
     assert longest(contents) >= num_steps
 
 
+@pytest.mark.slow_cases("without_ray")
 def test_a_replay_buffer_is_written_with_msgpack(run_in_both: Run, tmp_path: Path) -> None:
     pytest.importorskip("ormsgpack")
     printed = run_in_both(shrink() + REPLAY_BUFFER).stdout
@@ -301,6 +302,7 @@ def test_a_replay_buffer_is_written_with_msgpack(run_in_both: Run, tmp_path: Pat
     check_buffer(tmp_path, 400)
 
 
+@pytest.mark.slow_cases("without_ray-later")
 @pytest.mark.parametrize(
     "snippet", [pytest.param(ACROBOT_2_40, marks=pytest.mark.slow), ACROBOT], ids=["2.40", "later"]
 )

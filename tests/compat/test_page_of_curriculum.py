@@ -56,6 +56,7 @@ print(algo.workers.foreach_worker(lambda ev: ev.foreach_env(lambda env: env.get_
 """
 
 
+@pytest.mark.slow_cases("without_ray")
 def test_a_curriculum_function_sets_the_next_task(run_in_both: Run) -> None:
     printed = run_in_both(TASKS + MY_ENV + TRAINS_TASKS).stdout
     assert printed == "[4.0, 8.0, 12.0]\n[[4]]\n"
@@ -226,6 +227,7 @@ print(algo.train()["episode_reward_mean"])
 """
 
 
+@pytest.mark.slow
 def test_the_callbacks_set_tasks_without_ray(run: Run, tmp_path: object) -> None:
     """The class of the page works without Tune; what needs Tune names the extra."""
     before = BEFORE_TUNE.format(directory=str(tmp_path)).partition("ray.init =")[0].replace("import ray.tune\n", "")

@@ -272,6 +272,7 @@ def with_snippets(text: str, **snippets: object) -> str:
     return TRAINS + "".join(f"{name} = {value!r}\n" for name, value in snippets.items()) + text
 
 
+@pytest.mark.slow_cases("without_ray")
 def test_evaluation_runs_as_the_settings_of_the_page_say(run_in_both: Run) -> None:
     script = with_snippets(RUNS, INTERVAL=INTERVAL, DURATIONS=DURATIONS, NO_EXPLORATION=NO_EXPLORATION)
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rllib_scripts import Run
 
 CONFIG = """
@@ -178,6 +179,7 @@ print({int(algo.compute_single_action(np.zeros(4, np.float32))) for _ in range(2
 )
 
 
+@pytest.mark.slow_cases("without_ray")
 def test_exploration_is_set_as_on_the_page(run_in_both: Run) -> None:
     texts = {"off": OFF, "on": ON, "sampling": SAMPLING, "greedy": EPSILON_GREEDY, "soft": SOFT_Q}
     printed = run_in_both(CONFIG + USES_CONFIG + ACTS % texts + OWN).stdout

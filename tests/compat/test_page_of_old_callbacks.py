@@ -178,6 +178,7 @@ evaluated after: [{'iteration': 2}] 1
 """
 
 
+@pytest.mark.slow_cases("without_ray")
 def test_every_method_of_the_callbacks_is_called_with_its_arguments(run_in_both: Run) -> None:
     printed = run_in_both(EVERY_METHOD + AROUND + TRAINS).stdout
     assert printed.startswith(CALLED), printed
@@ -289,6 +290,7 @@ print(all(before == after > 0 for before, after, _ in rewards), len(rewards) > 1
 """
 
 
+@pytest.mark.slow_cases("without_ray")
 def test_several_classes_are_called_in_their_order(run_in_both: Run) -> None:
     printed = run_in_both(shrink() + BEFORE_SEVERAL + SEVERAL + OTHER_FORMS).stdout
     assert printed.split() == ["stats", "video", "trace", "trace", "stats", "trainer", "result", "True", "True"]

@@ -151,6 +151,7 @@ def best_mean(text: str) -> float:
 
 
 # Random play has a mean return of 22.
+@pytest.mark.slow
 def test_rllibs_scripts_for_cartpole_train_ppo_with_two_clients(run: Run, tmp_path: Path) -> None:
     port = str(free_port())
     with clients(tmp_path, ["--port", port], ["--port", port, "--inference-mode", "remote"]) as started:

@@ -83,6 +83,7 @@ def ported(run: Run, tmp_path: Path, script: str) -> tuple[str, str]:
     return text, run_python(tmp_path / "ported.py")
 
 
+@pytest.mark.slow_cases("two_agents", "own_module")
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_files_of_a_worked_port_print_the_same(name: str, run: Run) -> None:
     of_rllib = run([str(EXAMPLES / f"{name}_rllib.py")]).stdout
@@ -93,6 +94,7 @@ def test_both_files_of_a_worked_port_print_the_same(name: str, run: Run) -> None
     assert len(of_rllib.splitlines()) >= 4
 
 
+@pytest.mark.slow
 def test_the_printed_file_gives_the_same_returns_with_what_the_script_defines(run: Run, tmp_path: Path) -> None:
     script = f"""
 from ray import tune
@@ -134,6 +136,7 @@ config = (
     assert "unused" not in text
 
 
+@pytest.mark.slow
 def test_several_agents_and_a_set_of_policies(run: Run, tmp_path: Path) -> None:
     script = f"""
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -154,6 +157,7 @@ config = (
     assert 'policies={"a": {}, "b": {}, "c": {}}' in text
 
 
+@pytest.mark.slow
 def test_options_of_the_script_have_the_parsed_values_also_in_lambdas(run: Run, tmp_path: Path) -> None:
     script = f"""
 import argparse
@@ -175,6 +179,7 @@ config = (
     assert returns == run(script + TRAIN).stdout
 
 
+@pytest.mark.slow
 def test_a_variable_that_the_script_changes_has_the_value_of_the_build(run: Run, tmp_path: Path) -> None:
     script = f"""
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -197,6 +202,7 @@ config = (
     assert returns == run(script + TRAIN).stdout
 
 
+@pytest.mark.slow
 def test_a_lambda_for_policies_to_train_keeps_its_meaning(run: Run, tmp_path: Path) -> None:
     script = f"""
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -300,6 +306,7 @@ def test_the_first_trial_of_a_search_with_tune_is_ported_with_its_stop(run: Run)
     assert 'algo.fit(stop={"training_iteration": 2})' in text
 
 
+@pytest.mark.slow
 def test_classes_and_connectors_that_change_the_run_are_never_left_out_silently(run: Run, tmp_path: Path) -> None:
     script = """
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
@@ -319,6 +326,7 @@ config.build_algo()
     assert "- learner connector: " in text
 
 
+@pytest.mark.slow
 def test_a_script_that_builds_nothing_and_one_that_fails(run: Run, tmp_path: Path) -> None:
     start = "from ray.rllib.algorithms.ppo import PPOConfig\nPPOConfig()"
     nothing = print_port(run, tmp_path, start + "\nprint('text')", code=1)

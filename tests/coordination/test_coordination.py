@@ -79,6 +79,7 @@ def increment(name: str, times: int) -> None:
         counter.call("inc", 1)
 
 
+@pytest.mark.slow_cases("process")
 def test_no_increment_of_ten_callers_is_lost(name: str, form: Form, in_workers: InWorkers) -> None:
     times = 100 if form == "ray" else 1000  # a call of a Ray actor takes about a millisecond
     counter = coordination.create(name, Counter)

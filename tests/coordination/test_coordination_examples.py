@@ -31,6 +31,7 @@ def test_every_example_is_on_the_page() -> None:
     assert set(re.findall(r"^\| `(\w+)\.py` \|", page, flags=re.MULTILINE)) == {p.stem for p in EXAMPLES.glob("*.py")}
 
 
+@pytest.mark.slow_cases("process")
 def test_counter(form: Form, capsys: pytest.CaptureFixture[str]) -> None:
     counts = load("counter").main(engine=form, num_env_runners=2, num_iterations=2)
     for counted, sampled in counts:

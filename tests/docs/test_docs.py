@@ -72,6 +72,25 @@ def pages_to_run() -> list[Any]:
     ]
 
 
+@pytest.mark.slow_cases(
+    "off-policy-evaluation",
+    "recorded-data",
+    "asynchronous",
+    "appo",
+    "impala",
+    "iql",
+    "replay",
+    "cql",
+    "marwil",
+    "/bc.md",
+    "tqc",
+    "crossq",
+    "videos",
+    "envpool",
+    "metrics",
+    "exploration",
+    "write-an-algorithm",
+)
 @pytest.mark.parametrize("page", pages_to_run())
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

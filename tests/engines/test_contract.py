@@ -187,6 +187,7 @@ def test_the_user_has_the_last_word_on_threads(start: Start, monkeypatch: pytest
 # Large values.
 
 
+@pytest.mark.slow_cases("local")
 def test_large_arrays_arrive_intact_and_can_be_written_to(start: Start) -> None:
     handle = start(Counter)
     rng = np.random.default_rng(0)

@@ -141,6 +141,7 @@ if os.getpid() != {driver}:  # the test builds it in the driver
 """
 
 
+@pytest.mark.slow_cases("process")
 @pytest.mark.parametrize(
     ("engine", "env"),
     [

@@ -46,6 +46,7 @@ def test_records_come_with_the_answer_of_the_call(worker: WorkerHandle, caplog: 
     assert caplog.records[-1].getMessage() == "env runner 7: 6 more records were dropped, of one call."
 
 
+@pytest.mark.slow
 def test_restarts_in_runners_of_their_own_processes_are_in_run_log_and_the_last_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

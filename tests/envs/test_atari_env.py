@@ -79,6 +79,7 @@ class TestIds:
 
 
 class TestPreprocessing:
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["next_step", pytest.param("same_step", marks=pytest.mark.slow)])
     def test_is_the_same_in_the_native_vector_env_and_one_by_one(self, make: Make, mode: str) -> None:
         native = make(SHORT, autoreset_mode=mode)

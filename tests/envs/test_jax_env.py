@@ -122,6 +122,7 @@ def test_parts_of_observations_are_parts_of_the_space() -> None:
     assert one.step(torch.zeros(N, 1))[-1]["final_obs"].shape == (N, 2)
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_restored_env_continues_exactly(typed: bool) -> None:
     env = JaxVectorEnv(Walk(typed=typed), N, max_episode_steps=9)

@@ -348,6 +348,7 @@ def run_watched(code: str, *ways: str, limit_s: float = 0.3, rest_s: float = 0.0
 
 
 class TestWatchdog:
+    @pytest.mark.slow_cases("c_with_gil")
     @pytest.mark.parametrize(
         ("code", "how"),
         [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from handmade import plain
 
 RANDOMS = st.randoms(use_true_random=False)  # which Hypothesis can make simpler
 LONG = [HealthCheck.too_slow, HealthCheck.data_too_large]
-fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=LONG)
+fuzzed = settings(max_examples=30, deadline=None, suppress_health_check=LONG)
 
 
 def check(episode: MultiAgentEpisode, played: Played, stop: int | None = None) -> None:
@@ -99,6 +100,7 @@ def test_chunks_and_their_concatenation(rng: random.Random, ends: bool) -> None:
     assert same(joined.get_state(), whole.get_state())
 
 
+@pytest.mark.slow
 @fuzzed
 @given(rng=RANDOMS, ends=st.booleans())
 def test_slices(rng: random.Random, ends: bool) -> None:

@@ -203,6 +203,7 @@ class TestUnbiased:
         returns = self.returns(group, 40, num_episodes=15, in_pieces=in_pieces)
         assert len(returns) == 600 and abs(standard_errors(returns)) < 4
 
+    @pytest.mark.slow
     @on("embedded", "process")
     def test_as_long_as_training_takes(self, group: EnvRunnerGroup) -> None:
         """Training ends while episodes are played. They all count; without them, too many would be short ones."""
@@ -249,6 +250,7 @@ class TestFaults:
         assert result.is_complete and not result.skipped and group.num_failures == num_failures + 1
         assert result.num_episodes_taken_over == 6 - played_by(result).get(1, 0) > 0
 
+    @pytest.mark.slow_cases("process")
     @on("process", "ray")
     def test_episodes_of_a_runner_that_stalls_go_to_the_others_long_before_the_limit(
         self, group: EnvRunnerGroup, tmp_path: Path
@@ -268,6 +270,7 @@ class TestFaults:
         assert counted(group)["num_episodes"] == 8  # without the episodes of its late answer
         assert group.num_failures == num_failures
 
+    @pytest.mark.slow_cases("process")
     @on("process", "ray")
     def test_a_frozen_runner_gets_nothing_and_is_replaced_after_twice_the_limit(
         self, group: EnvRunnerGroup, tmp_path: Path
@@ -318,6 +321,7 @@ class TestFaults:
         assert result.is_complete and set(played_by(result)) <= {1, 2} and len(result.episodes) > 4
         assert 2 <= result.num_unfinished_episodes <= (4 if cuts_episodes else 2)
 
+    @pytest.mark.slow_cases("process")
     @on("process")
     def test_a_round_without_a_number_waits_for_no_runner_that_stalls(
         self, group: EnvRunnerGroup, tmp_path: Path

@@ -762,6 +762,7 @@ def test_an_open_round_is_as_long_as_training_whatever_the_time_limit() -> None:
     assert result["timers"]["evaluating_s"] < 0.8 + 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["episodes", pytest.param("timesteps", marks=pytest.mark.slow)])
 def test_training_does_not_wait_for_a_runner_that_stalls_nor_for_an_endless_episode(unit: str) -> None:
     """The first runner sleeps in its first step; the other one plays, and its episodes are long."""

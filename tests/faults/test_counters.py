@@ -267,6 +267,7 @@ def test_a_fragment_that_waits_when_a_run_is_saved_counts_in_none_of_its_counter
         assert result["fault_tolerance"]["num_env_steps_lost"] == 13
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_iteration_received_from_processes_is_in_all_counters_when_it_is_saved(
     tmp_path: Path,
 ) -> None:

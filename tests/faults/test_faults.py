@@ -109,6 +109,7 @@ def weights_are_current(algo: Algorithm) -> bool:
     )
 
 
+@pytest.mark.slow_cases("process")
 @pytest.mark.slow_on_ray
 @pytest.mark.parametrize("engine", ["local", "process", RAY], indirect=True)
 def test_without_fault_tolerance_the_original_error_ends_the_run(engine: str, record: Path) -> None:
@@ -192,6 +193,7 @@ def test_an_exception_in_a_callback_is_no_fault(record: Path) -> None:
         assert algo.env_runner_group.num_remote_worker_restarts == 0
 
 
+@pytest.mark.slow
 def test_a_sub_env_that_fails_is_replaced_and_its_runner_stays(record: Path) -> None:
     with config("process", record, restart_failed_sub_environments=True, num_envs_per_env_runner=2).build() as algo:
         algo.train()

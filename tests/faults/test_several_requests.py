@@ -68,6 +68,7 @@ def send_weights(group: EnvRunnerGroup, version: int) -> None:
     group.sync_weights({"modules": arrays}, version)
 
 
+@pytest.mark.slow
 def test_a_runner_with_two_requests_works_on_while_nobody_receives(tmp_path: Path) -> None:
     with started(tmp_path, "process") as group:
         send_weights(group, 1)

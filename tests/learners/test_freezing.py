@@ -144,6 +144,7 @@ def test_frozen_parameters_count_in_no_norm(optimizer: str, by: str) -> None:
     assert norm < 0.9 * whole
 
 
+@pytest.mark.slow_cases("rmsprop", "nadam", "radam", "adagrad")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(

@@ -629,6 +629,7 @@ def test_an_update_of_the_embedded_learner_is_there_when_it_was_asked_for() -> N
         failing.result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_learners", [1, 2])
 def test_updates_that_are_received_later_are_the_same_updates(build: Build, num_learners: int) -> None:
     group, single = build(MakeLearner(num_learners)), MakeLearner(0)()

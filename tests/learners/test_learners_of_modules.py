@@ -25,6 +25,7 @@ def settings(name: str, lr: float, **more: Any) -> UpdateSettings:
     return UpdateSettings(lr=lr, coefficients=PPO_COEFFICIENTS if name in ON_POLICY else {}, **more)
 
 
+@pytest.mark.slow_cases("True-", "adadelta")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("partly_frozen", [False, True])

@@ -188,6 +188,7 @@ def test_a_run_that_continues_keeps_it(tmp_path: Path) -> None:
         assert not are_equal(weights_of(other), expected)
 
 
+@pytest.mark.slow
 def test_learners_of_the_engine_learn_in_it() -> None:
     found = {}
     for precision in ("float32", "bfloat16"):

@@ -95,6 +95,7 @@ def check_freezing(config: AlgorithmConfig) -> None:
             check_training(algo, then_frozen)
 
 
+@pytest.mark.slow_cases("ada", "asgd", "rprop", "nadam", "radam")  # of torch, not named by a setting
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_all_that_is_trainable_moves_and_nothing_else(form: str, optimizer: str) -> None:
@@ -127,6 +128,7 @@ def test_optimizers_that_cannot_train_the_module_are_refused(optimizer: Any, set
         config.build()
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("event", ["on_learn_on_batch", "on_gradients", "on_update_end"])
 @pytest.mark.parametrize("set_to_none", [False, True])
 @pytest.mark.parametrize("form", FORMS)

@@ -48,6 +48,7 @@ def dqn() -> DQNConfig:
     return config.exploration(exploration_config={"type": "EpsilonGreedy", "epsilon_schedule": 0.5})
 
 
+@pytest.mark.slow
 def test_ppo_solves_small_images() -> None:
     assert trained(ppo().training(lr=1e-3, train_batch_size_per_learner=512, gamma=0.0), 28, 4096) > 0.9 * LENGTH
 

@@ -64,6 +64,7 @@ def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds
 SLOW_SPACES = ("box_uneven", "box_unbounded", "discrete_from_minus_2", "multi_binary", "multi_discrete_2d")
 
 
+@pytest.mark.slow_cases("box")
 @pytest.mark.parametrize(
     "space",
     [pytest.param(space, marks=pytest.mark.slow if space in SLOW_SPACES else ()) for space in IDENTITY_ACTION_SPACES],

@@ -79,6 +79,7 @@ def test_the_last_state_without_a_checkpoint_is_warned_of(
     )
 
 
+@pytest.mark.slow
 def test_faults_of_runs_with_seeds_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {
         **{"environment.env_config": {"fault": "raise_step"}, "env_runners.num_envs_per_env_runner": 2},

@@ -62,6 +62,7 @@ def seen_by_net(algo: Any, obs: Any) -> np.ndarray[Any, Any]:
     return pixels
 
 
+@pytest.mark.slow_cases("DQNConfig")
 @pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
 @pytest.mark.parametrize(
     ("low", "high", "dtype", "seen"),

@@ -78,6 +78,7 @@ def fit(rows: EpisodeRows, policy: Any, **changes: Any) -> FittedValues:
     )
 
 
+@pytest.mark.slow
 def test_the_values_are_exact_and_truncated_steps_bootstrap() -> None:
     rows = recorded()
     assert (rows.truncated.sum(), rows.terminated.sum()) > (50, 50)

@@ -154,6 +154,7 @@ def test_episodes_of_several_runners_and_sub_envs_do_not_mix(tmp_path: Path, eng
     assert counts.max() == 6 and numbers[0] == 0
 
 
+@pytest.mark.slow
 def test_asynchronous_samples_are_recorded_as_they_were_sampled(tmp_path: Path) -> None:
     config = IMPALAConfig().environment(Counting).debugging(seed=1).offline_data(output=tmp_path / "data")
     config.engine("process").env_runners(num_env_runners=2, rollout_fragment_length=7, num_envs_per_env_runner=2)

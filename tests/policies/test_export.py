@@ -89,6 +89,7 @@ def check_same_actions(policy: Policy, run: Callable[[Any], Any]) -> None:
     assert len(np.unique(expected)) > 1
 
 
+@pytest.mark.slow_cases("simba")
 @pytest.mark.parametrize(
     ("cls", "observation_space", "action_space", "settings"), cases(slow=lambda name: name in FAST_ONNX)
 )

@@ -158,6 +158,7 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
     return {**found, "return": result["env_runners"]["episode_return_mean"]}
 
 
+@pytest.mark.slow_cases("settings1", "settings2", "settings4", "settings5")
 @pytest.mark.parametrize(
     ("config_class", "settings"),
     [

@@ -91,6 +91,7 @@ def check_goals(batch: dict[str, Any], strategy: str, newest: dict[tuple[int, in
     np.testing.assert_array_equal(batch["rewards"], np.where(reached & chosen, 0.0, -1.0))
 
 
+@pytest.mark.slow_cases("same_step")
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 @pytest.mark.parametrize("autoreset_mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("num_rows", [1, 4, 40])

@@ -56,6 +56,7 @@ def test_figures_are_drawn_without_a_network(tmp_path: Path) -> None:
     assert urls == []
 
 
+@pytest.mark.slow
 def test_closed_figures_are_drawn_when_they_are_opened_and_the_page_forbids_requests(tmp_path: Path) -> None:
     rows = [{**result(i, 1.0), "mine": float(i)} for i in (1, 2)]
     page = write_report(write_run(tmp_path / "run", results=rows), tmp_path / "report.html")

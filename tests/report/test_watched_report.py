@@ -203,6 +203,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "localhost")])
 def test_the_command_serves_until_it_is_interrupted(ending: signal.Signals, host: str, tmp_path: Path) -> None:
     path = write_live(tmp_path / "run", [result(1, 1.0)])

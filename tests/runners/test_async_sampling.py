@@ -131,6 +131,7 @@ def gated(tmp_path: Path, **env_runners: Any) -> Iterator[tuple[Any, Path]]:
         gate.touch()
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_stuck_stops_nothing(tmp_path: Path) -> None:
     with gated(tmp_path) as (algo, gate):
         for iteration in range(1, 6):
@@ -147,6 +148,7 @@ def test_a_runner_that_is_stuck_stops_nothing(tmp_path: Path) -> None:
         assert result["fault_tolerance"]["num_remote_worker_restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_fragment_that_is_too_old_is_dropped_and_counted(tmp_path: Path) -> None:
     with gated(tmp_path, max_lag=3) as (algo, gate):
         for _ in range(5):
@@ -180,6 +182,7 @@ class ThreeUpdatesConfig(PPOConfig):
         return ThreeUpdates
 
 
+@pytest.mark.slow_cases("process-0")
 @pytest.mark.parametrize(("engine", "max_lag"), [("local", 3), ("local", 1), ("process", 3), ("process", 0)])
 def test_the_driver_waits_so_that_nothing_is_too_old(engine: str, max_lag: int) -> None:
     config = ThreeUpdatesConfig()
@@ -194,6 +197,7 @@ def test_the_driver_waits_so_that_nothing_is_too_old(engine: str, max_lag: int) 
             assert algo.num_env_steps_sampled_lifetime == trained(result) + dropped
 
 
+@pytest.mark.slow
 def test_no_lag_at_all_asks_for_one_batch_at_a_time() -> None:
     with config_of("process", 2, max_lag=0).build() as algo:
         for _ in range(4):
@@ -251,6 +255,7 @@ class TwoAgents(MultiAgentEnv):
         return obs, dict.fromkeys(self.agents, 1.0), ends, {"__all__": False}, {}
 
 
+@pytest.mark.slow_cases("process")
 @pytest.mark.parametrize(("engine", "env"), [("local", RandomAgents), ("process", TwoAgents)])
 def test_agent_steps_do_not_let_runners_sample_ahead_without_lag(engine: str, env: Any) -> None:
     """The env steps that runners are asked for hold more agent steps, so that no runner is asked twice."""
@@ -398,6 +403,7 @@ def test_requests_of_users_count_as_held() -> None:
         assert group.sample_async(SampleRequest(num_timesteps=4), max_requests=2) == 1
 
 
+@pytest.mark.slow_cases("process")
 @pytest.mark.parametrize("engine", ["local", "process"])
 def test_an_off_policy_algorithm_samples_while_it_learns(engine: str) -> None:
     config = (

@@ -89,6 +89,7 @@ def grow(env_runner: Any, size: int = 8) -> None:
     env_runner.make_env()
 
 
+@pytest.mark.slow_cases("process")
 @ENGINES
 def test_what_changed_the_envs_reaches_runners_that_were_down_then(group: EnvRunnerGroup) -> None:
     kill(group, 2)

@@ -66,6 +66,7 @@ def test_callbacks_and_rollouts_have_episodes_of_the_class(is_multi_agent: bool)
     assert all(part.twice() == 2 * part.get_return() for part in agents)
 
 
+@pytest.mark.slow
 def test_a_runner_in_another_process_makes_episodes_of_the_class() -> None:
     config = config_of(False).env_runners(num_env_runners=1).engine("process")
     with config.build() as algorithm:

@@ -103,6 +103,7 @@ def test_events_of_the_episodes(num_timesteps: int) -> None:
         assert len(ids) > 4
 
 
+@pytest.mark.slow_cases("2-", "25-")
 @pytest.mark.parametrize(("apart", "fails"), [(False, 0.0), (True, 0.0), (False, 0.05)])
 @pytest.mark.parametrize("num_timesteps", [2, 7, 25])
 def test_an_episode_at_its_end_answers_for_all_of_its_steps(num_timesteps: int, apart: bool, fails: float) -> None:

@@ -100,6 +100,7 @@ def train_with(engine: str) -> list[str]:
         return [comparable(algo.train()) for _ in range(3)]
 
 
+@pytest.mark.slow_cases("process")
 @pytest.mark.parametrize("engine", ["process", RAY_SLOW], indirect=True)
 def test_the_same_seed_gives_the_same_results_as_in_this_process(engine: str) -> None:
     assert train_with(engine) == train_with("local")
@@ -242,6 +243,7 @@ class TestLateRunners:
     def gate(self, tmp_path: Path) -> Path:
         return tmp_path / "gate"
 
+    @pytest.mark.slow_cases("process")
     def test_a_timeout_keeps_what_has_arrived_and_counts_the_rest_later(
         self, engine: str, gate: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -106,6 +106,7 @@ class SlowLane:
         return True, ended
 
 
+@pytest.mark.slow_cases("same_step")
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("fails", [0.0, 0.2])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])

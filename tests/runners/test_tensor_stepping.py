@@ -160,6 +160,7 @@ def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str,
         np.testing.assert_allclose(array, weights[1][name], atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow_cases("transforms1")
 @pytest.mark.parametrize("transforms", [[], TRANSFORMS["normalised"]])
 def test_transfers_to_the_host_are_as_many_however_long_the_iteration(transforms: list[Any]) -> None:
     found = []
@@ -419,6 +420,7 @@ def test_evaluation_and_whole_episodes_play_on_the_device() -> None:
     assert result["env_runners"]["num_env_steps_sampled"] == 21 * N
 
 
+@pytest.mark.slow
 def test_runners_in_other_processes_send_arrays() -> None:
     algo = make_config(ShortCartPole).env_runners(num_env_runners=1).build()
     [rollout] = algo.sample(20 * N)

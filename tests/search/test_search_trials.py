@@ -92,6 +92,7 @@ def read_yaml(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_trials_are_completed_pruned_and_failed(begin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space = {"env_config.level": {"choice": [3, 1, 13, 5]}}
     command = begin(experiment("levels_to_search:Level", space=space, sampler="grid", num_seeds=2))
@@ -184,6 +185,7 @@ def test_the_same_seed_gives_the_same_trials(begin: Any, tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 def test_the_median_ends_no_trial_before_its_rounds_of_warmup_are_over(begin: Any, tmp_path: Path) -> None:
     space = {"env_config.level": {"choice": [3, 1]}}
     assert main(begin(experiment("levels_to_search:Level", space=space, sampler="grid", num_warmup_rounds=1))) == 0
@@ -240,6 +242,7 @@ def is_free(home: Path) -> bool:
         return False
 
 
+@pytest.mark.slow_cases("9")
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is of POSIX")
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGTERM))]

@@ -115,6 +115,7 @@ def test_gaussian_actions_are_drawn_from_the_policy() -> None:
         np.testing.assert_allclose(drawn.actions, np.clip(drawn.draws[:, :2] * 2, -2, 2), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_squashed_gaussians_and_their_random_actions_stay_within_the_bounds() -> None:
     with runner_of(config_of(SACConfig(), BOX)) as runner:
         file = file_of(runner)
@@ -125,6 +126,7 @@ def test_squashed_gaussians_and_their_random_actions_stay_within_the_bounds() ->
         assert np.abs(warm_up.actions).max() <= 2
 
 
+@pytest.mark.slow
 def test_noise_of_td3_has_its_scale_and_stays_within_the_bounds() -> None:
     config = config_of(TD3Config(), BOX)
     config.exploration(exploration_config={"type": "GaussianNoise", "stddev": 0.2, "random_timesteps": 100})
@@ -150,6 +152,7 @@ def test_epsilon_greedy_has_the_epsilon_of_the_timestep() -> None:
             assert close(drawn.shares(drawn.actions - 2), expected)
 
 
+@pytest.mark.slow
 def test_soft_q_has_its_temperature() -> None:
     config = config_of(DQNConfig(), spaces.Discrete(3))
     config.exploration(exploration_config={"type": "SoftQ", "temperature": 0.05})
@@ -171,6 +174,7 @@ def test_illegal_actions_are_never_drawn() -> None:
             assert close(shares, [0.5, 0, 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", ["independent", "autoregressive"])
 def test_nested_actions_are_drawn_part_by_part(parts: str) -> None:
     config = config_of(PPOConfig(), PARTS).rl_module(model_config={"action_parts": parts})
@@ -187,6 +191,7 @@ def test_nested_actions_are_drawn_part_by_part(parts: str) -> None:
             assert np.abs(z.std(0) - 1).max() < 5 / math.sqrt(2 * chosen.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)])
 def test_entries_of_an_action_are_independent(actions: spaces.Space[Any]) -> None:
     with runner_of(config_of(PPOConfig(), actions)) as runner:
@@ -315,6 +320,7 @@ def test_clients_that_act_at_the_same_time_keep_their_own_actions() -> None:
     np.testing.assert_array_equal(actions, obs[:, 0])
 
 
+@pytest.mark.slow
 def test_the_lag_is_measured_in_updates() -> None:
     """With messages of 4 steps, the first step of a sample may be of the message before, and has older weights."""
     with runner_of(served(num_envs=1, policy_interval_s=1e-9)) as runner:
@@ -371,6 +377,7 @@ def test_a_simulator_may_use_its_arrays_again() -> None:
     assert [(step.reward, step.terminated) for step in steps] == [(t, t % 10 == 9) for t in range(1, len(steps) + 1)]
 
 
+@pytest.mark.slow
 def test_another_server_is_never_told_what_the_policy_of_the_server_before_did() -> None:
     with runner_of(served(num_envs=1)) as first, runner_of(served(num_envs=1).debugging(seed=9)) as second:
 
@@ -483,6 +490,7 @@ def train_cartpole(config: Any, num_steps: int, until: float) -> float:
     return best
 
 
+@pytest.mark.slow
 def test_ppo_learns_from_a_client_that_acts_itself() -> None:
     assert train_cartpole(PPOConfig(), 60_000, 150) >= 150
 

@@ -183,6 +183,7 @@ class Checked:
         self.wrong += not steps_are_exact(episode)
 
 
+@pytest.mark.slow
 def test_client_trains_cartpole(any_client: Client, tmp_path: Path, start: Any) -> None:
     with build(
         f"unix:{tmp_path}/s", lr=2.5e-3, minibatch_size=256, num_epochs=8, train_batch_size_per_learner=2048
@@ -287,6 +288,7 @@ class Proxy:
 CUTS = [0, 1, 3, 4, 30, 60, 90, 150, 400, 480, 520, 600, 700, 1000, 1234, 3000, 4321, 8000]
 
 
+@pytest.mark.slow_cases("javascript", "cpp")
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 def test_connection_that_is_cut_costs_nothing(any_client: Client, direction: str, start: Any) -> None:
     checked = Checked()
@@ -401,6 +403,7 @@ def check_all_calls(found: list[tuple[str, Entries]]) -> None:
     assert own.actions["move"].tolist() == [[9], [8]] and own.actions["turn"].tolist() == [2, 1]
 
 
+@pytest.mark.slow_cases("cpp")
 def test_each_call_arrives_as_it_was_made(client: Client, start: Any) -> None:
     server = PolicyServer(ServerSettings("127.0.0.1:0", token="a token"), *DICT_SPACES, num_seats=3)
     try:
@@ -680,6 +683,7 @@ class Columns:
 KEPT = 32 * NUM_ENVS  # steps that a client sends at once
 
 
+@pytest.mark.slow_cases("cpp")
 def test_client_acts_by_the_policy_that_it_is_sent(client: Client, start: Any, model_runner: ModelRunner) -> None:
     checked, columns = Checked(), Columns()
     training = {"train_batch_size_per_learner": 800, "minibatch_size": 200, "num_epochs": 2, "lr": 1e-2}
@@ -710,6 +714,7 @@ def test_client_acts_by_the_policy_that_it_is_sent(client: Client, start: Any, m
         np.testing.assert_array_equal(session.run(["draws"], calls[-1][0])[0], calls[-1][1]["draws"])
 
 
+@pytest.mark.slow
 def test_client_that_acts_itself_survives_cuts(client: Client, start: Any, model_runner: ModelRunner) -> None:
     checked, columns = Checked(), Columns()
     cuts: list[tuple[int | None, int | None]] = [(k, None) if k % 2 else (None, 3 * k) for k in CUTS]
@@ -732,6 +737,7 @@ def test_client_that_acts_itself_survives_cuts(client: Client, start: Any, model
     columns.check(model_runner.models)
 
 
+@pytest.mark.slow
 def test_client_that_acts_itself_continues_with_a_new_server(
     client: Client, start: Any, model_runner: ModelRunner
 ) -> None:
@@ -780,6 +786,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 def test_nested_observations_and_actions_of_a_client_that_acts_itself(
     client: Client, start: Any, model_runner: ModelRunner
 ) -> None:

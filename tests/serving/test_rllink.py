@@ -400,6 +400,7 @@ def test_steps_of_a_client_that_acts_by_the_policy_are_ordinary_samples(config: 
 
 
 # Random play has a mean return of 22.
+@pytest.mark.slow
 def test_a_client_that_acts_by_the_policy_trains_it() -> None:
     settings = {"lr": 1e-3, "train_batch_size_per_learner": 1000, "minibatch_size": 100, "num_epochs": 8, "gamma": 0.98}
     config = served(PPOConfig(), num_envs=1, **CARTPOLE).training(**settings)

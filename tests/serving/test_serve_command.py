@@ -145,6 +145,7 @@ def test_a_server_that_is_killed_continues_and_its_simulator_finds_it_again(serv
     assert player.join() >= counts[-1]
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_and_its_simulators(serve: Any, tmp_path: Path, number: signal.Signals) -> None:
     socket, run = tmp_path / "socket", tmp_path / "run"
@@ -158,6 +159,7 @@ def test_a_signal_ends_the_server_and_its_simulators(serve: Any, tmp_path: Path,
     assert not socket.exists()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_server_that_waits_for_its_first_simulator(serve: Any, tmp_path: Path) -> None:
     server = serve(*SERVE, "--port", "0", "--stop", "training_iteration=1", "--run-dir", "run")
     ends_s = time.monotonic() + DEADLINE_S
@@ -254,6 +256,7 @@ rl_module: {model_config: {fcnet_hiddens: [4]}}
 """
 
 
+@pytest.mark.slow
 def test_an_experiment_of_several_agents_is_served(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,7 @@ def by_hand(played: Any, num_steps: int | None = None) -> MultiAgentEpisode:
     return episode
 
 
+@pytest.mark.slow_cases("3-", "120-")
 @pytest.mark.parametrize(
     ("apart", "drops", "skips"), [(False, 0.0, 0.0), (True, 0.0, 0.0), (False, 0.03, 0.0), (False, 0.02, 0.4)]
 )
@@ -629,6 +630,8 @@ def drivers(port: int, num_runners: int) -> Iterator[list[int]]:
     assert not errors, errors
 
 
+@pytest.mark.slow_cases("IMPALA")
+@pytest.mark.slow_cases("APPOConfig-2")
 @pytest.mark.parametrize(
     ("algo", "num_runners"),
     [(PPOConfig, 0), pytest.param(PPOConfig, 2, marks=pytest.mark.slow), (DQNConfig, 0), (APPOConfig, 2)],

@@ -61,6 +61,7 @@ def serve(config: Any, env: str, num_iterations: int, *, num_runners: int = 0, *
 OFF_POLICY = {"num_steps_sampled_before_learning_starts": 50, "train_batch_size_per_learner": 16}
 
 
+@pytest.mark.slow_cases("TD3Config-client")
 @pytest.mark.parametrize(
     ("algo", "where"),
     [(SACConfig, "server"), (SACConfig, "client"), (TD3Config, "client"), (DDPGConfig, "server")],
@@ -73,6 +74,7 @@ def test_off_policy_algorithms_of_box_actions_learn(algo: Any, where: str) -> No
     assert np.isnan(lag) if where == "server" else lag >= 0
 
 
+@pytest.mark.slow_cases("IMPALAConfig-server")
 @pytest.mark.parametrize(
     ("algo", "where"), [pytest.param(APPOConfig, "client", marks=pytest.mark.slow), (IMPALAConfig, "server")]
 )

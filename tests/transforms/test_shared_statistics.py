@@ -170,6 +170,7 @@ def test_evaluation_changes_no_statistics() -> None:
         )
 
 
+@pytest.mark.slow
 def test_runners_get_the_merged_statistics_in_other_processes() -> None:
     config = make_config("PPO", transforms=BOTH, num_env_runners=2, engine_name="process")
     with config.build() as algorithm:

@@ -103,6 +103,7 @@ def test_dqn_learns_from_stacks_with_masks(mode: str) -> None:
             np.testing.assert_allclose(outputs, rollout.valid_rows(rollout.dist_inputs), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow_cases("c51")
 @pytest.mark.parametrize(
     ("kind", "training"),
     [(DQNConfig, {}), (DQNConfig, {"num_atoms": 5, "dueling": True, "double_q": False}), (SACConfig, {})],
@@ -224,6 +225,7 @@ def test_a_policy_with_memory_and_stacks_remembers_both() -> None:
         policy.act(OBS[0], {**states, "module": {"h": np.zeros(3)}})
 
 
+@pytest.mark.slow_cases(".pt2")
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".onnx", marks=pytest.mark.slow)])
 def test_exports_hold_statistics_and_take_states_of_the_module(suffix: str, tmp_path: Path) -> None:
     policy = make_policy(FrameStack(3), NormalizeObservations())
