@@ -7,6 +7,7 @@ its second column what to write instead. In src/, the docstring of a function mu
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 HEADING = "## Plain English"
 FOLDERS = ("src", "docs", "examples", "benchmarks", "tools", "tests")
 TEXT_TOKENS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+BETWEEN_WORDS = r"[\s#]+"  # a phrase may go over the end of a line
 # "Attributes:" and "Args:" are noun phrases: "seed: Seed of the shuffling.", not "seed: Of the shuffling."
 OF_ENTRY = re.compile(r"^ +\*{0,2}\w+: Of\b", re.MULTILINE)
 # First lines of docstrings that say what a function returns, and annotations of functions that return no value.
@@ -34,16 +36,22 @@ def read_phrases(contributing: str) -> dict[str, str]:
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) == 2:
-            phrases |= dict.fromkeys(re.findall(r"`([^`]+)`", cells[0]), cells[1])
+            phrases |= dict.fromkeys(re.findall(r"`([^`]+)`", cells[0].lower()), cells[1])
     return phrases
+
+
+@functools.cache
+def pattern_of(phrases: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern that matches any of the phrases."""
+    words = (BETWEEN_WORDS.join(map(re.escape, phrase.split())) for phrase in phrases)
+    return re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
 
 
 def find_problems(text: str, phrases: dict[str, str]) -> Iterator[tuple[int, str]]:
     """Yield line number, from 1, and description of each problem in a text."""
-    for phrase, instead in phrases.items():
-        words = r"[\s#]+".join(map(re.escape, phrase.split()))  # a phrase may go over the end of a line
-        for match in re.finditer(rf"\b{words}\b", text, re.IGNORECASE):
-            yield text.count("\n", 0, match.start()) + 1, f"{match.group()!r}: write {instead}"
+    for match in pattern_of(tuple(phrases)).finditer(text):
+        phrase = " ".join(re.split(BETWEEN_WORDS, match.group().lower()))
+        yield text.count("\n", 0, match.start()) + 1, f"{match.group()!r}: write {phrases[phrase]}"
     for match in OF_ENTRY.finditer(text):
         yield text.count("\n", 0, match.start()) + 1, f"{match.group().strip()!r}: write a noun phrase"
 
