@@ -18,7 +18,7 @@ DOCS_READY := $(VENV)/.docs-ready
 NARROW_PAGES := $(wildcard docs/*.md docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check slow lowest services wheel campaign bench bench-quick defaults tuned quality docs format clean
+.PHONY: help train test pytest check slow lowest services wheel campaign bench bench-quick defaults tuned quality docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -45,9 +45,13 @@ check: $(READY) ## lint, types, spelling and plain English
 	$(BIN)/python tools/check_english.py
 
 # The processes that tests start find bytecode, and do not compile the sources again.
-test slow lowest: export PYTHONDONTWRITEBYTECODE =
+test pytest slow lowest: export PYTHONDONTWRITEBYTECODE =
 
-test: check ## check, then all tests
+# mypy has one thread, so the tests begin next to the checks.
+test: $(READY) ## check, and all tests that are not slow
+	@$(MAKE) --no-print-directory --jobs 2 check pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest -n 3
 
 slow: $(READY) ## the tests that `make test` leaves out, mostly second forms on real Ray and in processes

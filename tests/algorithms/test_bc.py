@@ -140,6 +140,7 @@ def memory_data(num_episodes: int, seed: int) -> dict[str, Any]:
     return recorded(obs.reshape(-1, 3), np.repeat(signs, 6), 6)
 
 
+@pytest.mark.slow
 def test_memory_clones_what_only_memory_can_know() -> None:
     config = cloning(memory_data(100, 0), train_batch_size_per_learner=96)
     forgetful = config.copy()

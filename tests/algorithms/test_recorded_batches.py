@@ -171,6 +171,7 @@ def test_actions_come_from_the_policy_once_it_has_learned() -> None:
     assert with_data("SAC", num_offline_updates=0).default_exploration["random_timesteps"] == 20
 
 
+@pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("num_before", [1, 4])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_training_continues_exactly_before_and_after_the_first_step(algo: str, num_before: int, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_appo_and_impala_have_their_own_defaults_too() -> None:
     assert native_of(IMPALAConfig()).learner_queue_size == 3
 
 
+@pytest.mark.slow_cases("IMPALA")
 @BOTH
 def test_settings_of_training_reach_corral(config_class: type[AlgorithmConfig]) -> None:
     def changed(**settings: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ install()
     assert "before the first import of ray.rllib" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_name_is_one_object_at_all_its_paths(run: Run) -> None:
     run(
         """

@@ -247,6 +247,7 @@ config = (
     assert "transforms=[NormalizeObservations()]" in text
 
 
+@pytest.mark.slow
 def test_what_has_no_native_form_is_listed_with_a_section_of_the_page(run: Run) -> None:
     text = run(["--port", str(EXAMPLES / "own_module_rllib.py")]).stdout
     assert "- RLModule Small with model_config={'width': 32}: write a corral.Module" in text

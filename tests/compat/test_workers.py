@@ -37,6 +37,7 @@ with config.build() as algo:
 EXPECTED = "[(1, 'ServedModule', 'episode_return_mean')]"
 
 
+@pytest.mark.slow
 def test_processes_unpickle_classes_of_the_examples_and_of_the_script(run: Run) -> None:
     pytest.importorskip("ray")
     assert EXPECTED in run(TRAINS.format(before="", engine="process")).stdout

@@ -578,7 +578,7 @@ def named(settings: Iterator[Setting], *, slow: Collection[str] = ()) -> list[An
     return [pytest.param(*each, id=f"{each[0]}-{each[1]}", marks=marks[each[1] in slow]) for each in settings]
 
 
-@pytest.mark.slow_cases("min_time_s", "BC-", "MARWIL-", "CQL-", "IQL-", "DDPG-", "TQC-", "CrossQ-", "IMPALA-")
+@pytest.mark.slow_cases("min_time_s", "BC-", "MARWIL-", "CQL-", "IQL-", "DDPG-", "TQC-", "CrossQ-", "IMPALA-", "APPO-")
 @pytest.mark.parametrize(("algo", "path", "hint", "default"), named(settings_of_configs(), slow=IN_PROCESSES))
 def test_a_setting_of_a_config_has_an_effect_or_is_refused(algo: str, path: str, hint: Any, default: Any) -> None:
     check(algo, path, hint, default)

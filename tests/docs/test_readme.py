@@ -16,6 +16,7 @@ EXAMPLE = (
 )
 
 
+@pytest.mark.slow_cases("experiment")
 @pytest.mark.parametrize(
     "line", [pytest.param(EXAMPLE, marks=pytest.mark.slow), "corral train --config experiment.yaml"]
 )

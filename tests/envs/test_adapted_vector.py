@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import envpool
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -48,9 +48,14 @@ def played(env: VectorEnv[Any, Any, Any], num_steps: int, seed: int) -> NDArray[
     return np.array(rows)
 
 
+def envpool() -> Any:
+    """Return the package; its import takes a second in each process of the tests."""
+    return importlib.import_module("envpool")
+
+
 class TestEnvPool:
     def test_an_object_from_a_factory_is_a_vector_env(self) -> None:
-        config = PPOConfig().environment(lambda: envpool.make_gymnasium("CartPole-v1", num_envs=16))
+        config = PPOConfig().environment(lambda: envpool().make_gymnasium("CartPole-v1", num_envs=16))
         with config.training(train_batch_size_per_learner=512).debugging(seed=0).build() as algo:
             assert algo.env_runner.num_envs == 16
             assert 10 < algo.train()["env_runners"]["episode_return_mean"] < 60  # random play: about 22
@@ -68,7 +73,7 @@ class TestEnvPool:
     def test_seed_of_a_sub_env_is_the_seed_plus_its_index(self, make: Make, from_factory: bool) -> None:
         def env_of(num_envs: int) -> VectorEnv[Any, Any, Any]:
             if from_factory:
-                return make(partial(envpool.make_gymnasium, "Acrobot-v1", num_envs=num_envs))
+                return make(partial(envpool().make_gymnasium, "Acrobot-v1", num_envs=num_envs))
             return make("envpool:Acrobot-v1", num_envs=num_envs)
 
         three = env_of(3)
@@ -189,8 +194,8 @@ class TestEnvPool:
     @pytest.mark.parametrize(
         ("pool", "words"),
         [
-            (lambda: envpool.make_dm("CartPole-v1", num_envs=2), "env_type='dm': make it with env_type='gymnasium'"),
-            (lambda: envpool.make_gymnasium("CartPole-v1", num_envs=4, batch_size=2), "batch_size=2 of num_envs=4"),
+            (lambda: envpool().make_dm("CartPole-v1", num_envs=2), "env_type='dm': make it with env_type='gymnasium'"),
+            (lambda: envpool().make_gymnasium("CartPole-v1", num_envs=4, batch_size=2), "batch_size=2 of num_envs=4"),
         ],
     )
     def test_pools_with_other_calls_are_refused(self, make: Make, pool: Any, words: str) -> None:

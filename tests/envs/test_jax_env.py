@@ -97,6 +97,7 @@ def test_steps_are_those_of_a_loop_over_sub_envs() -> None:
     assert len(set(starts)) == len(starts) == N + num_ended.sum()  # each episode begins at another place
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_the_episodes_and_each_reset_without_one_begins_others() -> None:
     env, other = make_env(seed=0), make_env(seed=1)
     first = env.reset(seed=5)[0]
@@ -206,6 +207,7 @@ class Mixed(Walk):
         return state._replace(reward=jnp.zeros((), int), done=jnp.zeros((), bool))
 
 
+@pytest.mark.slow
 def test_dtypes_are_those_of_steps_and_observations_are_float32() -> None:
     env, other = (JaxVectorEnv(Mixed(), N, max_episode_steps=5) for _ in range(2))
     assert env.reset(seed=0)[0].dtype == torch.float32

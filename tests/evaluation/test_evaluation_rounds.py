@@ -114,6 +114,7 @@ class TestNumbers:
             found = counted(group)
             assert found["num_episodes"] == num_episodes and found["num_env_steps_sampled"] == result.num_env_steps
 
+    @pytest.mark.slow_cases("process")
     @on("embedded", "local", "process", "ray")
     @pytest.mark.parametrize("in_pieces", [False, True])
     def test_the_same_seeds_give_the_same_episodes_in_the_same_order(

@@ -134,6 +134,7 @@ def test_an_exception_costs_its_request_and_the_other_one_arrives(engine: str, t
         assert steps_taken(tmp_path) == second.num_env_steps + third.num_env_steps + 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_what_it_was_at(tmp_path: Path) -> None:
     with started(tmp_path, "process", 1) as group:
         group.foreach_env_runner(lambda runner: runner.foreach_env(slow_down))

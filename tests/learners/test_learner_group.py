@@ -121,6 +121,7 @@ def union_steps(batch: Batch, num_learners: int, num_minibatches: int) -> Iterat
         yield map_tree(lambda *columns: np.concatenate(columns), *parts)
 
 
+@pytest.mark.slow_cases("settings0-3")
 @pytest.mark.parametrize("num_learners", [2, 3])
 @pytest.mark.parametrize(
     ("size", "num_minibatches", "num_epochs", "settings"),

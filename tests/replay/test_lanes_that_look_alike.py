@@ -32,6 +32,7 @@ class BlindAgents(RandomAgents):
         return rewards
 
 
+@pytest.mark.slow_cases("12-1")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("num_timesteps", [1, 12])
 @pytest.mark.parametrize("trouble", ["none", "resets", "failures"])

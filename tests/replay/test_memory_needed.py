@@ -35,6 +35,7 @@ IMAGES = spaces.Box(0, 255, (16, 16, 1), np.uint8)
 MIXED = spaces.Dict({"speed": spaces.Box(-1, 1, (30,)), "gear": spaces.Discrete(5), "camera": IMAGES})
 
 
+@pytest.mark.slow_cases("transforms2")
 @pytest.mark.parametrize(
     ("space", "transforms"),
     [(IMAGES, []), (MIXED, []), (MIXED, [NormalizeObservations]), (IMAGES, [lambda: FrameStack(4)])],

@@ -42,6 +42,7 @@ def browse(page: Path, tmp_path: Path) -> tuple[str, list[str]]:
     return drawn, [url for url in asked if urlsplit(url).scheme in ("http", "https", "ws", "wss")]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_without_a_network(tmp_path: Path) -> None:
     for seed in range(3):
         rows = [evaluated(result(i, float(i + seed)), float(i)) for i in range(1, 6)]

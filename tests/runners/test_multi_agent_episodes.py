@@ -45,6 +45,7 @@ def by_hand(runner: Any) -> dict[int, list[MultiAgentEpisode]]:
     return found
 
 
+@pytest.mark.slow_cases("8-True-0.0")
 @pytest.mark.parametrize(("apart", "fails"), [(False, 0.0), (True, 0.0), (False, 0.05)])
 @pytest.mark.parametrize("num_timesteps", [3, 8, 40])
 def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool, fails: float) -> None:

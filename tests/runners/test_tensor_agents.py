@@ -172,6 +172,7 @@ def test_rollouts_on_the_device_have_the_episodes_of_their_arrays() -> None:
         assert on_device[4:] == pytest.approx(on_arrays[4:], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_transfers_to_the_host_are_as_many_however_long_the_iteration() -> None:
     found = []
     for num_rows, num_epochs in ((8, 1), (32, 4)):

@@ -101,6 +101,7 @@ def test_discrete_actions_are_drawn_from_the_policy() -> None:
         assert close(Drawn(file, X, random_actions=True).shares(), [1 / 3] * 3)
 
 
+@pytest.mark.slow
 def test_gaussian_actions_are_drawn_from_the_policy() -> None:
     with runner_of(config_of(PPOConfig(), BOX)) as runner:
         file = file_of(runner)
@@ -209,6 +210,7 @@ def test_entries_of_an_action_are_independent(actions: spaces.Space[Any]) -> Non
         assert close(np.mean(at_random.actions[:, column] == 1), 1 / 2 if binary else 1 / 3)
 
 
+@pytest.mark.slow
 def test_the_file_has_the_weights_of_now() -> None:
     config = config_of(PPOConfig(), BOX).rl_module(model_config={"fcnet_hiddens": [8], "free_log_std": True})
     with runner_of(config) as runner:
@@ -228,6 +230,7 @@ def test_the_file_has_the_weights_of_now() -> None:
         assert np.abs(outputs[1] - outputs[0]).min() > 1e-4  # each output depends on weights, log_std too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
