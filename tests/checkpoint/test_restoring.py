@@ -229,13 +229,16 @@ def test_what_does_not_fit_changes_nothing(settings: dict[str, Any], message: st
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1", TorchCartPole], ids=["native", "sub-envs", "tensors"])
 @pytest.mark.parametrize("num_envs", [2, 8])
-@pytest.mark.parametrize("model_config", [{}, {"use_lstm": True}], ids=["plain", "memory"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"model_config": {"use_lstm": True}}, {"batch_mode": "complete_episodes"}],
+    ids=["plain", "memory", "whole"],
+)
 def test_a_run_continues_with_another_number_of_sub_envs(
-    env: Any, num_envs: int, model_config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    env: Any, num_envs: int, given: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The learning continues exactly, and the episodes restart."""
-    settings = {"env": env, "model_config": model_config, "num_epochs": 1}
-    with config(**settings).build() as algo:
+    with config(env=env, num_epochs=1, **given).build() as algo:
         algo.train()
         algo.save(tmp_path / "it")
         num_steps, expected = algo.num_env_steps_sampled_lifetime, algo.learner_group.get_state()

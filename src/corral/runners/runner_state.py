@@ -126,7 +126,7 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     check_metrics_state(state["metrics"])
     runner.host.check_state(state["env"])
     episodes = state["episodes"]
-    if episodes is not None and not any(runner.host.find_obstacles(state["env"], len(episodes["resetting"]))):
+    if episodes is not None and not any(runner.host.find_obstacles(state["env"], _count_envs(runner, state))):
         _check_episodes(runner, episodes)
 
 
@@ -142,8 +142,8 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, A
     """
     if runner.host.is_broken:
         runner.recover()
-    episodes, num_envs = state["episodes"], runner.num_envs
-    resetting = np.zeros(num_envs, np.bool_) if episodes is None else np.array(episodes["resetting"])
+    episodes = state["episodes"]
+    resetting = np.zeros(_count_envs(runner, state), np.bool_) if episodes is None else np.array(episodes["resetting"])
     obstacles = runner.host.set_state(state["env"], resetting)
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
@@ -165,6 +165,14 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, A
     if runner.has_own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
     return _describe_envs(runner.worker_index, obstacles)
+
+
+def _count_envs(runner: EnvRunner, state: Mapping[str, Any]) -> int:
+    """Return the number of sub-envs of the runner of a state; where the state does not tell, the number of this one."""
+    counts, episodes = state.get("num_episodes_over"), state["episodes"]
+    if episodes is not None:
+        return len(episodes["resetting"])
+    return runner.num_envs if counts is None else len(counts)
 
 
 def _describe_envs(worker_index: int, obstacles: list[str]) -> dict[str, Any]:
