@@ -11,7 +11,6 @@ SLACK = 0.03
 
 
 # TD3 walks the path of SAC, and both take half a minute.
-@pytest.mark.slow_cases("ppo_process", "sac")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow) if case == "td3" else case for case in costs.CASES]
 )

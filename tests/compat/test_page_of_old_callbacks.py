@@ -178,7 +178,6 @@ evaluated after: [{'iteration': 2}] 1
 """
 
 
-@pytest.mark.slow_cases("without_ray")
 def test_every_method_of_the_callbacks_is_called_with_its_arguments(run_in_both: Run) -> None:
     printed = run_in_both(EVERY_METHOD + AROUND + TRAINS).stdout
     assert printed.startswith(CALLED), printed

@@ -45,7 +45,6 @@ def train_until_restarted(algo: Algorithm, num_restarts: int) -> dict[str, Any]:
         assert time.monotonic() < deadline_s, health
 
 
-@pytest.mark.slow_cases("process")
 @pytest.mark.slow_on_ray
 @pytest.mark.parametrize("engine", ["process", RAY], indirect=True)
 def test_a_frozen_runner_is_replaced_while_the_others_continue(

@@ -95,7 +95,7 @@ def check_freezing(config: AlgorithmConfig) -> None:
             check_training(algo, then_frozen)
 
 
-@pytest.mark.slow_cases("ada", "asgd", "rprop", "nadam", "radam")  # of torch, not named by a setting
+@pytest.mark.slow_cases("adadelta", "adagrad", "adamax", "adafactor", "asgd", "-rprop", "nadam", "radam")
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_all_that_is_trainable_moves_and_nothing_else(form: str, optimizer: str) -> None:

@@ -305,3 +305,24 @@ def test_other_buffers_get_arrays() -> None:
     assert not isinstance(algo.local_replay_buffer, DeviceReplayBuffer)
     assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
     algo.stop()
+
+
+@pytest.mark.parametrize("num_modules", [1, 2])
+def test_a_buffer_of_several_agents_is_refused_where_there_are_other_sub_envs(num_modules: int) -> None:
+    """With one module for both agents the number of lanes, 8, is the number of sub-envs here."""
+
+    def make(num_envs: int) -> Any:
+        names = ["left", "right"][:num_modules]
+        config = make_config().multi_agent(
+            policies=names, policy_mapping_fn=lambda agent, episode, **others: agent if agent in names else names[0]
+        )
+        return config.environment(Pair).env_runners(num_envs_per_env_runner=num_envs).build()
+
+    algo, other = make(4), make(8)
+    algo.train()
+    state = algo.get_state()
+    with pytest.raises(CheckpointError, match="4 sub-envs, and here are 8: give num_envs_per_env_runner=4"):
+        other.set_state(state)
+    other.train()
+    algo.stop()
+    other.stop()

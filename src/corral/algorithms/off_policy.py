@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -613,8 +613,8 @@ class OffPolicyAlgorithm(Algorithm):
         with restoring(self):
             saved = state.get("replay_buffer", {})
             if not self.config.is_multi_agent and "replay_buffer" in state:
-                check_sub_envs(state["replay_buffer"], self.env_runner_group.num_envs)
                 saved = {DEFAULT_MODULE_ID: saved}
+            check_sub_envs(saved.values(), state["runners"]["runners"], self.env_runner_group.num_envs)
             buffers = self.replay_buffers  # a module that does not learn here has none
             set_buffers = [partial(buffers[name].set_state, part) for name, part in saved.items() if name in buffers]
             set_algorithm_state(self, state, set_buffers)
@@ -626,19 +626,27 @@ class OffPolicyAlgorithm(Algorithm):
             buffer.close()
 
 
-def check_sub_envs(state: Mapping[str, Any], num_envs: int) -> None:
-    """Check that the rows of a replay buffer's state have one step of each of `num_envs` sub-envs.
+def check_sub_envs(buffers: Iterable[Any], runners: Iterable[Any], num_envs: int) -> None:
+    """Check that replay buffers whose rows have a step of each sub-env are of runners with as many sub-envs.
+
+    Rows of a buffer with lanes do not: its lanes begin and end with agents and simulators.
+
+    Args:
+        buffers: States of the buffers.
+        runners: States of the runners.
+        num_envs: Number of sub-envs of each runner here.
 
     Raises:
-        CheckpointError: They have another number of steps.
+        CheckpointError: The runners had another number of sub-envs.
     """
-    layout = state.get("layout")
-    saved = layout["num_envs"] if layout else state.get("num_lanes")  # on arrays, or on a device
-    if saved and saved != num_envs and "lanes" not in state:  # lanes begin and end with their simulators
-        raise CheckpointError(
-            f"replay_buffer: the state has the steps of {saved} sub-envs, and here are {num_envs}: give "
-            f"num_envs_per_env_runner={saved}, or begin a new run with the weights of the checkpoint (load_from)."
-        )
+    has_rows = any("lanes" not in buffer and (buffer.get("layout") or buffer.get("num_lanes")) for buffer in buffers)
+    for runner in runners:
+        saved = len(runner.get("num_episodes_over") or ()) or num_envs
+        if has_rows and saved != num_envs:
+            raise CheckpointError(
+                f"replay_buffer: the state has the steps of {saved} sub-envs, and here are {num_envs}: give "
+                f"num_envs_per_env_runner={saved}, or begin a new run with the weights of the checkpoint (load_from)."
+            )
 
 
 def refuse_unscaled_actions(config: AlgorithmConfig, name: str) -> None:
