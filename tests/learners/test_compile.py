@@ -44,13 +44,45 @@ def train_on_regression(compile: bool) -> tuple[dict[str, Tensor], list[dict[str
 
 
 @pytest.mark.slow
-def test_compiled_gradient_steps_are_the_same() -> None:
+def test_compiled_gradient_steps_are_the_same(caplog: pytest.LogCaptureFixture) -> None:
     (compiled, results), (plain, expected) = train_on_regression(True), train_on_regression(False)
+    assert not warnings_of(caplog)  # nothing ran without compilation
     assert [*compiled] == [*plain]
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(results, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_minibatches_of_another_size_are_compiled_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the second size torch makes the backward pass together with the loss, and would free what the loss keeps."""
+    from torch._dynamo.backends.debugging import aot_eager_decomp_partition  # all of the compiler except code in C++
+
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs: aot_eager_decomp_partition(graph, inputs))
+    learners = make_learner(make_module(), squares, compile=True), make_learner(make_module(), squares)
+    for num_rows in (48, 40):
+        ours, plain = (update(learner, regression(num_rows), lr=0.01, minibatch_size=num_rows) for learner in learners)
+        assert ours == pytest.approx(plain, rel=1e-3)
+    assert not warnings_of(caplog)
+
+
+def test_torch_may_begin_a_compilation_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does so for losses with numbers that change, such as the noise of TD3's targets."""
+    calls: list[str] = []
+
+    def compile(graph: Any, inputs: Any) -> Any:
+        calls.append("compile")
+        if len(calls) == 1:
+            raise torch._dynamo.exc.TensorifyScalarRestartAnalysis(restart_reason="a number changes")
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", compile)
+    update(make_learner(make_module(), squares, compile=True), regression(64), lr=0.01)
+    assert calls == ["compile"] * 2 and not warnings_of(caplog)
 
 
 def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
@@ -76,7 +108,9 @@ def config(cls: type[AlgorithmConfig], **learners: Any) -> AlgorithmConfig:
 @pytest.mark.slow  # each compiles forward and backward passes with a C++ compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler, at its breaks
 @pytest.mark.parametrize("cls", [PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TD3Config])
-def test_compiled_runs_equal_other_runs_and_share_their_checkpoints(cls: type[AlgorithmConfig], tmp_path: Path) -> None:
+def test_compiled_runs_equal_other_runs_and_share_their_checkpoints(
+    cls: type[AlgorithmConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = []
     for compile in (True, False):
         with config(cls, compile=compile).build() as algorithm:
@@ -84,6 +118,7 @@ def test_compiled_runs_equal_other_runs_and_share_their_checkpoints(cls: type[Al
                 algorithm.train()
             weights.append({name: value.clone() for name, value in algorithm.get_module().state_dict().items()})
             if compile:
+                assert not warnings_of(caplog)
                 path = algorithm.save(tmp_path)
             else:
                 algorithm.restore_from_path(path)

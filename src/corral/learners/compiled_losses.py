@@ -104,6 +104,11 @@ def _reason(error: Exception) -> str:
 
 def _compiled(loss: Loss, cuda_graphs: bool) -> Callable[..., Any]:
     """Return what `torch.compile` makes of a loss, or the loss, if it does not work at all with this Python."""
+    import torch._functorch.config as functorch_config
+
+    # A backward pass that frees what it has used cannot run for several losses one after another. torch asks this
+    # setting when a loss is compiled, and again in each backward pass, so it stays.
+    functorch_config.donated_buffer = False
     try:
         return torch.compile(loss, backend=_compile_graph, options={"cuda_graphs": cuda_graphs})
     except (RuntimeError, ImportError) as error:
@@ -123,6 +128,8 @@ def _compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], options: Map
     plain = fx.GraphModule(graph, copy.deepcopy(graph.graph))  # a compilation changes the graph
     try:
         compiled = compile(graph, list(inputs))
+    except torch._dynamo.exc.RestartAnalysis:  # torch compiles this part again, with more numbers that may change
+        raise
     except Exception as error:  # of whatever the compiler calls
         compiled = partial(_run, (NOT_COMPILED, _reason(error)), plain)
     return compiled
