@@ -58,7 +58,7 @@ class ModuleRecord:
         seq_len = self.module.max_seq_len
         return buffer.sample_sequences(
             max(1, self.config.num_learners, num_steps // seq_len),
-            map_tree(lambda leaf: leaf[0].numpy(), initial_states(self.module, 1)),
+            map_tree(lambda leaf: leaf[0].numpy(force=True), initial_states(self.module, 1)),  # on a GPU, too
             seq_len=seq_len,
             burn_in=self.config.burn_in_len,
             **form,
