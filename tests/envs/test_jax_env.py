@@ -97,6 +97,11 @@ def test_steps_are_those_of_a_loop_over_sub_envs() -> None:
     assert len(set(starts)) == len(starts) == N + num_ended.sum()  # each episode begins at another place
 
 
+def test_a_reset_without_a_seed_begins_other_episodes() -> None:
+    env = make_env(seed=0)
+    assert len({env.reset()[0][0, 0].item() for _ in range(3)}) == 3
+
+
 @pytest.mark.slow
 def test_a_seed_repeats_the_episodes_and_each_reset_without_one_begins_others() -> None:
     env, other = make_env(seed=0), make_env(seed=1)

@@ -10,9 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from corral.core.plain import misfits
+from corral.envs.tensor_env import TensorEnvAdapter, TensorVectorEnv
 from corral.envs.torch_envs import TorchCartPole, TorchEnv, TorchPendulum
 from corral.errors import CheckpointError, ConfigError, EnvError
 from host_transfers import HostTransferError, no_host_transfers
@@ -156,6 +158,33 @@ def test_no_later_step_and_no_caller_writes_into_tensors_of_the_other(env_id: st
         for tensor in (*others, same_infos["final_obs"]):
             tensor.fill_(1)
     assert are_equal(kept, copies)
+
+
+class OneBuffer(TensorVectorEnv):
+    """Writes each observation into one tensor, and gives no final observations; episodes have two steps."""
+
+    def __init__(self) -> None:
+        self.num_envs, self.device = 2, torch.device("cpu")
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.obs = torch.zeros(2, 1)
+
+    def reset(self, **arguments: Any) -> Any:
+        return self.obs.zero_(), {}
+
+    def step(self, actions: Tensor) -> Any:
+        self.obs += 1
+        return self.obs, torch.ones(2), self.obs[:, 0] % 2 == 0, torch.zeros(2, dtype=torch.bool), {}
+
+
+def test_an_env_may_write_each_observation_into_one_tensor() -> None:
+    env = TensorEnvAdapter(OneBuffer())
+    seen = [env.reset()[0]]
+    for _ in range(2):
+        obs, *_, infos = env.step(np.zeros(2, np.int64))
+        seen.append(obs)
+    assert [array.tolist() for array in seen] == [[[0.0]] * 2, [[1.0]] * 2, [[2.0]] * 2]
+    assert infos["final_obs"].tolist() == [[1.0]] * 2  # from which the last action was chosen
 
 
 @each_env

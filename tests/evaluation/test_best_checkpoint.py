@@ -72,7 +72,7 @@ class Rising(Callback):
 
     def on_evaluate_end(self, *, evaluation_metrics: dict[str, Any], **kwargs: Any) -> None:
         self.count += 1
-        evaluation_metrics["env_runners"]["episode_return_mean"] = float(self.count)
+        evaluation_metrics["env_runners"]["episode_return_mean"] = evaluation_metrics["score"] = float(self.count)
         evaluation_metrics["truncated"] = self.count == 3
 
 
@@ -86,9 +86,13 @@ def test_a_number_of_an_earlier_round_does_not_choose(
     assert best(tmp_path / "run") == chosen
 
 
-def test_a_truncated_round_does_not_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("metric", [None, "evaluation/score"])
+def test_a_truncated_round_does_not_choose(metric: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
-    fit(small().callbacks(Rising), tmp_path / "run", 3)
+    config = small().callbacks(Rising)
+    if metric is not None:
+        config.checkpointing(best_checkpoint_metric=metric)
+    fit(config, tmp_path / "run", 3)
     assert best(tmp_path / "run") == (2, 2.0)
 
 

@@ -17,10 +17,12 @@ from corral.callbacks.callback import Callback
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CallbackError, CorralError, EnvError, WorkerDiedError
 from corral.evaluation import rounds
+from corral.evaluation.episodes import PlayedEpisodes, describe_episodes
 from corral.evaluation.rounds import MAX_FAILURES, Round, RoundPlan, play_round
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
+from corral.runners.runner import EnvRunner
 from corral.runners.runner_group import EnvRunnerGroup
 from corral.testing import CountingEnv
 
@@ -83,6 +85,10 @@ def play_in_time(group: EnvRunnerGroup, time_limit_s: float = 30.0, **plan: Any)
     assert seconds < time_limit_s + LATE_S
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     return result, seconds
+
+
+def play_one(env_runner: EnvRunner) -> PlayedEpisodes:
+    return describe_episodes(env_runner, env_runner.collect(SampleRequest(num_episodes=1)))
 
 
 def counted(group: EnvRunnerGroup) -> dict[str, Any]:
@@ -178,6 +184,26 @@ class TestNumbers:
             assert [result.num_env_steps_of_older_weights for result in found] == [0, 0, 4, 0, 0, 4, 0, 0]
             cut = [play_round(group, RoundPlan(cuts_episodes=True), goes_on=lambda: False) for _ in range(4)]
             assert not any(result.episodes or result.num_env_steps_of_older_weights for result in cut)
+
+    def test_an_episode_of_older_weights_counts_once_however_many_pieces_follow(self) -> None:
+        settings = {"env": CountingEnv, "env_config": {"episode_length": 3}}
+        with evaluation_group("local", 1, 2, **settings) as group:
+            plan = RoundPlan(cuts_episodes=True, force_reset=False)
+            play_round(group, plan, goes_on=lambda: False)  # one row
+            rows = iter(range(8))
+            longer = play_round(group, plan, goes_on=lambda: next(rows) < 7)
+            assert len(longer.episodes) >= 4  # each sub-env ends two or more, in several pieces
+            assert longer.num_env_steps_of_older_weights == 2
+
+    def test_of_two_answers_for_one_episode_the_first_counts(self) -> None:
+        """Runner 1 plays what runner 2 has not answered, and both answer with their own episode."""
+        with evaluation_group("local", 2, env=CountingEnv, env_config={"episode_length": 3}) as group:
+            played = {index: group.foreach_env_runner(play_one, local_env_runner=False)[index - 1] for index in (1, 2)}
+            play = rounds._Play(group, RoundPlan(num_episodes=1), lambda: True, lambda: False, {})
+            play.first_runner[0] = 2
+            for index in (1, 2):
+                play.note(index, [0], played[index])
+            assert [record.worker_index for record in play.result(None).episodes] == [1]
 
     def test_plans_that_make_no_sense(self) -> None:
         with pytest.raises(CorralError, match="not both"):

@@ -348,6 +348,18 @@ def test_a_restored_run_continues_its_evaluation(num_runners: int) -> None:
     assert fresh["env_runners/num_samples"] == 2 * max(1, num_runners)
 
 
+def test_recording_between_two_rounds_changes_nothing_in_the_second(tmp_path: Path) -> None:
+    """Also not the numbers that envs of this process draw from global generators."""
+    found = []
+    for records in (False, True):
+        with small(Drawing).build() as algo:
+            algo.evaluate()
+            if records:
+                algo.record(str(tmp_path / "data"), num_episodes=2, seed=4)
+            found.append(algo.evaluate()["env_runners"]["episode_returns"])
+    assert len(found[0]) > 1 and found[0] == found[1]
+
+
 def choose_no_reset(episode_index: int) -> None:
     return None
 

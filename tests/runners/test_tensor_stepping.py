@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from corral import (
     NormalizeObservations,
     NormalizeRewards,
     PPOConfig,
+    TD3Config,
     Transform,
 )
 from corral.algorithms.ppo import PPO
@@ -33,6 +34,7 @@ from corral.envs.torch_envs import TorchCartPole, TorchPendulum
 from corral.episodes.rollout import Rollout
 from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import ConfigError, EnvError, LossError
+from corral.exploration.noise import GaussianNoise
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
@@ -375,6 +377,26 @@ def test_a_copy_of_the_module_on_a_device_gets_every_weight_that_is_loaded() -> 
     assert len(acting) >= 4
     for name in acting:
         np.testing.assert_allclose(copied[name].numpy(), weights[name], rtol=1e-6, err_msg=name)
+
+
+class Clocked(GaussianNoise):
+    """Notes the timesteps at which it scales its noise."""
+
+    timesteps: ClassVar[list[int]] = []
+
+    def scales(self, timestep: int, num_envs: int) -> Any:
+        self.timesteps.append(timestep)
+        return super().scales(timestep, num_envs)
+
+
+def test_the_timestep_counts_the_env_steps_of_all_runners() -> None:
+    config = TD3Config().environment(ShortPendulum).env_runners(num_env_runners=2, num_envs_per_env_runner=N)
+    config.env_runners(rollout_fragment_length=4).engine("local").debugging(seed=0)
+    config.exploration(exploration_config={"type": Clocked, "random_timesteps": 0})
+    with config.build() as algo:
+        Clocked.timesteps.clear()
+        algo.sample(8 * N)
+    assert Clocked.timesteps == [0, 2 * N, 4 * N, 6 * N] * 2
 
 
 def test_a_factory_of_its_own_kind_is_called_as_before() -> None:
