@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -379,26 +379,23 @@ def test_a_copy_of_the_module_on_a_device_gets_every_weight_that_is_loaded() -> 
         np.testing.assert_allclose(copied[name].numpy(), weights[name], rtol=1e-6, err_msg=name)
 
 
-class Clocked(GaussianNoise):
-    """Notes the timesteps at which it scales its noise."""
+def test_the_timestep_counts_the_env_steps_of_all_runners(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales, timesteps = GaussianNoise.scales, []
 
-    timesteps: ClassVar[list[int]] = []
+    def note(exploration: GaussianNoise, timestep: int, num_envs: int) -> Any:
+        timesteps.append(timestep)
+        return scales(exploration, timestep, num_envs)
 
-    def scales(self, timestep: int, num_envs: int) -> Any:
-        self.timesteps.append(timestep)
-        return super().scales(timestep, num_envs)
-
-
-def test_the_timestep_counts_the_env_steps_of_all_runners() -> None:
+    monkeypatch.setattr(GaussianNoise, "scales", note)
     config = TD3Config().environment(ShortPendulum).env_runners(num_env_runners=2, num_envs_per_env_runner=N)
     config.env_runners(rollout_fragment_length=4).engine("local").debugging(seed=0)
-    config.exploration(exploration_config={"type": Clocked, "random_timesteps": 0})
+    config.exploration(exploration_config={"type": "GaussianNoise", "random_timesteps": 0})
     with config.build() as algo:
-        Clocked.timesteps.clear()
+        timesteps.clear()
         algo.sample(8 * N)
-    num_rows = len(Clocked.timesteps) // 2  # of each runner
+    num_rows = len(timesteps) // 2  # of each runner
     assert num_rows >= 4
-    assert Clocked.timesteps == [2 * N * row for row in range(num_rows)] * 2
+    assert timesteps == [2 * N * row for row in range(num_rows)] * 2
 
 
 def test_a_factory_of_its_own_kind_is_called_as_before() -> None:
