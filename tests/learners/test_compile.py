@@ -68,9 +68,7 @@ def test_minibatches_of_another_size_are_compiled_too(
     assert not warnings_of(caplog)
 
 
-def test_torch_may_begin_a_compilation_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torch_may_begin_a_compilation_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It does so for losses with numbers that change, such as the noise of TD3's targets."""
     calls: list[str] = []
 
