@@ -14,11 +14,14 @@ LOWEST_TESTS := core envs episodes modules metrics replay runners/test_runner.py
 SERVICES_VENV := .venv-services
 SERVICES_READY := $(SERVICES_VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+# Outside the clone, so that nothing of the clone is found there.
+WALK_VENV := $(or $(TMPDIR),/tmp)/corral-walk$(subst /,-,$(CURDIR))
+WALK_READY := $(WALK_VENV)/.ready
 # Blocks of code on these pages have at most 88 characters per line, which fit the site.
 NARROW_PAGES := $(wildcard docs/*.md docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test pytest check slow lowest services wheel campaign bench bench-quick defaults tuned quality docs format clean
+.PHONY: help train test pytest check slow lowest services wheel walk campaign bench bench-quick defaults tuned quality docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -94,6 +97,20 @@ wheel: $(READY) ## build the wheel, and try it in clean environments, with the l
 		$$newest/bin/pip install --quiet "$$(ls dist/corral-*.whl)[report,tensorboard]"; \
 		$$newest/bin/python tools/smoke.py; \
 	done
+
+$(WALK_READY): requirements/torch.txt pyproject.toml
+	rm -rf $(WALK_VENV)
+	$(PYTHON) -m venv $(WALK_VENV)
+	$(WALK_VENV)/bin/pip install --quiet --requirement requirements/torch.txt
+	$(WALK_VENV)/bin/pip install --quiet "$$(ls dist/corral-*.whl)[all]"
+	@touch $@
+
+walk: $(READY) ## run all commands and blocks of the README and of docs/ with the installed wheel, from empty folders; PAGES="docs/cli.md" chooses some
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@$(MAKE) --no-print-directory $(WALK_READY)
+	$(WALK_VENV)/bin/pip install --quiet --no-deps --force-reinstall dist/corral-*.whl
+	cd / && env -u PYTHONPATH $(WALK_VENV)/bin/python $(CURDIR)/tests/docs/walk.py $(PAGES)
 
 campaign: $(READY) ## a thousand runs in which something fails, with a table in docs/reliability.md; 200 faults of runners on each engine; 200 kills of savers
 	$(BIN)/python benchmarks/campaign.py

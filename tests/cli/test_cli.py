@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +16,11 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from console_script import corral_command
 from corral.callbacks import EVENTS
 from corral.cli.main import main
 from user_files import SMALL, write_my_algo
 
-COMMAND = [sys.executable, "-m", "corral"]
 CARTPOLE = ["train", "--algo", "PPO", "--env", "CartPole-v1", "--seed", "0"]
 SHORT = ["--stop", "num_env_steps=4000"]
 RUN_FILES = {"config.yaml", "progress.csv", "result.jsonl", "run.log", "checkpoints", ".lock"}
@@ -29,7 +28,7 @@ DEADLINE_S = 120.0
 
 
 def corral(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+    return subprocess.run(corral_command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 def only_run(cwd: Path) -> Path:
@@ -359,7 +358,7 @@ def wait_for_text(process: subprocess.Popen[str], cwd: Path, name: str) -> None:
 def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
     """Start a run as the leader of a process group of its own."""
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        corral_command(*arguments),
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -433,13 +432,9 @@ def test_an_interrupt_of_an_import_that_executes_text_has_the_same_status(tmp_pa
 @pytest.mark.slow
 def test_a_users_algorithm_runs_from_the_directory_that_it_is_in(tmp_path: Path) -> None:
     write_my_algo(tmp_path)
-    command = shutil.which("corral", path=str(Path(sys.executable).parent))  # Python adds no directory for a script
-    assert command is not None
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [command, "train", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S
-        )
+        return corral(["train", *arguments], tmp_path)
 
     def learner(result: dict[str, Any]) -> tuple[float, float]:
         metrics = result["learners"]["default_policy"]
@@ -474,13 +469,6 @@ def test_events_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events"]) == 0
     printed = capsys.readouterr().out
     assert [name for name in EVENTS if name not in printed] == []
-
-
-def test_the_command_is_installed() -> None:
-    command = shutil.which("corral", path=str(Path(sys.executable).parent))
-    assert command is not None
-    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert done.stdout.startswith("corral 0.")
 
 
 @pytest.mark.parametrize("option", ["--run-dir", "--resume"])

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from console_script import corral_command
 from corral import PPOConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.cli.experiment import parse_pair
@@ -151,9 +152,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The completion script of each shell."""
     found = {}
     for shell in ("bash", "zsh"):
-        done = subprocess.run(
-            [sys.executable, "-m", "corral", "completion", shell], capture_output=True, text=True, timeout=DEADLINE_S
-        )
+        done = subprocess.run(corral_command("completion", shell), capture_output=True, text=True, timeout=DEADLINE_S)
         assert (done.returncode, done.stderr) == (0, "")
         found[shell] = tmp_path_factory.mktemp("completion") / shell
         found[shell].write_text(done.stdout, encoding="utf-8")

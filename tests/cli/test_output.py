@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from console_script import corral_command
+
 DEADLINE_S = 120.0
 SCRIPT = """
 import sys
@@ -65,7 +67,7 @@ def test_a_command_whose_reader_closes_the_pipe_ends_well(command: str, tmp_path
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "corral", *command.split()],
+        corral_command(*command.split()),
         cwd=tmp_path,
         stdout=writing,
         stderr=subprocess.PIPE,

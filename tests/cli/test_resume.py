@@ -6,7 +6,6 @@ import csv
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from console_script import corral_command
 from corral.algorithms.fitting import read_config
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.cli.main import main
 
 DEADLINE_S = 120.0
-COMMAND = [sys.executable, "-m", "corral.cli.main"]
 SETTINGS = {
     "training.train_batch_size_per_learner": 64,
     "training.minibatch_size": 64,
@@ -75,7 +74,7 @@ class Training:
     def __init__(self, run_dir: Path, *more: str, **settings: Any) -> None:
         self.run_dir = run_dir
         self.process = subprocess.Popen(
-            [*COMMAND, *arguments(**SETTINGS, **settings), *more, *FOREVER, "--run-dir", str(run_dir)],
+            corral_command(*arguments(**SETTINGS, **settings), *more, *FOREVER, "--run-dir", str(run_dir)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -318,7 +317,7 @@ class Killed:
         self.command = ["--algo", "PPO", "--env", "killed:Killed", *given, "--stop", "training_iteration=3", "--quiet"]
 
     def train(self, *more: str) -> subprocess.CompletedProcess[str]:
-        arguments = [*COMMAND, "train", *more]
+        arguments = corral_command("train", *more)
         return subprocess.run(
             arguments, cwd=self.directory, capture_output=True, text=True, timeout=5 * DEADLINE_S, check=False
         )

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+from console_script import corral_command
 from corral.cli.experiment import overriding_arguments
 from corral.cli.main import main
 from corral.cli.parser import make_parser
@@ -332,7 +333,7 @@ def test_a_logger_is_added_when_a_set_continues(
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is of POSIX")
 def test_runs_end_with_a_checkpoint_when_the_command_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "corral", *arguments(), "--stop", "training_iteration=1000000"]
+    command = corral_command(*arguments(), "--stop", "training_iteration=1000000")
     process = subprocess.Popen([*command, "--seeds", "5", "--run-dir", "set"], cwd=tmp_path, stdout=subprocess.DEVNULL)
     run_dir = tmp_path / "set" / "seed-5"
     deadline_s = time.monotonic() + DEADLINE_S
@@ -357,7 +358,7 @@ def test_runs_end_with_a_checkpoint_when_the_command_is_killed(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_runs_with_their_checkpoints(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "corral", *arguments(), "--stop", "training_iteration=1000000"]
+    command = corral_command(*arguments(), "--stop", "training_iteration=1000000")
     command += ["--seeds", "0-2", "--parallel", "2", "--run-dir", "set"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     home = tmp_path / "set"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from console_script import corral_command
+from corral.engines.own_commands import own_command
 
 DEADLINE_S = 240.0
 MY_ENVS = """
@@ -16,6 +22,7 @@ def make_env(config):
     return CountingEnv(config)
 """
 BROKEN = {
+    "corral": "Env = dict\n",
     "needs_more": "import no_such_package\n",
     "raises": "import json\n\nraise RuntimeError('no data')\n",
     "is_a_script": "import sys\n\nsys.exit(4)\n",
@@ -27,22 +34,53 @@ TINY = [
     *("--stop", "training_iteration=1", "--quiet"),
 ]
 RUNNERS = [f"--set={text}" for text in ("env_runners.num_env_runners=1", "engine.engine_name=process")]
+HARM = "raise RuntimeError('this file must not be imported')\n"
+PYTHON = [sys.executable, "-m", "corral"]  # which is the same command
 
 
-def corral(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed command, for which Python adds no directory."""
-    code = "import sys; from corral.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-P", "-c", code, *arguments]
+def corral(cwd: Path, *arguments: str, start: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*start, *arguments] if start else corral_command(*arguments)
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+# `python -m corral` runs a file corral.py, as Python does with every module.
+@pytest.mark.parametrize(
+    ("harmful", "start"), [(("corral", "random", "queue"), ()), (("random", "queue"), PYTHON)], ids=["corral", "python"]
+)
+def test_files_may_have_the_names_of_commands_and_of_other_modules(
+    harmful: tuple[str, ...], start: Sequence[str], tmp_path: Path
+) -> None:
+    for name in harmful:
+        (tmp_path / f"{name}.py").write_text(HARM, encoding="utf-8")
+    (tmp_path / "play.py").write_text("import sys\n\nraise RuntimeError(sys.path)\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text("import play\n", encoding="utf-8")
+    done = corral(tmp_path, "train", "--algo", "PPO", "--env", "train:make_env", *TINY, start=start)
+    assert done.returncode == 2 and "the module 'train' raised RuntimeError: [" in done.stderr
+    places = ast.literal_eval(done.stderr[done.stderr.index("[") : done.stderr.index("]") + 1])
+    library = Path(os.__file__).parent
+    assert places[:3] == [str(library), str(library / "lib-dynload"), str(tmp_path)]
+    assert str(Path(sys.executable).parent) not in places
+    assert f"Rename {' and '.join(f'{name}.py' for name in sorted(harmful))}: " in done.stderr
+
+
+def test_processes_of_corral_do_not_import_files_with_its_name(tmp_path: Path) -> None:
+    for name in ("corral", "random", "os"):
+        (tmp_path / f"{name}.py").write_text(HARM, encoding="utf-8")
+    command = own_command("corral.errors", "nearest('a', ['b'])")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "Known names: b.\n"  # Python prints a text that is given as the exit status
 
 
 @pytest.mark.slow
 def test_all_commands_find_the_env(tmp_path: Path) -> None:
     (tmp_path / "my_envs.py").write_text(MY_ENVS, encoding="utf-8")
+    for name in ("corral", "random", "queue"):
+        (tmp_path / f"{name}.py").write_text(HARM, encoding="utf-8")
     sub_envs = ["--set", "env_runners.vectorization=async"]
     train = ["train", "--algo", "PPO", "--env", "my_envs:make_env", *TINY, *RUNNERS, *sub_envs, "--run-dir", "run"]
     for command in (
         train,
+        [*train[:-1], "runs", "--seeds", "0"],
         ["train", "--resume", "run", "--stop", "training_iteration=2", "--quiet"],
         ["evaluate", "run", "--episodes", "1"],
         ["evaluate", "run", "--episodes", "1", "--env", "my_envs:make_env"],
@@ -55,6 +93,10 @@ def test_all_commands_find_the_env(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
+        ("corral:Env", "module 'corral' has no env 'Env'. "),
+        ("corral:Env", "Rename corral.py: another module has the same name."),
+        ("corral.testing:CountinEnv", "has no env 'CountinEnv'. Did you mean 'CountingEnv'?"),
+        ("corral:ExternlEnv", "has no env 'ExternlEnv'. Did you mean 'ExternalEnv'?"),
         ("my_envs:make_evn", "module 'my_envs' has no env 'make_evn'. Did you mean 'make_env'?"),
         ("my_env:make_env", "No module named 'my_env'; the nearest one in the working directory is 'my_envs'."),
         ("my_envs.make_env", "If it is an import path, write a colon before the name: 'my_envs:make_env'."),

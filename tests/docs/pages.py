@@ -23,19 +23,31 @@ import cloudpickle
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NO_RUN = "<!-- no-run -->"
-
 VARYING = "varying"
 """Word after `text` in the first line of an output whose numbers differ between runs or machines."""
 
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!-- (?P<word>no-run|only-walk)(?: (?P<places>[\d,]+))?(?:: (?P<reason>[^>]*?))? -->")
+_TITLE = re.compile(r'title="([^"]+)"')
+_SPAN = re.compile(r"`([^`\n]+)`|^    (\S.*)$", re.MULTILINE)
 _NUMBER = re.compile(r" *(\b[0-9a-f]{32,}\b|-?\d[\d.,]*(e[-+]?\d+)?)")
 LONGEST_OUTPUT = 30
 """Number of lines of the longest output that a page has to show."""
 
 
+class Command(NamedTuple):
+    """A command line of a page, and why it is not run, if so."""
+
+    text: str
+    no_run: str | None = None
+
+
 class Block(NamedTuple):
-    """A fenced block of a page."""
+    """A fenced block of a page.
+
+    Comments before it, which a reader does not see, say what is not run: `<!-- no-run: reason -->`, for a few of its
+    command lines `<!-- no-run 2,3: reason -->`, and what only `make walk` runs, `<!-- only-walk: reason -->`.
+    """
 
     language: str
     text: str
@@ -43,6 +55,23 @@ class Block(NamedTuple):
     before: str  # what lies between the block before it and this one
     varies: bool
     end: int  # position behind the block in the page
+    title: str | None = None  # name of the file that holds the text
+
+    def no_run(self, *, walk: bool = False) -> str | None:
+        """Return why the block is not run in a test, or in `make walk`; `None` if it is run."""
+        for mark in _MARK.finditer(self.before):
+            if mark["places"] is None and (mark["word"] == "no-run" or (mark["word"] == "only-walk" and not walk)):
+                return mark["reason"] or "marked"
+        return None
+
+    def commands(self) -> list[Command]:
+        """Return the command lines of an `sh` block."""
+        lines = [line.strip() for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
+        reasons: dict[int, str] = {}
+        for mark in _MARK.finditer(self.before):
+            places = mark["places"].split(",") if mark["places"] else range(1, len(lines) + 1)
+            reasons |= dict.fromkeys(map(int, places), mark["reason"] or "marked")
+        return [Command(line, reasons.get(place)) for place, line in enumerate(lines, 1)]
 
 
 def page_id(path: Path) -> str:
@@ -56,8 +85,43 @@ def blocks(path: Path) -> list[Block]:
         line = page.count("\n", 0, match.start("text"))
         between = page[end : match.start()]
         end = match.end()
-        found.append(Block(match["language"], match["text"], line, between, VARYING in match["words"], end))
+        title = _TITLE.search(match["words"])
+        varies = VARYING in match["words"]
+        found.append(Block(match["language"], match["text"], line, between, varies, end, title and title[1]))
     return found
+
+
+def page_module() -> ModuleType:
+    """Return the module in which the Python blocks of a page run, one after another."""
+    module = ModuleType("page")
+    sys.modules["page"] = module  # dataclasses look up the module of a class
+    cloudpickle.register_pickle_by_value(module)  # and runners in other processes cannot import it
+    return module
+
+
+def run_block(block: Block, path: Path, module: ModuleType) -> str:
+    """Run a Python block of a page in the working directory, and return what it printed."""
+    printed = io.StringIO()
+    # Blank lines in front make a traceback point at the line of the page.
+    code = compile("\n" * block.line + block.text, page_id(path), "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(printed):
+        exec(code, vars(module))
+    return printed.getvalue()
+
+
+def output_of(block: Block, after: Block | None) -> Block | None:
+    """Return the block that shows the output of a block, if there is one."""
+    return after if after is not None and after.language == "text" and not after.before.strip() else None
+
+
+def output_problem(block: Block, printed: str, shown: Block | None) -> str | None:
+    """Return what is wrong with the output that a page shows of a Python block, or `None`."""
+    if not printed and "except " in block.text:
+        return "shows an error that was not raised"
+    if shown is None:
+        return f"show what the block prints:\n{printed}" if must_be_shown(block, printed) else None
+    read = without_numbers if shown.varies else str
+    return None if read(printed) == read(shown.text) else f"prints something else:\n{printed}"
 
 
 def run_blocks(path: Path) -> Iterator[tuple[Block, str, Block | None]]:
@@ -66,20 +130,10 @@ def run_blocks(path: Path) -> Iterator[tuple[Block, str, Block | None]]:
     Yields:
         A block, what it printed, and the block that shows its output, if there is one.
     """
-    module = ModuleType("page")
-    sys.modules["page"] = module  # dataclasses look up the module of a class
-    cloudpickle.register_pickle_by_value(module)  # and runners in other processes cannot import it
-    found = blocks(path)
-    for block, after in zip(found, [*found[1:], None], strict=True):
-        if block.language != "python" or NO_RUN in block.before:
-            continue
-        printed = io.StringIO()
-        # Blank lines in front make a traceback point at the line of the page.
-        code = compile("\n" * block.line + block.text, page_id(path), "exec", dont_inherit=True)
-        with contextlib.redirect_stdout(printed):
-            exec(code, vars(module))
-        shows = after is not None and after.language == "text" and not after.before.strip()
-        yield block, printed.getvalue(), after if shows else None
+    module, found = page_module(), blocks(path)
+    for block, after in zip(found, [*found[1:], None], strict=False):
+        if block.language == "python" and not block.no_run():
+            yield block, run_block(block, path, module), output_of(block, after)
 
 
 def must_be_shown(block: Block, printed: str) -> bool:
@@ -108,13 +162,14 @@ def write_outputs(path: Path) -> None:
 
 def commands(path: Path, program: str) -> list[str]:
     """Return a program's command lines in `sh` blocks and code spans, and make's in indented blocks."""
-    page = path.read_text(encoding="utf-8")
-    shell = "\n".join(block.text for block in blocks(path) if block.language == "sh").replace("\\\n", " ")
-    lines = [line.strip() for line in shell.splitlines()]
-    prose = _FENCE.sub("", page)
-    lines += re.findall(r"`([^`\n]+)`", prose)
-    lines += [line.strip() for line in prose.splitlines() if line.startswith("    ")]
+    shell = [command.text for block in blocks(path) if block.language == "sh" for command in block.commands()]
+    lines = [*shell, *spans(_FENCE.sub("", path.read_text(encoding="utf-8")))]
     return [line for line in lines if line.startswith(f"{program} ")]
+
+
+def spans(prose: str) -> list[str]:
+    """Return the code spans and the indented lines of a text."""
+    return [found[1] or found[2].strip() for found in _SPAN.finditer(prose)]
 
 
 def links(path: Path) -> list[str]:

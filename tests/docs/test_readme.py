@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pages import README, blocks, commands
+
+from console_script import corral_command
 
 EXAMPLE = (
     "corral train --algo PPO --env CartPole-v1 --stop episode_return_mean=450 --stop num_env_steps=500000 --seed 0 "
@@ -24,7 +25,7 @@ def test_shell_examples_train_to_450(line: str, tmp_path: Path) -> None:
     assert line in commands(README, "corral")
     experiment = next(block.text for block in blocks(README) if block.language == "yaml")
     (tmp_path / "experiment.yaml").write_text(experiment, encoding="utf-8")
-    command = [sys.executable, "-m", "corral.cli.main", *shlex.split(line)[1:]]
+    command = corral_command(*shlex.split(line)[1:])
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     (run_dir,) = (tmp_path / "runs").iterdir()

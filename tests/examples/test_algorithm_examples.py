@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import example_files
+from console_script import corral_command
 from corral import Algorithm
 from corral.algorithms import registry
 
@@ -108,7 +109,7 @@ def test_runs_are_repeated_and_restored(name: str, tmp_path: Path) -> None:
 def test_short_names_are_registered_and_the_command_line_trains(tmp_path: Path) -> None:
     config = example("a2c").A2CConfig
     assert registry.config_class("A2C") is config and registry.name_of(config) == "a2c:A2CConfig"
-    command = [sys.executable, "-m", "corral.cli.main", "train", "--algo", "a2c:A2CConfig", "--env", "CartPole-v1"]
+    command = corral_command("train", "--algo", "a2c:A2CConfig", "--env", "CartPole-v1")
     command += ["--stop", "training_iteration=1", "--set", "reporting.min_sample_timesteps_per_iteration=128"]
     done = subprocess.run(
         [*command, "--run-dir", str(tmp_path / "run"), "--quiet"],

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from console_script import corral_command
 from corral.cli.main import main
 from corral.errors import ReportError
 from corral.report import server as report_server
@@ -207,7 +207,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ending", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "localhost")])
 def test_the_command_serves_until_it_is_interrupted(ending: signal.Signals, host: str, tmp_path: Path) -> None:
     path = write_live(tmp_path / "run", [result(1, 1.0)])
-    command = [sys.executable, "-m", "corral", "report", str(path), "--watch", "--port", "0", "--host", host]
+    command = corral_command("report", str(path), "--watch", "--port", "0", "--host", host)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = re.search(r"http://\S+", process.stdout.readline())

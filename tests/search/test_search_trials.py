@@ -16,6 +16,7 @@ import optuna
 import pytest
 import yaml
 
+from console_script import corral_command
 from corral.cli.main import main
 from corral.errors import RunDirectoryError
 from corral.loggers.run import locked
@@ -252,7 +253,7 @@ def test_a_search_that_is_killed_leaves_no_process_and_continues(
 ) -> None:
     settings = experiment("levels_to_search:Level", space={"env_config.level": {"uniform": [1, 2]}}, num_trials=1)
     (tmp_path / "wait").touch()
-    process = subprocess.Popen([sys.executable, "-m", "corral", *begin(settings)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(corral_command(*begin(settings)), stdout=subprocess.PIPE, text=True)
     home, waiting = tmp_path / "found", tmp_path / "waiting"
     try:
         wait_for(lambda: waiting.exists() and waiting.read_text(encoding="utf-8").endswith("\n"), process)

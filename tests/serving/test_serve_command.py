@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 import yaml
 from simulators import free_ports
 
+from console_script import corral_command
 from corral import PPOConfig
 from corral.cli.main import main
 from corral.cli.parser import make_parser
@@ -38,7 +38,7 @@ class Server:
     def __init__(self, arguments: list[str], directory: Path) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "corral", *arguments],
+            corral_command(*arguments),
             cwd=directory,
             env=environment,
             stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from corral.cli.exit_status import OWN_ERRORS, interrupted_status, print_error, status_of
 from corral.cli.parser import make_parser
+from corral.core.import_places import hidden_modules, import_from_working_directory
 from corral.core.interrupts import ending_signals_raised
 
 PRINTS_AT_END = ("checkpoint", "config", "evaluate", "events", "completion", "export", "list", "plot", "report")
@@ -30,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode gets other characters, and no error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
-    if options.command in ("train", "serve", "search", "evaluate", "play", "record", "export", "config"):
-        _import_from_working_directory()
+    import_from_working_directory()
     try:
         with ending_signals_raised():
             module, _, function = options.run.partition(":")
@@ -45,14 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command not in PRINTS_AT_END or not isinstance(error.__context__ or error, BrokenPipeError):
             raise
         return 0  # the reader has read what it wants, as in `corral list envs | head`; Rich makes a SystemExit of it
+    except Exception as error:
+        if hidden := hidden_modules():
+            error.add_note(f"corral:{hidden}")
+        raise
     finally:
         _drop_unwritable_output()
-
-
-def _import_from_working_directory() -> None:
-    """Let import paths find modules of the user there, as `python -m` does."""
-    if (directory := os.getcwd()) not in sys.path:
-        sys.path.insert(0, directory)
 
 
 def _drop_unwritable_output() -> None:

@@ -7,7 +7,6 @@ import json
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from corral.cli.exit_status import interrupted_status
 from corral.cli.search_trial import PRUNE, TRIAL_FILE
 from corral.cli.seed_processes import LOOK_EVERY_S, OUTPUT_FILE, end_processes, environment_of, error_line
 from corral.core.interrupts import interrupts_deferred
+from corral.engines.own_commands import own_command
 from corral.search.files import SEED_VALUES, TrialRecord, trial_dir, write_atomically, write_state
 from corral.search.settings import Search
 from corral.search.study import REASON, ask, is_interrupted
@@ -56,7 +56,7 @@ class TrialProcess:
         home.mkdir(parents=True, exist_ok=True)
         experiment = yaml.safe_dump(search.experiment(search.values_of(trial.params)), sort_keys=False)
         write_atomically(home / TRIAL_FILE, experiment)
-        command = [sys.executable, "-m", "corral.cli.search_trial", str(home), search.metric, *map(str, search.seeds)]
+        command = [*own_command("corral.cli.search_trial"), str(home), search.metric, *map(str, search.seeds)]
         with (home / OUTPUT_FILE).open("ab") as output:
             self.process = subprocess.Popen(
                 command,

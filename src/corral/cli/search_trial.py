@@ -27,6 +27,7 @@ from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import criteria_from_file
 from corral.cli.exit_status import EXIT_ERROR, interrupted_status, print_error, status_of
 from corral.cli.experiment import read_experiment
+from corral.core.import_places import import_from_working_directory
 from corral.core.interrupts import ending_signals_raised
 from corral.errors import ConfigError, CorralError
 from corral.loggers import Logger
@@ -145,6 +146,7 @@ def main() -> int:
     """Run the trial that the command line names: directory, metric and seeds; return the exit status."""
     home, metric, *seeds = sys.argv[1:]
     channel = Channel()
+    import_from_working_directory()
     try:
         with ending_signals_raised():
             run_trial(Path(home), metric, [int(seed) for seed in seeds], channel)
@@ -159,7 +161,3 @@ def main() -> int:
         channel.send(failed=f"{type(error).__name__}: {error}")
         return EXIT_ERROR
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from corral.cli.exit_status import interrupted_status
 from corral.core.interrupts import interrupts_deferred
+from corral.engines.own_commands import own_command
 
 OUTPUT_FILE = "output.txt"
 END_WITH_INPUT = "--end-with-input"
@@ -46,7 +46,7 @@ class SeedRun:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         with (self.run_dir / OUTPUT_FILE).open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "corral", "train", END_WITH_INPUT, *self._arguments],
+                [*own_command("corral.cli.main"), "train", END_WITH_INPUT, *self._arguments],
                 env=environment,
                 stdin=subprocess.PIPE,  # which ends with this process, however it ends
                 stdout=output,

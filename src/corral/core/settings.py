@@ -15,6 +15,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -24,6 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
 from corral.core.familiar_names import meaning_of_key
+from corral.core.import_places import hidden_modules
 from corral.core.schedules import Schedule, schedule_problem
 from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
 
@@ -75,18 +77,21 @@ def module_named(name: str, path: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         if not (isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")):
-            raise ConfigError(f"{path!r} cannot be imported: the module {name!r} raised: {error}") from error
+            raise ConfigError(
+                f"{path!r} cannot be imported: the module {name!r} raised: {error}.{hidden_modules()}".removesuffix(".")
+            ) from error
         close = nearest_name(name, [file.stem for file in Path.cwd().glob("*.py")])
         hint = "" if close is None else f"; the nearest one in the working directory is {close!r}"
         raise ConfigError(
             f"{path!r} cannot be imported: {error}{hint}. The module must be in the working directory, on PYTHONPATH, "
-            "or installed"
+            f"or installed.{hidden_modules()}".removesuffix(".")
         ) from error
     except MissingPackageError:
         raise
     except (Exception, SystemExit) as error:  # a script may end the process where it is imported
         raise ConfigError(
             f"{path!r} cannot be imported: the module {name!r} raised {type(error).__name__}: {error}{_line_of(error)}"
+            f".{hidden_modules()}".removesuffix(".")
         ) from error
 
 
@@ -140,10 +145,16 @@ def names_script(path: Any) -> bool:
 
 
 def main_name() -> str:
-    """Return the name of the module that Python was started with: a module after `-m`, or a file."""
+    """Return the name of the module that Python was started with: a module after `-m`, or a file.
+
+    A program without `.py`, such as the console script `corral`, has this name only if no module has it.
+    """
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    return spec.name if spec is not None else Path(file).name if file else "__main__"
+    if spec is not None:
+        return str(spec.name)
+    name = Path(file).name if file else "__main__"
+    return "__main__" if name.isidentifier() and (name in sys.modules or find_spec(name)) else name
 
 
 _MOVE = (
@@ -157,7 +168,8 @@ def _missing_name(module_name: str, owner: Any, name: str) -> str:
         return f"'__main__' means the script that Python was started with, and here that is another script. {_MOVE}"
     if name == "<locals>":
         return "it was defined inside a function. Define it at the top level of a module"
-    return f"{module_name!r} has no {name!r}. {nearest(name, [n for n in vars(owner) if not n.startswith('_')])}"
+    close = nearest(name, [known for known in dir(owner) if not known.startswith("_")])
+    return f"{module_name!r} has no {name!r}. {close}{hidden_modules()}".removesuffix(".")
 
 
 def imported(value: Any) -> Any:

@@ -29,6 +29,7 @@ from corral.engines.actors import environment as coordination_environment
 from corral.engines.base import TRAITS, Resources, require_on_this_machine
 from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
+from corral.engines.own_commands import own_command
 from corral.engines.serialization import Frames, pack, receive, send, unpack
 from corral.engines.worker import CRASH_FD
 from corral.engines.worker_logs import log_records
@@ -122,10 +123,7 @@ class ProcessHandle:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(resources.num_cpus))))
         try:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-c"),
-                    f"from corral.engines.worker import main; main({theirs.fileno()}, {os.getpid()})",
-                ],
+                own_command("corral.engines.worker", f"main({theirs.fileno()}, {os.getpid()})"),
                 env=environment,
                 pass_fds=(theirs.fileno(), self._crash_report.fileno()),
                 stdin=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ import ray.exceptions
 from corral.engines.base import TRAITS, Resources
 from corral.engines.call_limits import overdue_message
 from corral.engines.forks import foreign_call
+from corral.engines.own_commands import ROOT
 from corral.engines.ray_resources import describe_available, require
 from corral.engines.ray_worker import Parcel, actor_class, serialization_errors, unpack_copy
 from corral.engines.worker_logs import log_records
@@ -274,7 +275,8 @@ class RayEngine:
             "max_task_retries": 0,
         }
         paths = [os.path.abspath(path) for path in sys.path]
-        actor = self._actor_class.options(**options).remote(name, os.getcwd(), paths, os.environ.get(WORKER_SETUP, ""))
+        places, setup = (os.getcwd(), ROOT, paths), os.environ.get(WORKER_SETUP, "")
+        actor = self._actor_class.options(**options).remote(name, *places, setup)
         handle = RayHandle(actor, factory, name, self._answers)
         self._handles.add(handle)
         return handle

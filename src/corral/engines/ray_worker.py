@@ -105,10 +105,13 @@ def actor_class() -> Any:
 
     # A local class is pickled by value. The actor's process may not find this package before `sys.path` is set.
     class CorralWorker:
-        def __init__(self, name: str, directory: str, paths: list[str], setup: str) -> None:
+        def __init__(self, name: str, directory: str, root: str, paths: list[str], setup: str) -> None:
             self.name = name
             self.host: Any = None
-            sys.path[:] = paths + [path for path in sys.path if path not in paths]
+            sys.path[:] = [root, *paths, *(path for path in sys.path if path not in paths)]
+            import corral as corral  # from its own folder, also where the user has a file corral.py
+
+            del sys.path[0]
             if os.path.isdir(directory):  # another machine may not have it
                 os.chdir(directory)
             from corral.engines.worker_setup import set_up_worker

@@ -14,6 +14,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from corral.core.import_places import hidden_modules
 from corral.core.spaces import space_tree
 from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
@@ -129,10 +130,10 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
         gym.spec(env_id)
     except gym.error.Error as error:
         if attribute:
-            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            raise ConfigError(
-                f"environment: module {module_name!r} has no env {attribute!r}. {nearest(attribute, names)}"
-            ) from error
+            own = vars(module)  # without the names that a package imports when they are first used, which may be envs
+            names = [name for name in dir(module) if callable(own.get(name, callable)) and not name.startswith("_")]
+            close = nearest(attribute, names) + hidden_modules()
+            raise ConfigError(f"environment: module {module_name!r} has no env {attribute!r}. {close}") from error
         kind = MissingPackageError if is_of_missing_package(env_id) else ConfigError
         raise kind(f"environment: unknown env id {env_id!r}. {id_hint(env_id)}") from error
     return str(env)
