@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import pytest
 
+import corral
 from corral import EnvContext, PPOConfig
+from corral.envs.env_arguments import call_factory, check_env_config
+from corral.envs.torch_envs import TorchCartPole
+from corral.errors import ConfigError
 from corral.testing import CountingEnv
 
 
@@ -66,3 +71,121 @@ def test_a_context_says_whether_sub_envs_have_processes() -> None:
         config = PPOConfig().environment("CartPole-v1").env_runners(vectorization=vectorization)
         config.callbacks(on_environment_created=lambda env_context: seen.append(env_context.remote)).build().stop()
     assert seen == [False, True]
+
+
+class Line(gym.Env[Any, Any]):
+    """An env whose parameters all have defaults; it keeps what it was called with."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, length: int = 5, render_mode: str | None = None) -> None:
+        self.given = {"length": length}
+
+
+class Positional(Line):
+    def __init__(self, length=5, width=3, /, *, height=1) -> None:  # type: ignore[no-untyped-def]
+        self.given = {"length": length, "width": width, "height": height}
+
+
+class Keywords(Line):
+    def __init__(self, length: int = 5, **others: Any) -> None:
+        self.given = {"length": length, **others}
+
+
+class Required(Line):
+    def __init__(self, length, width=3) -> None:  # type: ignore[no-untyped-def]
+        self.given = {"length": length, "width": width}
+
+
+class Short(Line):
+    def __init__(self, c=None) -> None:  # type: ignore[no-untyped-def]
+        self.given = {"c": c}
+
+
+class Both(Line):
+    def __init__(self, config=None, length=5) -> None:  # type: ignore[no-untyped-def]
+        self.given = {"config": config, "length": length}
+
+
+class Star(Line):
+    def __init__(self, *args: Any) -> None:
+        self.given = {"args": args}
+
+
+LENGTH = {"length": 7}
+
+
+@pytest.mark.parametrize(
+    ("factory", "env_config", "given"),
+    [
+        (Line, LENGTH, LENGTH),
+        (Line, {}, {"length": 5}),
+        (Positional, {"width": 4, "height": 2}, {"length": 5, "width": 4, "height": 2}),
+        (Keywords, {**LENGTH, "depth": 2}, {**LENGTH, "depth": 2}),
+        (Required, {**LENGTH, "width": 1}, {**LENGTH, "width": 1}),
+        (Required, {"depth": 2}, {"length": {"depth": 2}, "width": 3}),  # RLlib's form: one required parameter
+        (Short, LENGTH, {"c": LENGTH}),
+        (Short, {}, {"c": {}}),
+        (Both, LENGTH, {"config": LENGTH, "length": 7}),
+        (Star, LENGTH, {"args": (LENGTH,)}),
+        (partial(Line, render_mode="human"), LENGTH, LENGTH),
+        (partial(Required, 4), {"width": 2}, {"length": 4, "width": 2}),
+        (partial(Both, config={"a": 1}), LENGTH, {"config": {"a": 1}, "length": 7}),
+        (lambda length: Line(length), LENGTH, LENGTH),
+        (lambda **given: Line(**given), LENGTH, LENGTH),
+        (lambda _env_config: Line(**_env_config), LENGTH, LENGTH),
+    ],
+)
+def test_what_an_env_is_called_with(factory: Any, env_config: dict[str, Any], given: dict[str, Any]) -> None:
+    check_env_config(factory, env_config, "Line")
+    assert call_factory(factory, EnvContext(env_config), "Line").given == given
+
+
+def make_required(length: int) -> Line:
+    return Line(length)
+
+
+@pytest.mark.parametrize(
+    ("factory", "key", "message"),
+    [
+        (Line, "lenght", r"its parameters are length, render_mode\. Did you mean 'length'\?$"),
+        (Line, "colour", r"its parameters are length, render_mode\. To receive the whole env_config, call"),
+        (Required, "lenght", r"its parameters are length, width\. Did you mean 'length'\?$"),
+        (make_required, "depth", r"its parameters are length\."),  # an int is no env_config
+        (Positional, "heigth", r"Did you mean 'height'\?$"),
+        (partial(Line, render_mode="human"), "lenght", r"Did you mean 'length'\?$"),
+        (partial(Required, 4), "widht", r"its parameters are width\. Did you mean 'width'\?$"),
+        (lambda: Line(), "length", r"it has no parameters\.$"),
+        (lambda **given: Line(**given), "lenght", r"Line.__init__\(\) has no such parameter"),
+        (corral.make_multi_agent(Line), "lenght", r"Did you mean 'length'\?$"),
+        (TorchCartPole, "num_env", r"Did you mean 'num_envs'\?$"),
+        ("CartPole-v1", "sutton_barto_rewrd", r"Did you mean 'sutton_barto_reward'\?$"),
+        ("CartPole-v1", "max_episode_step", r"Did you mean 'max_episode_steps'\?$"),
+    ],
+)
+@pytest.mark.parametrize("num_envs", [1, 2])  # with two sub-envs, ids have a native vector env
+def test_a_key_that_the_env_does_not_take_is_refused(factory: Any, key: str, message: str, num_envs: int) -> None:
+    config = PPOConfig().environment(factory, env_config={key: 7}).env_runners(num_envs_per_env_runner=num_envs)
+    if getattr(factory, "copied_env", None):
+        config.multi_agent(policies={"main"})
+    with pytest.raises(ConfigError, match=rf"env_config\['{key}'\] does not apply to env .*: .*{message}"):
+        config.build()
+
+
+def test_wrong_keys_are_known_before_anything_starts() -> None:
+    config = PPOConfig().environment(Line, env_config={"lenght": 7}).env_runners(num_env_runners=2)
+    with pytest.raises(ConfigError, match="Did you mean 'length'"):
+        config.validate()
+    with pytest.raises(ConfigError, match="'make' needs 'length' and 'width', which env_config {'depth': 2} lacks"):
+        check_env_config(lambda length, width, depth: Line(), {"depth": 2}, "make")
+    config = PPOConfig().environment(Line).evaluation(evaluation_interval=1, evaluation_config={"env_config": {"x": 1}})
+    with pytest.raises(ConfigError, match=r"env_config\['x'\] does not apply to env 'Line'"):
+        config.validate()
+
+
+def test_a_key_that_kwargs_take_may_be_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    call_factory(Keywords, EnvContext({"lenght": 7}), "Keywords")
+    assert "receives env_config['lenght'] in its **kwargs. Did you mean its parameter 'length'?" in caplog.text
+    caplog.clear()
+    call_factory(Keywords, EnvContext({**LENGTH, "depth": 7}), "Keywords")
+    assert not caplog.records

@@ -158,11 +158,6 @@ class TestEnvConfig:
         env.reset(seed=0)
         assert env.step(np.zeros(3, int))[2].tolist() == [True, False, False]
 
-    def test_an_argument_that_the_env_does_not_take_is_named(self) -> None:
-        for settings in ({"num_envs": 1}, {"num_envs": 2}):  # the second is the native vector env
-            with pytest.raises(EnvError, match=r"CartPole-v1.*gravitty"):
-                make_vector_env("CartPole-v1", EnvContext({"gravitty": 1}), **settings)
-
     def test_an_env_that_cannot_be_made_is_named_with_its_index(self) -> None:
         def factory(env_config: EnvContext) -> CountingEnv:
             if env_config.vector_index == 1:

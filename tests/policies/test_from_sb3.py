@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -391,17 +393,56 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         lambda data, entries: data["action_space"].update(high="[3.00000000e+999999999 1.]"),
         "the text of action_space does not say what it is",
     ),
-    "lists in place of names": (
+    "actions that begin at another number": (
         "ppo_cartpole",
-        lambda data, entries: data.update(policy_class=[1]),
-        r"is damaged, or no model \(TypeError: .*\): save the model again",
+        lambda data, entries: data["action_space"].update(start="3"),
+        r"action_space is Discrete\(2, start=3\), .* leaves start out.*action_space=gymnasium.spaces.Discrete\(2\)",
     ),
-    "no settings of the policy": (
-        "ppo_cartpole",
-        lambda data, entries: data.update(policy_kwargs=[1]),
-        "is damaged, or no model .*save the model again",
+    "parts of actions that begin at another number": (
+        "a2c_multi_discrete",
+        lambda data, entries: data["action_space"].update(start="[0 1]"),
+        r"leaves start out.*action_space=gymnasium.spaces.MultiDiscrete\(\[3, 4\]\)",
+    ),
+    "observations that begin at another number": (
+        "a2c_multi_discrete",
+        lambda data, entries: data["observation_space"].update(start="1"),
+        r"observation_space is Discrete\(5, start=1\), .* leaves start out",
     ),
 }
+
+
+READ = [
+    ("ppo_cartpole", "policy_class"),
+    *(("ppo_cartpole", name) for name in ("policy_kwargs", "use_sde", "_last_original_obs", "gamma")),
+    *(("ppo_cartpole", f"observation_space {name}") for name in (":type:", "dtype", "_shape", "low", "high")),
+    *(("ppo_lopsided", f"action_space {name}") for name in ("low", "high", "low_repr", "high_repr", "_shape", "dtype")),
+    *(("ppo_cartpole", f"action_space {name}") for name in ("", ":type:", "n", "start", "dtype", "_shape")),
+    *(("a2c_multi_discrete", f"action_space {name}") for name in ("nvec", "start", "_shape", "dtype")),
+    *(("a2c_multi_binary", f"action_space {name}") for name in ("n", "_shape", "dtype")),
+    *(("sac_fixed_alpha", name) for name in ("ent_coef", "gamma", "observation_space ")),
+]
+"""Each attribute that is read, of a sample and of its spaces."""
+
+
+@pytest.mark.parametrize(("name", "place"), READ)
+def test_an_attribute_that_is_null_or_missing_is_not_needed_or_named(name: str, place: str, tmp_path: Path) -> None:
+    group, _, key = place.partition(" ")
+
+    def with_value(value: Any, data: dict[str, Any], entries: dict[str, bytes]) -> None:
+        holder, last = (data[group], key) if key else (data, group)
+        holder.pop(last, None)
+        if value is not Ellipsis:
+            holder[last] = value
+
+    for value in (..., None, [], {}, "text", [1, "x"], float("nan")):
+        path = changed(tmp_path, name, partial(with_value, value))
+        try:
+            actions = from_sb3(path).policy.batch(computed(name)["obs"])
+        except CheckpointError as error:
+            assert str(error).startswith(str(path)) and group.removesuffix("_space") in str(error), error
+            assert re.search(r"give (it|them)[,:] from_sb3|save the model again|Only the default MlpPolicy", str(error)), error
+        else:
+            assert np.allclose(actions, computed(name)["actions"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", REFUSED)

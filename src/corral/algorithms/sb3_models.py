@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
@@ -53,11 +54,14 @@ def from_sb3(
         seed: Seed of the actions that the policy draws with `explore=True`; `None` draws others in each process.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, or a part of it is not plain; the message names the part.
+        CheckpointError: There is no such file, it is damaged, or a part of it is not plain; the message names the part. Or
+            a space of discrete values has a `start`, which Stable-Baselines3 leaves out.
     """
     file = read_sb3(path)
     observation_space = file.space("observation_space") if observation_space is None else observation_space
     action_space = file.space("action_space") if action_space is None else action_space
+    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+        _refuse_start(space, name, file.path)
     settings = {**file.settings, "rl_module": {**file.settings["rl_module"], "load_from": str(file.path)}}
     try:
         config = config_from_dict(settings)
@@ -66,7 +70,8 @@ def from_sb3(
     except (ValueError, RuntimeError) as error:  # the latter names each weight that differs
         raise CheckpointError(
             f"{file.path}: its weights do not fit observations {observation_space} and actions {action_space}: "
-            f"{' '.join(str(error).split())}"
+            f"{' '.join(str(error).split())} If these are not its spaces, give them: from_sb3(path, "
+            "observation_space=env.observation_space, action_space=env.action_space)."
         ) from error
     if settings["algo"] == "PPO" and file.data.get("_last_original_obs") is not None:  # others always have some
         log.warning(
@@ -75,3 +80,17 @@ def from_sb3(
             file.path,
         )
     return SB3Model(Policy(module, seed=seed), config)
+
+
+def _refuse_start(space: spaces.Space[Any], name: str, path: Path) -> None:
+    """Refuse discrete values that do not begin at 0: in Stable-Baselines3 they do, whatever `start` says.
+
+    Raises:
+        CheckpointError: `start` of the space is another number.
+    """
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
+        plain = f"Discrete({space.n})" if isinstance(space, spaces.Discrete) else f"MultiDiscrete({space.nvec.tolist()})"
+        raise CheckpointError(
+            f"{path}: {name} is {space}, and Stable-Baselines3 leaves start out, so that the values in predict() begin at "
+            f"0. Give from_sb3(path, {name}=gymnasium.spaces.{plain}), and convert the values for the env."
+        )

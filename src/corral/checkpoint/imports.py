@@ -154,20 +154,25 @@ def _is_standard(module_name: Any) -> bool:
 
 def _problem_of_env(found: Any, setting: str) -> str | None:
     """Return why something is refused as env or wrapper."""
-    import gymnasium as gym
-
-    from corral.envs.tensor_env import TensorVectorEnv
-
-    kinds = (gym.Env, gym.vector.VectorEnv, TensorVectorEnv)
     if inspect.isclass(found):
-        return None if issubclass(found, kinds) else "is no class of envs"
+        return None if _is_env(found) else "is no class of envs"
     # A function is called with an env_config from the file, as in `torch.load(f=..., weights_only=False)`.
+    from corral.envs.env_ids import PACKAGES
+
+    of_envs = {"gymnasium", "pettingzoo", "envpool", "vmas", *(package.module_name for package in PACKAGES)}
     home = sys.modules.get(found.__module__)
-    makes_envs = any(
-        (inspect.ismodule(value) and value.__name__.partition(".")[0] == "gymnasium")
-        or (inspect.isclass(value) and issubclass(value, kinds))
-        for value in vars(home).values()
-    )
-    if setting == "env" and (not makes_envs or found.__module__.partition(".")[0] in ("gymnasium", "corral")):
+    makes_envs = any(_is_env(value) or _package(value) in of_envs for value in vars(home).values())
+    if setting == "env" and (not makes_envs or _package(found) in ("gymnasium", "corral")):
         return "is no function of a module with envs"
     return None
+
+
+def _is_env(value: Any) -> bool:
+    """Return whether something is a class of envs, of Gymnasium, PettingZoo or another library."""
+    return inspect.isclass(value) and all(callable(getattr(value, name, None)) for name in ("reset", "step"))
+
+
+def _package(value: Any) -> str:
+    """Return the package of a module, or of what a module defines."""
+    name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "")
+    return str(name).partition(".")[0]

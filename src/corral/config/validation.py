@@ -21,7 +21,8 @@ from corral.core.settings import LARGEST_SEED, check_values, import_path, same_v
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
-from corral.envs.vector import resolve_env
+from corral.envs.env_arguments import check_env_config
+from corral.envs.vector import env_name, resolve_env
 from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
 from corral.evaluation.config import EvaluationSettings
 from corral.exploration import check_exploration, exploration_class
@@ -118,8 +119,8 @@ def _check_recorded_data(config: AlgorithmConfig) -> None:
 
 def _validate_sampling(config: AlgorithmConfig) -> None:
     """Refuse settings of runners that contradict each other: in training, or in evaluation."""
-    if config.env is not None:
-        resolve_env(config.env)
+    if config.env is not None and callable(made := resolve_env(config.env)):
+        check_env_config(made, config.env_config, env_name(config.env))
     check_callbacks(config.callbacks_class, config.callback_functions)  # a file or an attribute may have set callbacks
     needing = events_with_sub_envs(config.callbacks_class, config.callback_functions)
     if config.vectorization == "async" and needing:

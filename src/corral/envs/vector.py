@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -27,6 +25,7 @@ from corral.envs.atari_env import (
 )
 from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
 from corral.envs.continuation_test import find_lost_state
+from corral.envs.env_arguments import call_factory, naming_keys
 from corral.envs.env_ids import id_hint, import_module, import_package, is_of_missing_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.foreign_vector import adapt_vector_env
@@ -43,9 +42,6 @@ from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import ConfigError, CorralError, EnvError, EnvTimeoutError, MissingPackageError, nearest
 
 log = logging.getLogger("corral")
-
-# A constructor whose first parameter has one of these names receives the whole EnvContext as one argument.
-CONTEXT_NAMES = frozenset({"config", "cfg", "env_config", "context", "ctx", "env_context", "env_ctx"})
 
 
 class EnvContext(dict[str, Any]):
@@ -153,48 +149,6 @@ def _needs_said(env_id: str) -> Iterator[None]:
         is_missing = isinstance(error, (gym.error.DependencyNotInstalled, ModuleNotFoundError))
         kind = MissingPackageError if is_missing else EnvError
         raise kind(f"env {env_id!r} cannot be made here: {said}.{remedy}") from error
-
-
-def _call_factory(factory: Callable[..., Any], context: EnvContext) -> Any:
-    """Return the env of a class or factory, called with the context, or with `env_config` as keyword arguments.
-
-    The first parameter receives the context if its name is in `CONTEXT_NAMES`, or if `env_config` has no value for it
-    and it is the only required one that is lacking, is a dict by its annotation or its default, or the factory takes
-    none of `env_config` by name. Other required parameters and `render_mode` receive their values in `env_config`. A
-    vector env of tensors, which has the parameters `num_envs` and `device`, receives N and the device of the learners.
-    """
-    signature = inspect.signature(factory).parameters.values()
-    parameters = [p for p in signature if p.kind is not p.VAR_KEYWORD]
-    names = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
-    needed = {
-        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    takes_batch = {"num_envs", "device"} <= {*names} and needed <= {"num_envs", "device", *context}
-    if takes_batch and names[0] not in CONTEXT_NAMES:
-        from corral.core.devices import find_device  # it imports torch, which processes of sub-envs do not need
-
-        return factory(**{"num_envs": context.num_envs, "device": find_device(context.device), **context})
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
-    required = [p for p in positional if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    by_name = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_by_name = len(parameters) < len(signature) or any(p.name in context for p in by_name)
-    if not positional or not _takes_context(positional[0], required, context, takes_by_name):
-        return factory(**context)
-    named = [p.name for p in by_name if p.name == "render_mode" or p.default is p.empty]
-    return factory(context, **{name: context[name] for name in named if name in context})
-
-
-def _takes_context(
-    first: inspect.Parameter, required: Sequence[inspect.Parameter], context: EnvContext, takes_by_name: bool
-) -> bool:
-    """Return whether the first parameter of a factory receives the context; see `_call_factory`."""
-    if first.name in CONTEXT_NAMES:
-        return True
-    if first.name in context:
-        return False
-    is_dict = isinstance(first.default, dict) or bool(re.search("EnvContext|[Dd]ict|Mapping", str(first.annotation)))
-    lacking = [p for p in required if p.name not in context]
-    return lacking == [first] or is_dict or bool(context and not takes_by_name)
 
 
 def make_vector_env(
@@ -404,7 +358,8 @@ def _make_native(
         return None
     if (spec.vector_entry_point is None or spec.additional_wrappers) and not is_atari(spec):
         return None
-    with _errors_of(name, f"its native vector env was made with env_config {dict(context)}"), _needs_said(env_id):
+    when = f"its native vector env was made with env_config {dict(context)}"
+    with _errors_of(name, when), naming_keys(env_id, name, context), _needs_said(env_id):
         native: VectorEnv[Any, Any, Any]
         if is_atari(spec):
             native = make_atari_vector(spec, num_envs, mode, context)
@@ -438,12 +393,13 @@ def make_one(
     outermost: Any = None,
 ) -> Any:
     """Return one env with its wrappers, or the ready `VectorEnv` of a factory; a multi-agent env has seats."""
-    with _errors_of(name, f"sub-env {context.vector_index} was made with env_config {dict(context)}"):
+    when = f"sub-env {context.vector_index} was made with env_config {dict(context)}"
+    with _errors_of(name, when), naming_keys(resolved, name, context):
         if isinstance(resolved, str):
             with _needs_said(resolved):
                 made = _make_id(resolved, context)
         else:
-            made = _call_factory(resolved, context)
+            made = call_factory(resolved, context, name)
         with _named(name):
             made = adapt_vector_env(from_pettingzoo(made))
         if isinstance(made, gym.Env):

@@ -129,8 +129,8 @@ class Evaluator:
         try:
             with self._own_generators():
                 group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_specs)
-        except EnvError as error:
-            if self._settings.evaluation_num_videos and "unexpected keyword argument 'render_mode'" in str(error):
+        except ConfigError as error:
+            if self._settings.evaluation_num_videos and "env_config['render_mode']" in str(error):
                 raise self._without_images(str(error).rstrip(".")) from error
             raise
         self.group = group

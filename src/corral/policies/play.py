@@ -118,8 +118,8 @@ def _make_env(
     context = EnvContext({**env_config, "render_mode": mode})
     try:
         vector_env = make_vector_env(env, context, num_envs=None, wrappers=wrappers, check=False)
-    except EnvError as error:
-        if "render_mode" in str(error.__cause__ or ""):
+    except (ConfigError, EnvError) as error:
+        if "render_mode" in f"{error} {error.__cause__ or ''}":
             raise EnvError(f"{needed}: {error}") from error
         raise
     if not isinstance(vector_env, SyncVectorEnv):

@@ -272,7 +272,7 @@ def _soft_actor_critic(layers: _Layers, data: Mapping[str, Any]) -> Found:
     if isinstance(data.get("ent_coef"), str):  # "auto", or "auto_0.1"
         log_alpha = float(layers.take("log_ent_coef").reshape(-1)[0])
     else:
-        log_alpha = math.log(max(float(data["ent_coef"]), MIN_ALPHA))
+        log_alpha = math.log(max(_number(data, "ent_coef"), MIN_ALPHA))
         settings["training"]["alpha_lr"] = 0.0
     weights["log_alpha"] = np.array(log_alpha, np.float32)
     return settings, weights
@@ -300,10 +300,11 @@ FORMS: Mapping[str, tuple[Callable[[_Layers, Mapping[str, Any]], Found], str]] =
 
 def _translated(archive: zipfile.ZipFile, data: Mapping[str, Any]) -> Found:
     """Return the settings and the weights of a model."""
-    module = str(data["policy_class"]["__module__"])
-    if module not in FORMS:
+    policy_class = data["policy_class"]
+    module = policy_class.get("__module__") if isinstance(policy_class, Mapping) else policy_class
+    if not isinstance(module, str) or module not in FORMS:
         raise CheckpointError(f"policy_class is of the module {module!r:.80}. {REMEDY}.")
-    _check_observations(data["observation_space"])
+    _check_observations(data.get("observation_space"))
     read, activation = FORMS[module]
     chosen = _activation(data) or activation
     files = [POLICY, *(name for name in VARIABLES if name in archive.namelist())]
@@ -316,8 +317,16 @@ def _translated(archive: zipfile.ZipFile, data: Mapping[str, Any]) -> Found:
         model_config["fcnet_activation"] = chosen
     if settings["algo"] in AS_LEARNED:
         settings["exploration"] = {"exploration_config": dict(AS_LEARNED[settings["algo"]])}
-    settings["training"]["gamma"] = data["gamma"]
+    settings["training"]["gamma"] = _number(data, "gamma")
     return settings, found
+
+
+def _number(data: Mapping[str, Any], name: str) -> float:
+    """Return an attribute of the model that is a finite number."""
+    value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise CheckpointError(f"{name}={value!r:.80} is no number: save the model again.")
+    return value
 
 
 def _check_observations(text: Any) -> None:
@@ -328,8 +337,9 @@ def _check_observations(text: Any) -> None:
     kind = kind_of_text(text)
     if kind in ("Dict", "Tuple"):
         raise CheckpointError(f"its observations are nested, in a {kind}. {REMEDY}.")
-    if text["dtype"] == "uint8" and len(text["_shape"]) == 3:
-        raise CheckpointError(f"its observations are images {text['_shape']}. {REMEDY}.")
+    shape = text.get("_shape") if kind == "Box" else None
+    if isinstance(shape, list) and len(shape) == 3 and text.get("dtype") in ("uint8", None):
+        raise CheckpointError(f"its observations are images {shape}. {REMEDY}.")
 
 
 def _activation(data: Mapping[str, Any]) -> str | None:
@@ -338,7 +348,9 @@ def _activation(data: Mapping[str, Any]) -> str | None:
     Raises:
         CheckpointError: A setting of the policy is not plain.
     """
-    given: dict[str, Any] = data.get("policy_kwargs") or {}
+    given = {} if data.get("policy_kwargs") is None else data["policy_kwargs"]
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"policy_kwargs={given!r:.80} are no settings of a policy: save the model again.")
     for name, value in [("use_sde", bool(data.get("use_sde"))), *given.items()]:
         is_plain = name == "activation_fn" or name in WITHOUT_EFFECT or name.startswith(":")
         if not is_plain and value not in PLAIN_VALUES.get(name, ()):

@@ -24,9 +24,10 @@ def space_of_text(text: Mapping[str, Any]) -> spaces.Space[Any]:
     return described_space(_description(text))
 
 
-def kind_of_text(text: Mapping[str, Any]) -> str:
-    """Return the name of the class of a space, such as `"Box"`."""
-    return str(text[":type:"]).rpartition(".")[2].removesuffix("'>")
+def kind_of_text(text: Any) -> str:
+    """Return the name of the class of a space, such as `"Box"`; `""` if the text does not say it."""
+    name = text.get(":type:") if isinstance(text, Mapping) else None
+    return str(name or "").rpartition(".")[2].removesuffix("'>")
 
 
 def _description(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,10 +51,11 @@ def _description(text: Mapping[str, Any]) -> dict[str, Any]:
 def _bounds(text: Mapping[str, Any], name: str, shape: Sequence[int]) -> Any:
     """Return the bounds of a Box as nested lists, or as one number that all entries have.
 
-    NumPy prints eight decimals at most, and long arrays with dots in their middle.
+    NumPy prints eight decimals at most, and long arrays with dots in their middle. Gymnasium from 1.3 on prints the one
+    number only if the space was printed before it was saved; without it there is the array.
     """
-    one = str(text.get(f"{name}_repr", "["))
-    if "[" not in one:  # printed as one number, which is exact
+    one = text.get(f"{name}_repr")
+    if isinstance(one, str) and "[" not in one:  # printed as one number, which is exact
         return float(one)
     return _numbers(text[name], shape, _bound).tolist()
 

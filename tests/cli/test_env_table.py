@@ -1,0 +1,159 @@
+"""Each env of the table, as a user does it: trained, killed, continued, evaluated, played, exported and loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import corral
+from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.cli.main import main
+from env_table import TABLE, USER_FILE, Row
+
+CORRAL = str(Path(sys.executable).with_name("corral"))
+DEADLINE_S = 120.0
+ACTS = """
+import json, sys, corral
+
+policy = corral.load_policy(sys.argv[1], module_id=sys.argv[2])
+policy.observation_space.seed(0)
+print(json.dumps([policy(policy.observation_space.sample()).tolist() for _ in range(4)]))
+"""
+
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="sends SIGKILL"),
+    # What the packages of the envs warn of.
+    *(
+        pytest.mark.filterwarnings(f"ignore::{kind}")
+        for kind in ("UserWarning", "DeprecationWarning", "RuntimeWarning")
+    ),
+]
+
+
+def of_table() -> Iterator[Any]:
+    """Yield each row; those that `make test` leaves out are slow."""
+    for name, row in TABLE.items():
+        missing = [module for module in row.needs if importlib.util.find_spec(module) is None]
+        marks = [pytest.mark.skip(reason=f"{missing[0]} is not installed")] if missing else []
+        yield pytest.param(row, id=name, marks=marks if row.in_make_test else [*marks, pytest.mark.slow])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder but for the user's own file, from which the commands are started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_envs.py").write_text(USER_FILE, encoding="utf-8")
+    return tmp_path
+
+
+def started(*command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(*command: str, status: int = 0) -> str:
+    """Run a command to its end, and return what it printed."""
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == status, ended.stdout
+    return ended.stdout
+
+
+def train_and_kill(row: Row, run_dir: Path) -> int:
+    """Train until there is a checkpoint, kill the process, and return the iteration of the last checkpoint."""
+    process = started(
+        CORRAL, *row.train, *EVERY, "--resume-or-start", str(run_dir), "--stop", "training_iteration=1000000"
+    )
+    try:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not list(run_dir.glob("checkpoints/iteration-*/metadata.json")):
+            output = "" if process.poll() is None else process.communicate()[0]
+            log = run_dir / "run.log"
+            assert process.returncode is None and time.monotonic() < deadline_s, output or log.read_text("utf-8")
+            assert not log.exists() or "cannot be written" not in log.read_text("utf-8"), log.read_text("utf-8")
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    found: int = read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"]
+    return found
+
+
+EVERY = ["--set", "checkpointing.checkpoint_every_iterations=1", "--seed", "0"]
+
+
+def train_on(row: Row, run_dir: Path, last: int) -> None:
+    """Give the same command again, and see that no iteration is missing or there twice."""
+    run(CORRAL, *row.train, *EVERY, "--resume-or-start", str(run_dir), "--stop", f"training_iteration={last}")
+    rows = [json.loads(line) for line in (run_dir / "result.jsonl").read_text("utf-8").splitlines()]
+    assert [row["training_iteration"] for row in rows] == list(range(1, last + 1))
+    assert read_checkpoint(find_checkpoint(run_dir)).metadata["training_iteration"] == last
+    steps = [row["num_env_steps_sampled_lifetime"] for row in rows]
+    assert steps == sorted(set(steps))
+
+
+def check_files(row: Row, run_dir: Path, command: Callable[..., str]) -> None:
+    """Evaluate, play into a video and export; `command` runs `corral` with arguments."""
+    printed = command("evaluate", str(run_dir), "--episodes", "2", "--json", *row.single)
+    report = json.loads(printed[printed.index("{") :])
+    assert report["num_episodes"] == 2 and np.isfinite(report["episode_return_mean"])
+    if row.pictures:
+        assert row.pictures in command("play", str(run_dir), "--record", "videos", status=2)
+    else:
+        command("play", str(run_dir), "--record", "videos", "--episodes", "1")
+        assert num_frames(Path("videos/episode-000.mp4")) > 2
+    for module in row.modules:
+        which = [] if module == "default_policy" else ["--module", module]
+        command("export", str(run_dir), "-o", f"{module}.onnx", "--episodes", "1", *which)
+        assert Path(f"{module}.onnx").stat().st_size > 100
+
+
+def num_frames(video: Path) -> int:
+    import av
+
+    with av.open(str(video)) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+@pytest.mark.parametrize("row", list(of_table()))
+def test_an_env_of_the_table(row: Row, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = folder / "run"
+    kept = train_and_kill(row, run_dir)
+    train_on(row, run_dir, kept + 2)
+
+    def here(*args: str, status: int = 0) -> str:
+        capfd.readouterr()
+        assert main([*args]) == status, capfd.readouterr()
+        return "".join(capfd.readouterr())
+
+    def as_users_do(*args: str, status: int = 0) -> str:
+        return run(CORRAL, *args, status=status)
+
+    check_files(row, run_dir, here if row.in_make_test else as_users_do)
+    for module in row.modules:
+        check_loading(run_dir, module, in_another_process=not row.in_make_test)
+
+
+def check_loading(run_dir: Path, module: str, *, in_another_process: bool) -> None:
+    """Load the policy and the algorithm, and compare what they do."""
+    policy = corral.load_policy(run_dir, module_id=module)
+    space = policy.observation_space
+    space.seed(0)
+    seen = [space.sample() for _ in range(4)]
+    actions = [policy(obs).tolist() for obs in seen]
+    with corral.Algorithm.from_checkpoint(find_checkpoint(run_dir, prefer="best")) as algo:
+        again = [algo.compute_single_action(obs, explore=False, module_id=module) for obs in seen]
+    np.testing.assert_allclose(np.array(actions), np.array(again), atol=1e-6)
+    if in_another_process:
+        np.testing.assert_allclose(
+            json.loads(run(sys.executable, "-c", ACTS, str(run_dir), module)), actions, atol=1e-6
+        )
