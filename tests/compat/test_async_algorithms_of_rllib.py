@@ -550,13 +550,13 @@ class EndsProcess(gym.Env[Any, Any]):
 
 
 @pytest.mark.slow
-def test_an_override_is_called_when_runners_were_replaced(tmp_path: Path) -> None:
+def test_an_override_learns_which_runners_were_replaced(tmp_path: Path) -> None:
     config = PPOConfig(algo_class=Restores).environment(EndsProcess, env_config={"file": str(tmp_path / "ended")})
     config.env_runners(num_env_runners=1).training(train_batch_size=40, minibatch_size=40, num_epochs=1)
     with config.fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0).build() as algo:
         for _ in range(3):
             algo.train()
-        assert algo.found == [[1]]
+        assert len(algo.found) == 3 and [found for found in algo.found if found] == [[1]]
 
 
 @BOTH

@@ -94,6 +94,7 @@ def write_checkpoint(
     metadata: Mapping[str, Any],
     policies: Mapping[str, Mapping[str, Any]] | None = None,
     arrays: Mapping[str, NDArray[Any]] | None = None,
+    is_free: bool = False,
 ) -> Location:
     """Write a checkpoint, and return its absolute path or URL; a partial checkpoint is never seen.
 
@@ -107,6 +108,7 @@ def write_checkpoint(
         policies: By module id, what builds a policy again, in types that JSON holds.
         arrays: Large arrays by name, without fields and objects. They are written in parts and never copied whole, so
             that they may be memory maps larger than the memory.
+        is_free: Whether `check_free` has passed; files that were written since then stay.
 
     Raises:
         CheckpointError: Something holds a type that cannot be saved, the path holds something else, or another process
@@ -114,7 +116,8 @@ def write_checkpoint(
         OSError: The files cannot be written, such as on a full disk. A checkpoint that was there is unchanged.
     """
     place = place_of(path)
-    _check_free(place)
+    if not is_free:
+        check_free(place)
     contents: dict[str, Iterable[Any]] = {
         CONFIG: [_json(config, "the config")],
         POLICIES: [_json(policies or {}, "the description of the policies")],
@@ -222,7 +225,7 @@ def _digest(metadata: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
-def _check_free(place: Place) -> None:
+def check_free(place: Place) -> None:
     """Refuse a directory with files of something else, which the files of a checkpoint would be mixed with.
 
     What a saver that was killed has left there is no reason, and files that were put next to a checkpoint are none.

@@ -61,17 +61,23 @@ def module_named(name: str, path: str) -> Any:
     """Return the module that an import path names.
 
     Args:
-        name: The part of the import path before the colon; `"train.py"` is the script that this process runs.
+        name: The part of the import path before the colon; `"train.py"` is the script that this process runs, or
+            another script, of which only definitions run.
         path: The whole import path, for the message.
 
     Raises:
-        ConfigError: The module cannot be imported, or is another script.
+        ConfigError: The module cannot be imported, or is a script that is not found.
     """
     if name == main_name():
         return sys.modules["__main__"]
     if name.endswith(".py"):
+        from corral.core.scripts import find_script
+
+        if (script := find_script(name)) is not None:
+            return script
         raise ConfigError(
-            f"{path!r} cannot be imported: it is in the script {name}, and this process runs {main_name()}. {_MOVE}"
+            f"{path!r} cannot be imported: it is in the script {name}, and this process runs {main_name()}, next to "
+            f"which there is no {name}, nor in the working directory. {_MOVE}"
         )
     try:
         return importlib.import_module(name)
@@ -107,7 +113,8 @@ def path_of(value: Any) -> str:
     """Return the import path of a class or function, `"package.module:Name"`.
 
     The name `__main__` means something else in each process. What is in the script `train.py` has the path
-    `"train.py:Name"`, which only that script can import. Without a script, as in a notebook, it is `"__main__:Name"`.
+    `"train.py:Name"`, which another script finds next to itself. Without a script, as in a notebook, the path is
+    `"__main__:Name"`.
     """
     module_name = (_sender or main_name()) if value.__module__ == "__main__" else value.__module__
     return f"{module_name}:{value.__qualname__}"
@@ -120,6 +127,10 @@ def found_by_name(value: Any) -> bool:
     if _sender and value.__module__ == "__main__":
         return "<" not in value.__qualname__  # the script is not here: what no function defined is at its top level
     found: Any = sys.modules.get(value.__module__)
+    if found is None and value.__module__.endswith(".py"):
+        from corral.core.scripts import found_script
+
+        found = found_script(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is value

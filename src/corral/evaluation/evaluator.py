@@ -299,11 +299,24 @@ class Evaluator:
         """
         if self._is_due:
             self._is_due = False
-            metrics = self.evaluate() if self._playing is None else self._await()
-            videos = {"videos": metrics["videos"]} if "videos" in metrics else {}
-            result["evaluation"] = self.result(fresh=True) | videos
+            metrics = self._await() if self._playing is not None else self._ask_algorithm()
+            result["evaluation"] = metrics
             of_training = [name for name in result[EARLY_MEANS] if not name.startswith("evaluation/")]
             result[EARLY_MEANS] = of_training + self.early_means
+
+    def _ask_algorithm(self) -> dict[str, Any]:
+        """Return the metrics of the algorithm's `evaluate`, which a subclass may override and add to.
+
+        Raises:
+            CorralError: It returned no metrics.
+        """
+        found = self._algorithm.evaluate()
+        if not isinstance(found, Mapping):
+            name = type(self._algorithm).__name__
+            raise CorralError(f"{name}.evaluate returned {found!r:.80}: return the metrics of the round, a dict.")
+        metrics = dict(found)
+        self._latest = _copied({name: value for name, value in metrics.items() if name != "videos"})
+        return metrics
 
     def evaluate(self) -> dict[str, Any]:
         """Play a round now, and return its metrics.

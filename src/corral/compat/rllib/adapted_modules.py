@@ -41,6 +41,7 @@ from corral.compat.rllib.modules import (
     TorchRLModule,
     as_dict,
 )
+from corral.core.paths import resolve_path
 from corral.core.space_descriptions import described_space
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
@@ -423,7 +424,8 @@ class DefaultRLModule:
         """Write the module, and return its directory; `None` is a new directory for temporary files."""
         if self.spec is None:
             raise ConfigError("RLModule.save_to_path: use algo.get_module(module_id).save_to_path(path).")
-        directory = Path(tempfile.mkdtemp(prefix="rl_module_") if path is None else path).absolute()
+        path = tempfile.mkdtemp(prefix="rl_module_") if path is None else path
+        directory = resolve_path(path, "the module").absolute()
         spec, native = self.spec, self._native
         spaces = native.observation_space, native.action_space
         write_module(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import tempfile
 import time
 from collections import defaultdict
@@ -15,6 +16,8 @@ import numpy as np
 
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.ppo import PPOConfig as NativePPOConfig
+from corral.checkpoint.directory import check_free
+from corral.checkpoint.places import place_of
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.column_views import ESTIMATES
@@ -26,11 +29,13 @@ from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
 from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import algorithm_name, to_native
+from corral.compat.rllib.overrides import check_overrides, note_originals, overrides
 from corral.compat.rllib.policy_views import Policy, state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
 from corral.core.paths import resolve_path
-from corral.errors import ConfigError
+from corral.errors import ConfigError, CorralError
+from corral.metrics.result import merge_nested
 
 
 class Checkpoint:
@@ -85,20 +90,12 @@ class Algorithm:
     Attributes:
         config: RLlib's config.
         native: Corral's algorithm.
+        restored: Indices of runners that were replaced and that no call of `restore_env_runners` has returned: of
+            training, and of evaluation (True); noted for classes that override it.
         evaluation_recorder: What records evaluation rounds; `None` before the first one that is recorded.
     """
 
     ALGORITHM: ClassVar[str] = ""
-    HAS_OWN_STEP: ClassVar[bool] = False
-    HAS_OWN_RESTORE: ClassVar[bool] = False
-    HAS_OWN_STATE: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Note what the class overrides."""
-        super().__init_subclass__(**settings)
-        cls.HAS_OWN_STEP = cls.training_step is not Algorithm.training_step
-        cls.HAS_OWN_RESTORE = cls.restore_env_runners is not Algorithm.restore_env_runners
-        cls.HAS_OWN_STATE = (cls.get_state, cls.set_state) != (Algorithm.get_state, Algorithm.set_state)
 
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None, logger_creator: Any = None
@@ -111,11 +108,13 @@ class Algorithm:
             config = default.update_from_dict(config.to_dict() if isinstance(config, AlgorithmConfig) else config or {})
         if env is not None:
             config.environment(env)
-        config.algo_class = config.algo_class or type(self)
+        check_overrides(type(self), config)
+        config.algo_class = type(self)
         self.config = config
         self._counters: dict[str, Any] = defaultdict(int)
         self._latest_result: dict[str, Any] = {}
-        self._restored: list[int] | None = None
+        self._free = ""  # the directory that `save` has checked
+        self.restored: dict[bool, list[int]] = {False: [], True: []}
         self.evaluation_recorder: Any = None
         self.native: Any = None
         try:
@@ -254,38 +253,80 @@ class Algorithm:
     # Training.
 
     def train(self) -> dict[str, Any]:
+        """Run `step`, then `log_result` with its result, and return the result.
+
+        Raises:
+            CorralError: `step` of a subclass returned no dict.
+        """
+        result = self.step()
+        if not isinstance(result, dict):
+            raise CorralError(f"{type(self).__name__}.step returned {result!r:.80}: return a dict of results.")
+        if overrides(self, "step"):  # it may have made a dict of its own
+            result.setdefault("training_iteration", self.iteration)
+            add_rllib_keys(result, self.config, self.native)
+        self.log_result(result)
+        self._latest_result = result
+        return result
+
+    def step(self) -> dict[str, Any]:
         """Run one iteration, and return its result with RLlib's keys."""
         started = time.perf_counter()
         result = self.native.train()
         result["time_this_iter_s"] = time.perf_counter() - started
         add_missing(result, self.metrics.added.reduce())
-        self._latest_result = add_rllib_keys(result, self.config, self.native)
-        return self._latest_result
+        return add_rllib_keys(result, self.config, self.native)
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Fire `on_train_result`, if a subclass changes the result after the iteration; otherwise it has fired."""
+        self.native.fire_late(result)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Play an evaluation round, and return its metrics."""
-        found: dict[str, Any] = self.native.evaluate()
+        self._before_evaluate()
+        found = dict(self.native.own_evaluate())
         return add_rllib_keys({"evaluation": found})["evaluation"]  # type: ignore[no-any-return]
+
+    def _before_evaluate(self) -> None:
+        """Do nothing; a subclass may prepare a round."""
+
+    @staticmethod
+    def validate_env(env: Any, env_context: Any) -> None:
+        """Do nothing; a subclass may raise for a sub-env that samples for training.
+
+        Args:
+            env: The env as its class or function made it.
+            env_context: Its config and indices.
+        """
 
     def training_step(self) -> None:
         """Sample and learn once, and keep what the learners report."""
         self.native.log_learner_results(self.native.train_once())
 
     def stop(self) -> None:
+        """Call `cleanup`, and end all workers, whatever it does."""
+        try:
+            self.cleanup()
+        finally:
+            self.native.stop()
+
+    def cleanup(self) -> None:
         """End all workers."""
         self.native.stop()
 
-    cleanup = stop
+    def reset_config(self, new_config: Mapping[str, Any]) -> bool:
+        """Return False: the algorithm cannot take another config. A subclass may, for trials of Tune."""
+        return False
 
     def restore_env_runners(self, group: Any = None) -> list[int]:
-        """Replace the runners that have failed, and return their indices.
+        """Replace the runners that have failed, and return the indices of those that became ready.
 
-        A subclass that overrides it is called whenever runners were replaced.
+        A subclass that overrides it is called before each training step and each evaluation round. Runners that were
+        replaced since the last call are among the indices.
         """
-        if self._restored is not None:
-            return self._restored
         native = self.native.env_runner_group if group is None else group._native
         found: list[int] = native.restore_runners()
+        noted = self.restored[native is not self.native.env_runner_group]
+        found, noted[:] = sorted({*found, *noted}), []
         return found
 
     restore_workers = restore_env_runners
@@ -293,16 +334,35 @@ class Algorithm:
     # Checkpoints.
 
     def save(self, checkpoint_dir: Any = None) -> TrainingResult:
-        """Write a checkpoint, and return where."""
-        return TrainingResult(Checkpoint(self.save_to_path(checkpoint_dir)), self._latest_result)
+        """Call `save_checkpoint` with a directory, and return where it is.
+
+        Raises:
+            ConfigError: `save_checkpoint` of a subclass returned a dict, or another path.
+        """
+        directory = _new_directory() if checkpoint_dir is None else _directory(checkpoint_dir)
+        path = str(directory.absolute())
+        if overrides(self, "save_checkpoint"):  # it can write files of its own, as in RLlib
+            check_free(place_of(directory))
+            directory.mkdir(parents=True, exist_ok=True)
+            self._free = path
+        found = self.save_checkpoint(path)
+        if found is not None and str(found) != path:
+            raise ConfigError(
+                f"{type(self).__name__}.save_checkpoint returned {found!r:.80}: write files into checkpoint_dir and "
+                "return None, or override get_state and set_state."
+            )
+        return TrainingResult(Checkpoint(path), self._latest_result)
+
+    def save_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Write a checkpoint; other files in the directory stay."""
+        if str(checkpoint_dir) == self._free and not overrides(self, "save_to_path"):
+            checkpoints.save(self, Path(checkpoint_dir), is_free=True)
+        else:
+            self.save_to_path(checkpoint_dir)
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""
-        if path is None:
-            path = Path(tempfile.mkdtemp(prefix="rllib_")) / "checkpoint"
-        return str(checkpoints.save(self, _directory(path)))
-
-    save_checkpoint = save_to_path
+        return str(checkpoints.save(self, _new_directory() if path is None else _directory(path)))
 
     def restore_from_path(self, path: Any, component: str | None = None, **settings: Any) -> None:
         """Continue from a checkpoint, or load the weights of one module.
@@ -322,8 +382,8 @@ class Algorithm:
         checkpoints.load_modules(self.native, _directory(path), component, checkpoints.MODULES)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Continue from a checkpoint, or from what `save` returned."""
-        self.restore_from_path(checkpoint_path)
+        """Call `load_checkpoint` with the directory of a checkpoint, or of what `save` returned."""
+        self.load_checkpoint(str(_directory(checkpoint_path)))
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Continue from a checkpoint."""
@@ -569,6 +629,11 @@ def _refuse_parts(method: str, prefix: str, parts: Mapping[str, bool]) -> None:
             )
 
 
+def _new_directory() -> Path:
+    """Return a new directory for temporary files, for a checkpoint without a path."""
+    return Path(tempfile.mkdtemp(prefix="rllib_")) / "checkpoint"
+
+
 def _directory(path: Any) -> Path:
     """Return the directory of a checkpoint from a path, a `Checkpoint`, or what `save` returned."""
     path = getattr(path, "checkpoint", path)
@@ -624,14 +689,17 @@ class _MovesTargetsOnce:
         """Wait for the end of the iteration."""
 
 
-class _HasState:
-    """An algorithm whose state may have parts that the class of the view adds."""
+class _AsksView:
+    """An algorithm whose view has the methods of the script's class, which call the ones of Corral's algorithm."""
 
     view: Algorithm
+    metrics: Any
+    _callbacks: Any
+    _fires_late = False
 
     def get_state(self) -> dict[str, Any]:
         """Return the state, with what the class of the view adds."""
-        return self.view.get_state() if self.view.HAS_OWN_STATE else self.own_state()
+        return self.view.get_state() if overrides(self.view, "get_state") else self.own_state()
 
     def own_state(self) -> dict[str, Any]:
         """Return the state of Corral's algorithm."""
@@ -641,12 +709,43 @@ class _HasState:
 
     def set_state(self, state: Any) -> None:
         """Continue from a state, as the class of the view does it."""
-        (self.view.set_state if self.view.HAS_OWN_STATE else self.set_own_state)(state)
+        (self.view.set_state if overrides(self.view, "set_state") else self.set_own_state)(state)
 
     def set_own_state(self, state: Any) -> None:
         """Continue from a state of Corral's algorithm."""
         algorithm: Any = super()
         algorithm.set_state(state)
+
+    def evaluate(self) -> Any:
+        """Play an evaluation round as the class of the view does it, and return its metrics."""
+        view = self.view
+        if overrides(view, "restore_env_runners") and (group := view.eval_env_runner_group) is not None:
+            view.restore_env_runners(group)
+        if not overrides(view, "evaluate", "_before_evaluate"):
+            return self.own_evaluate()
+        takes_future = "parallel_train_future" in inspect.signature(view.evaluate).parameters
+        return view.evaluate(parallel_train_future=None) if takes_future else view.evaluate()
+
+    def own_evaluate(self) -> Any:
+        """Play an evaluation round, and return its metrics."""
+        algorithm: Any = super()
+        return algorithm.evaluate()
+
+    def _fire_train_result(self, result: dict[str, Any], start: float) -> None:
+        """Fire the event, or let the view do it when its class has completed the result."""
+        self._fires_late = overrides(self.view, "step", "log_result")
+        if not self._fires_late:
+            algorithm: Any = super()
+            algorithm._fire_train_result(result, start)
+
+    def fire_late(self, result: dict[str, Any]) -> None:
+        """Fire the event of the iteration if it has not fired, with the result that the class of the view made."""
+        if self._fires_late:
+            self._fires_late = False
+            self.metrics.mark()
+            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+            merge_nested(result, self.metrics.peek_new())
+            self.metrics.start_period()
 
 
 def make_viewed(name: str, config: Any) -> Any:
@@ -654,7 +753,7 @@ def make_viewed(name: str, config: Any) -> Any:
     base: Any = config.algo_class
     more: list[type] = [_TakesEstimates] if isinstance(config, NativePPOConfig) else []
     more += [_MovesTargetsOnce] if isinstance(config, OffPolicyConfig) and not config.samples else []
-    bases = (_Connects, _HasState, *more, base)
+    bases = (_Connects, _AsksView, *more, base)
 
     class Viewed(*bases):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
@@ -684,7 +783,11 @@ def make_viewed(name: str, config: Any) -> Any:
 
         def training_step(self) -> Any:
             """Run the training step of the view's class, or otherwise Corral's, and return the metrics."""
-            if not self.view.HAS_OWN_STEP:
+            if overrides(self.view, "restore_env_runners"):
+                self.view.restore_env_runners(self.view.env_runner_group)
+                if self.config.evaluation_parallel_to_training and self.view.eval_env_runner_group is not None:
+                    self.view.restore_env_runners(self.view.eval_env_runner_group)
+            if not overrides(self.view, "training_step"):
                 return self.train_once()
             self.view.training_step()
             sampled = self.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"), 0)
@@ -693,6 +796,9 @@ def make_viewed(name: str, config: Any) -> Any:
 
     Viewed.__name__ = Viewed.__qualname__ = name
     return Viewed
+
+
+note_originals(Algorithm)
 
 
 class PPO(Algorithm):

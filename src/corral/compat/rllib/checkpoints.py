@@ -18,6 +18,7 @@ from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import write_checkpoint
 from corral.compat.rllib.encoding import decode, encode
 from corral.compat.rllib.module_files import MODULE_FILE, weights_file, write_module
+from corral.core.paths import resolve_path
 from corral.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,15 +31,20 @@ _CONFIG = "rllib_config.json"
 _known: dict[str, AlgorithmConfig] = {}  # configs that this process saved; they may hold what no file can name
 
 
-def save(algorithm: Algorithm, path: Path) -> Path:
+def save(algorithm: Algorithm, path: Path, *, is_free: bool = False) -> Path:
     """Write a checkpoint, and return its absolute path.
+
+    Args:
+        algorithm: The algorithm.
+        path: The directory.
+        is_free: Whether `check_free` has passed, and the script's class may have written files of its own since then.
 
     Raises:
         CheckpointError: The path holds something else, or a state cannot be saved.
         OSError: The files cannot be written.
     """
     native = algorithm.native
-    saved = Path(str(write_checkpoint(path, **describe_algorithm(native))))
+    saved = Path(str(write_checkpoint(path, **describe_algorithm(native), is_free=is_free)))
     config = {"algorithm": algorithm.ALGORITHM, "settings": encode(dict(algorithm.config.to_dict()))}
     (saved / _CONFIG).write_text(json.dumps(config, indent=1))
     write_modules(native, saved / MODULES)
@@ -72,7 +78,7 @@ def load_modules(native: Any, path: Any, component: str, modules: Path) -> None:
     Raises:
         CheckpointError: There is no such module, or it does not fit.
     """
-    name, path = Path(component), Path(path)
+    name, path = Path(component), resolve_path(path, "the module")
     if component == modules.name:
         name, path = modules, path / modules if (path / modules).is_dir() else path
     if name == modules:

@@ -15,6 +15,7 @@ from corral.compat.rllib.learner import Learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_changes import module_states, set_module_states
 from corral.compat.rllib.own_learner import OwnLearner
+from corral.core.paths import resolve_path
 from corral.core.schedules import schedule_value
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.learner import Learner as NativeLearner
@@ -52,7 +53,8 @@ class LearnerGroup:
 
         `None` is a new directory for temporary files.
         """
-        directory = Path(tempfile.mkdtemp(prefix="learner_group_") if path is None else path).absolute()
+        path = tempfile.mkdtemp(prefix="learner_group_") if path is None else path
+        directory = resolve_path(path, "the learners").absolute()
         checkpoints.write_modules(self._algorithm, directory / MODULES)
         (directory / _STATE).write_bytes(codec.encode(self._native.get_state()))
         return str(directory)
@@ -71,7 +73,7 @@ class LearnerGroup:
         if component is not None:
             checkpoints.load_modules(self._algorithm, path, component, MODULES)
             return
-        file = Path(path) / _STATE
+        file = resolve_path(path, "the learners") / _STATE
         if not file.is_file():
             raise CheckpointError(
                 f"{path} holds no {_STATE}: give what learner_group.save_to_path() returned; checkpoints of algorithms "
@@ -106,7 +108,8 @@ class LearnerGroup:
         if multi_rl_module_ckpt_dir and modules_to_load is None:
             checkpoints.load_modules(self._algorithm, multi_rl_module_ckpt_dir, str(MODULES), MODULES)
         elif multi_rl_module_ckpt_dir:
-            parts = {name: Path(multi_rl_module_ckpt_dir) / name for name in modules_to_load}
+            modules = resolve_path(multi_rl_module_ckpt_dir, "the modules")
+            parts = {name: modules / name for name in modules_to_load}
         for module_id, path in {**parts, **(rl_module_ckpt_dirs or {})}.items():
             checkpoints.load_modules(self._algorithm, path, str(MODULES / module_id), MODULES)
 

@@ -34,7 +34,8 @@ from corral.compat.rllib.learner import DEFAULTS, Learner, TorchLearner, steps_b
 from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.model_config import to_model_config
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
-from corral.compat.rllib.own_algorithm import OwnConfig, RestoreEvents
+from corral.compat.rllib.overrides import overrides
+from corral.compat.rllib.own_algorithm import OwnConfig, own_events
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.policy_servers import served_settings
 from corral.compat.rllib.recorded_data import input_of, output_of, play_and_record, records_evaluation
@@ -96,7 +97,7 @@ def to_native(config: AlgorithmConfig) -> NativeConfig:
     learner_settings = _learner_settings(config)
     native = _CLASSES[name](**settings, **learner_settings)
     classes, functions = callbacks.to_native(config)
-    own: list[Any] = [RestoreEvents] if getattr(config.algo_class, "HAS_OWN_RESTORE", False) else []
+    own: list[Any] = own_events(config.algo_class)
     own += [LearnerConnectorEvents] if config.learner_connector is not None or learner_settings else []
     native.callbacks([*_connector_events(settings), *own, *classes], **functions)  # type: ignore[arg-type]
     native.evaluation(
@@ -115,7 +116,7 @@ def algorithm_name(config: AlgorithmConfig) -> str:
         ConfigError: Corral has no such algorithm.
     """
     name = config.ALGORITHM or getattr(config.algo_class, "ALGORITHM", "")
-    if name not in _CLASSES or not (name or getattr(config.algo_class, "HAS_OWN_STEP", False)):
+    if name not in _CLASSES or not (name or overrides(config.algo_class, "training_step")):
         raise ConfigError(
             f"{type(config).__name__}: Corral serves RLlib's {', '.join(filter(None, _CLASSES))}, and subclasses of "
             "Algorithm that define training_step."

@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.algorithms.algorithm import Algorithm
 from corral.callbacks.callback import Callback
-from corral.compat.rllib.runners import EnvRunnerGroup
+from corral.compat.rllib.overrides import overrides
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
@@ -41,19 +41,35 @@ class OwnAlgorithm(Algorithm):
         raise ConfigError("Algorithm.training_step: this class defines none: override it, or derive from PPO.")
 
 
+def own_events(algorithm_class: Any) -> list[type[Callback]]:
+    """Return the callback classes that call methods of a class of a script, of those that it overrides."""
+    events: dict[str, type[Callback]] = {"restore_env_runners": RestoreEvents, "validate_env": ValidateEvents}
+    return [event for name, event in events.items() if overrides(algorithm_class, name)]
+
+
 class RestoreEvents(Callback):
-    """Calls `restore_env_runners` of an algorithm class that overrides it, after runners were replaced."""
+    """Notes which runners were replaced, for `restore_env_runners` of an algorithm class that overrides it."""
 
     def on_env_runners_recreated(
-        self, *, algorithm: Any, env_runner_group: Any, env_runner_indices: list[int], **kwargs: Any
+        self, *, algorithm: Any, env_runner_indices: list[int], is_evaluation: bool, **kwargs: Any
     ) -> None:
-        """Call it with RLlib's runner group; the method of the base class then returns these indices."""
-        view = algorithm.view
-        view._restored = list(env_runner_indices)
-        try:
-            view.restore_env_runners(EnvRunnerGroup(env_runner_group, algorithm))
-        finally:
-            view._restored = None
+        """Note the indices until the method of the base class returns them."""
+        algorithm.view.restored[is_evaluation] += env_runner_indices
+
+
+class ValidateEvents(Callback):
+    """Calls `validate_env` of an algorithm class that overrides it, for each sub-env that samples for training."""
+
+    def on_sub_environment_created(
+        self, *, env_runner: Any, sub_environment: Any, env_context: Any, **kwargs: Any
+    ) -> None:
+        """Call it with the env as its class or function made it, and with its context."""
+        if env_runner.config.in_evaluation:
+            return  # as in RLlib
+        env = sub_environment
+        while type(env).__module__.startswith("corral.") and "env" in vars(env):
+            env = env.env
+        env_runner.config.origin.algo_class.validate_env(env, env_context)
 
 
 def no_loss(module: Module, batch: Batch, coefficients: Mapping[str, float]) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
-import symtable
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import corral
+from corral.core.scripts import bound_names, flat_statements, local_name, read_names
 
 _NATIVE = {"RLlibCallback": "Callback", "DefaultCallbacks": "Callback"}
 """Corral's names of classes of RLlib that scripts derive from."""
@@ -42,7 +42,7 @@ class Script:
         main = sys.modules["__main__"]
         is_main = path is not None and getattr(main, "__file__", None) == path
         self._variables = {k: v for k, v in vars(main).items() if k[:2] != "__"} if is_main else {}
-        self._statements = list(_flat(ast.parse(self._text).body))
+        self._statements = list(flat_statements(ast.parse(self._text).body))
 
     def lambda_source(self, function: Any) -> str:
         """Return the source of a lambda of the script, on one line.
@@ -73,7 +73,7 @@ class Script:
         Raises:
             NotPortable: A name is of RLlib and not of Corral, or the script defines it only while it runs.
         """
-        homes = {name: index for index, each in enumerate(self._statements) for name in _bound(each)}
+        homes = {name: index for index, each in enumerate(self._statements) for name in bound_names(each)}
         needed: dict[int, set[str]] = {}
         values: dict[str, None] = {}
         waiting = list(names)
@@ -121,14 +121,14 @@ class Script:
             found = []
             for alias in statement.names:
                 try:
-                    found += _import_from(statement, alias) if _local(alias) in names else []
+                    found += _import_from(statement, alias) if local_name(alias) in names else []
                 except NotPortable:
-                    if _local(alias) in called:
+                    if local_name(alias) in called:
                         raise
-                    found += ["from typing import Any", f"{_local(alias)} = Any"]  # a type of RLlib in annotations
+                    found += ["from typing import Any", f"{local_name(alias)} = Any"]  # a type of RLlib in annotations
             return found
         if isinstance(statement, ast.Import):
-            aliases = [alias for alias in statement.names if _local(alias) in names]
+            aliases = [alias for alias in statement.names if local_name(alias) in names]
             for alias in aliases:
                 if alias.name.startswith("ray"):
                     raise NotPortable(f"{alias.name}, a module of Ray")
@@ -142,22 +142,9 @@ class Script:
         return textwrap.dedent("\n".join(line for line in lines if not line.lstrip().startswith(markers)))
 
 
-def read_names(source: str) -> set[str]:
-    """Return the names of its module that a piece of source reads, also inside functions and classes."""
-    return set(_globals(symtable.symtable(source, "", "exec")))
-
-
-def _globals(table: symtable.SymbolTable) -> Iterator[str]:
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-            yield symbol.get_name()
-    for inner in table.get_children():
-        yield from _globals(inner)
-
-
 def _import_from(statement: ast.ImportFrom, alias: ast.alias) -> list[str]:
     """Return the statements that take the place of the import of one name."""
-    module, local = "." * statement.level + (statement.module or ""), _local(alias)
+    module, local = "." * statement.level + (statement.module or ""), local_name(alias)
     if not module.startswith("ray"):
         return [_import(module, alias.name, local)]
     value = getattr(sys.modules.get(module), alias.name, None)
@@ -179,11 +166,6 @@ def _import_from(statement: ast.ImportFrom, alias: ast.alias) -> list[str]:
 
 def _import(module: str, name: str, local: str) -> str:
     return f"from {module} import {name}" + ("" if name == local else f" as {local}")
-
-
-def _local(alias: ast.alias) -> str:
-    """Return the name that an import binds."""
-    return alias.asname or alias.name.partition(".")[0]
 
 
 def _value_source(name: str, variables: Mapping[str, Any], script: str, sources: str) -> str:
@@ -230,38 +212,6 @@ def _without_annotations(source: str) -> str:
         elif isinstance(node, ast.arg):
             node.annotation = None
     return ast.unparse(tree)
-
-
-def _flat(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a script, and what `if __name__ == "__main__"` defines in its first level."""
-    for each in statements:
-        if _is_main(each):
-            kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-            yield from (inner for inner in each.body if isinstance(inner, kinds))  # type: ignore[attr-defined]
-        else:
-            yield each
-
-
-def _is_main(statement: ast.stmt) -> bool:
-    """Return whether a statement is `if __name__ == "__main__"`."""
-    return isinstance(statement, ast.If) and any(
-        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
-    )
-
-
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement defines at its own level."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        yield from map(_local, statement.names)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-    else:
-        nested = [each for name in ("body", "orelse", "handlers") for each in getattr(statement, name, [])]
-        for each in nested:
-            yield from _bound(each)
 
 
 def unwrapped(function: Any) -> Any:

@@ -12,6 +12,7 @@ from ray import tune
 from corral.compat.rllib.algorithm import Algorithm
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.native import to_native
+from corral.compat.rllib.overrides import check_for_tune
 from corral.core.settings import main_name, set_sender
 from corral.tune.resources import resources
 from corral.tune.trainable import reportable
@@ -24,6 +25,7 @@ _made: dict[type[Algorithm], type[RLlibTrainable]] = {}
 def make_trainable(algorithm_class: type[Algorithm]) -> type[RLlibTrainable]:
     """Return the trainable of an algorithm class, always the same one."""
     if algorithm_class not in _made:
+        check_for_tune(algorithm_class)
         name = algorithm_class.__name__
         about = {"algorithm_class": algorithm_class, "script": main_name()}
         _made[algorithm_class] = type(name, (RLlibTrainable,), about)
@@ -66,11 +68,15 @@ class RLlibTrainable(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save the algorithm."""
-        self.algorithm.save_to_path(checkpoint_dir)
+        self.algorithm.save_checkpoint(checkpoint_dir)
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Restore the algorithm."""
-        self.algorithm.restore_from_path(checkpoint_dir)
+        self.algorithm.load_checkpoint(checkpoint_dir)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Return whether the algorithm took another config; otherwise Tune begins the trial in another process."""
+        return bool(self.algorithm.reset_config(new_config))
 
     def cleanup(self) -> None:
         """Stop the algorithm."""
