@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -17,7 +18,13 @@ def printable(text: str, *, newline: str = "\\n") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        char if unicodedata.category(char) not in _UNSEEN else newline if char == "\n" else repr(char)[1:-1]
-        for char in text
-    )
+    found = {char for char in text if unicodedata.category(char) in _UNSEEN} - {"\t"}
+    return text.translate({ord(char): newline if char == "\n" else repr(char)[1:-1] for char in found})
+
+
+class LineFormatter(logging.Formatter):
+    """Formats records of the log so that each begins at the left, and no text in it can look like another one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record, with its traceback if it has one; all lines after the first one begin with spaces."""
+        return printable(super().format(record), newline="\n    ")

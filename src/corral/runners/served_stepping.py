@@ -8,6 +8,7 @@ slow costs the others nothing. Observations that come when a sample is over wait
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("corral")
 
+MIN_LOGP = -30.0
+"""The smallest log-likelihood of an action that a client took by the policy, less 5 for each number of the action."""
 WAIT_S = 0.2
 """Seconds after which waiting for clients is interrupted, to look at the clock."""
 
@@ -403,9 +407,19 @@ class ServedStepping(Stepping):
             entries.taken = distribution.from_env(entries.actions) if chosen else distribution.mode(entries.draws)
             if not np.isfinite(entries.taken[acts]).all():
                 return f"steps.{'actions' if chosen else 'draws'}: stand for an action that is NaN or infinite."
+            if not chosen and self.runner.config.ON_POLICY and self._is_unlikely(entries, acts):
+                return "steps.draws: stand for an action that a policy with these outputs never draws."
             if actor.has_action_mask and (illegal := self._first_illegal(entries)) is not None:
                 return f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
         return ""
+
+    def _is_unlikely(self, entries: Entries, acts: NDArray[np.bool_]) -> bool:
+        """Return whether an action has a likelihood of almost 0, so that a ratio of likelihoods would overflow."""
+        assert entries.outputs is not None and entries.taken is not None
+        outputs, taken = (torch.from_numpy(column[acts]) for column in (entries.outputs, entries.taken))
+        with torch.no_grad():
+            logp = self._actor.distribution.logp(outputs, taken).numpy()
+        return not (logp >= MIN_LOGP - 5 * math.prod(entries.taken.shape[1:])).all()
 
     def _first_illegal(self, entries: Entries) -> int | None:
         """Return the first entry whose client took an action that the mask of its observation does not allow."""

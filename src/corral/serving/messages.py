@@ -47,8 +47,14 @@ MAX_ENTRIES = 65_536
 """Entries of a message `steps`."""
 MAX_AXES = 32
 """Axes of an array."""
-MAX_REWARD = 1e9
-"""The largest reward. Squares of returns, and of their gradients, must fit float32; see the page of the protocol."""
+MAX_NUMBER = 2.0**24
+"""The largest reward, observation and action.
+
+Training is in float32, which holds whole numbers up to here, and numbers up to 3e38: the square of a gradient, which is
+the product of an error of returns and an observation, must be smaller.
+"""
+MAX_OUTPUT = 1e10
+"""The largest output of a policy; of an illegal action, it is -1e9."""
 MAX_ID = 2**53
 """The largest number that a client may give a message; every language holds it exactly."""
 DTYPE_NAMES = re.compile(r"[<>|=]?[biuf]\d{1,2}|u?int\d{1,2}|float\d\d|bool")
@@ -176,8 +182,12 @@ def read_entries(
         name: read_flags(message.get(name), count, f"steps.{name}") for name in ("begins", "terminated", "truncated")
     }
     choices: dict[str, Any] = {
-        name: read_arrays(message[name], space, count, f"steps.{name}")
-        for name, space in (("actions", action_space), ("outputs", output_space), ("draws", output_space))
+        name: read_arrays(message[name], space, count, f"steps.{name}", largest)
+        for name, space, largest in (
+            ("actions", action_space, MAX_NUMBER),
+            ("outputs", output_space, MAX_OUTPUT),
+            ("draws", output_space, MAX_OUTPUT),
+        )
         if name in message
     }
     entries = Entries(
@@ -251,9 +261,9 @@ def read_rewards(given: list[Any] | None, count: int, place: str) -> NDArray[np.
         return np.zeros(count)
     _check_count(given, count, place)
     for index, reward in enumerate(given):
-        if type(reward) not in (int, float) or not abs(reward) <= MAX_REWARD:
-            problem = f"must be a number from -{MAX_REWARD:g} to {MAX_REWARD:g}, got {_shown(reward)}"
-            raise ClientMessageError(f"{place}[{index}]", f"{problem}: training is in float32. Scale the rewards")
+        if type(reward) not in (int, float) or not abs(reward) <= MAX_NUMBER:
+            problem = f"must be a number from -{MAX_NUMBER:,.0f} to {MAX_NUMBER:,.0f}, got {_shown(reward)}"
+            raise ClientMessageError(f"{place}[{index}]", f"{problem}: scale the rewards, for training is in float32")
     return np.array(given, np.float64)
 
 
@@ -277,8 +287,15 @@ def _check_count(given: Sequence[Any], count: int, place: str) -> None:
         raise ClientMessageError(place, f"must have {count} entries as envs has, got {len(given)}")
 
 
-def read_arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
+def read_arrays(given: Any, space: Tree, count: int, place: str, largest: float = MAX_NUMBER) -> Tree:
     """Return arrays `[count, ...]` for a tree of spaces.
+
+    Args:
+        given: What was sent.
+        space: A tree of spaces without Dict and Tuple.
+        count: Number of entries.
+        place: Name of the arrays in errors.
+        largest: Largest number of a Box; its bounds are not enforced.
 
     Raises:
         ClientMessageError: They do not fit the spaces; the error names the part.
@@ -287,22 +304,20 @@ def read_arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
         if not isinstance(given, dict) or given.keys() != space.keys():
             got = f"the keys {', '.join(map(_shown, given))}" if isinstance(given, dict) else _shown(given)
             raise ClientMessageError(place, f"must be a map with the keys {', '.join(space)}, got {got}")
-        return {name: read_arrays(given[name], part, count, f"{place}.{name}") for name, part in space.items()}
+        return {name: read_arrays(given[name], part, count, f"{place}.{name}", largest) for name, part in space.items()}
     if isinstance(space, tuple):
         if not isinstance(given, list) or len(given) != len(space):
             raise ClientMessageError(place, f"must be a list of {len(space)} arrays, got {_shown(given)}")
         parts = zip(given, space, strict=True)
-        return tuple(read_arrays(part, inner, count, f"{place}[{i}]") for i, (part, inner) in enumerate(parts))
+        return tuple(read_arrays(part, inner, count, f"{place}[{i}]", largest) for i, (part, inner) in enumerate(parts))
     array = _array(given, place)
     if problem := mismatch(space, array, "it", batch=(count,)):
         raise ClientMessageError(place, problem.removeprefix("it "))
-    if array.dtype == space.dtype:
-        return array
-    if isinstance(space, spaces.Box) and array.dtype.kind == "f" and np.dtype(space.dtype).kind == "f":
-        with np.errstate(over="ignore"):
-            array = array.astype(space.dtype)
-        if not np.isfinite(array).all():
-            raise ClientMessageError(place, f"holds numbers that are too large for {space.dtype}")
+    if isinstance(space, spaces.Box) and array.dtype.itemsize > 1:  # smaller ones hold only small numbers
+        largest = min(largest, float(np.finfo(space.dtype).max)) if np.dtype(space.dtype).kind == "f" else largest
+        if (found := max(float(array.max()), -float(array.min()))) > largest:
+            problem = f"holds {found:,.6g}, and numbers may have a size of {largest:,.0f} at most"
+            raise ClientMessageError(place, f"{problem}, for training is in float32: scale them, or subtract an offset")
     return array.astype(space.dtype, copy=False)
 
 
