@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from forging import FILES, MODULE, data, describe, forge, write
 
+from corral import Algorithm, PPOConfig, load_policy
 from corral.checkpoint import read_checkpoint
 from corral.checkpoint.codec import encode
 from corral.errors import CheckpointError
@@ -311,3 +312,40 @@ def test_a_forged_file_gives_only_an_error(name: str, tmp_path: Path) -> None:
             assert str(path) in str(error)
             outcomes.add("refused")
     assert "refused" in outcomes
+
+
+def change(path: Path, name: str, how: Callable[[dict[str, Any]], object]) -> None:
+    """Change a file of JSON of a checkpoint, as if Corral had written it so."""
+    found = json.loads(file_of(path, name).read_bytes())
+    how(found)
+    forge(path, name, json.dumps(found).encode())
+
+
+HUGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "layers": lambda policy: policy["model_config"].update(fcnet_hiddens=[10**9, 10**9]),
+    "one layer": lambda policy: policy["model_config"].update(fcnet_hiddens=[10**9]),
+    "a layer that torch cannot count": lambda policy: policy["model_config"].update(fcnet_hiddens=[10**12, 10**12]),
+    "actions": lambda policy: policy["action_space"].update(n=10**9),
+    "observations": lambda policy: policy.update(
+        observation_space={"type": "Discrete", "n": 10**9, "start": 0, "dtype": "int64"}
+    ),
+    "memory": lambda policy: policy.update(
+        module_class="RecurrentActorCritic", model_config={"use_lstm": True, "lstm_cell_size": 10**9}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_module_that_is_larger_than_its_weights_is_refused_before_it_takes_memory(name: str, tmp_path: Path) -> None:
+    path, before = tmp_path / "checkpoint", forging.level()
+    with PPOConfig().environment("CartPole-v1").rl_module(model_config={"fcnet_hiddens": [8]}).build() as algo:
+        algo.save(path)
+    assert load_policy(path)(np.zeros(4, np.float32)) in (0, 1)
+    change(path, "policies.json", lambda policies: HUGE[name](policies["default_policy"]))
+    with pytest.raises(CheckpointError, match=f"{path}: its settings ask for a module that is far larger"):
+        load_policy(path)
+    if "layer" in name:
+        change(path, "config.json", lambda config: HUGE[name](config["rl_module"]))
+        with pytest.raises(CheckpointError, match=f"{path}: its settings ask for a module that is far larger"):
+            Algorithm.from_checkpoint(path)
+    assert forging.level() - before < 2**29

@@ -15,6 +15,7 @@ import yaml
 
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
+from corral.engines.worker_logs import log_records
 from corral.errors import EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
 from corral.testing import CountingEnv, FaultyEnv
@@ -206,6 +207,20 @@ def test_an_interrupted_run_says_so_without_a_traceback(tmp_path: Path) -> None:
     log = (tmp_path / "run.log").read_text(encoding="utf-8")
     assert "Run interrupted." in log and "Traceback" not in log
     assert len(read_csv(tmp_path / "progress.csv")) == 1
+
+
+def test_no_text_of_others_begins_a_line_of_the_log_or_controls_a_terminal(tmp_path: Path) -> None:
+    forged = "x\n2026-01-01 00:00:00,000 ERROR corral: forged\r2026 \x1b[2J\x9b31m\u2028\ud800"
+    with pytest.raises(ValueError, match="forged"), Run(small_ppo(), tmp_path, []):
+        log = logging.getLogger("corral")
+        log.warning("client %s left.", forged)
+        log_records([("corral", logging.WARNING, 0.0, f"{forged}\nTraceback\nmore")], "runner 1")  # of a worker
+        raise ValueError(forged)  # of an env
+    lines = (tmp_path / "run.log").read_text(encoding="utf-8").split("\n")
+    assert len([line for line in lines if "forged" in line]) >= 3
+    begun = [line for line in lines if line and not line.startswith("    ")]
+    assert [line.partition(" corral: ")[2].split()[0] for line in begun] == ["Run", "client", "runner", "Run"]
+    assert all(line.isprintable() for line in lines)
 
 
 class Book(Logger):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 import sys
@@ -223,3 +224,18 @@ def test_the_panel_leaves_place_on_its_last_line_for_what_a_terminal_writes_on_c
     console = Console(width=70, record=True, file=io.StringIO())
     console.print(Progress(small_ppo(), {}, "panel")._panel())
     assert {len(line) for line in console.export_text().splitlines()} == {68}  # and two for ^C
+
+
+def test_text_of_others_moves_no_cursor_in_the_panel_or_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    forged, shown = "\x1b[2Jx\x9b31m\u202e\ud800", r"\x1b[2Jx\x9b31m\u202e\ud800"
+    display = Progress(PPOConfig().environment("CartPole-v1"), {f"env_runners/{forged}": 1})
+    display._title = forged
+    display.start(Path(forged))
+    display._warning.emit(logging.makeLogRecord({"msg": f"warning\n{forged}"}))
+    display.update(RESULT)
+    display.end("Done")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"The run is stored in {shown}")
+    returns = {"episode_return_mean": 1.0, "episode_return_min": 1.0, "episode_return_max": 1.0}
+    text = "\n".join(lines_of_panel(display, {**returns, "num_episodes": 5}, 120))
+    assert text.count(shown) == 4  # title, criterion, warning and path
+    assert text.replace("\n", "").isprintable()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import ssl
 import stat
@@ -16,6 +18,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from simulators import Simulator, address_of, end, runner_of, served
 
 from corral.errors import ConfigError
@@ -23,6 +26,7 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.serving import server as server_module
 from corral.serving.client import HEADER, ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_message
+from corral.serving.server import PolicyServer, ServerSettings
 
 DEADLINE_S = 30.0
 
@@ -365,3 +369,202 @@ def test_drive_plays_envs_until_the_server_stops_or_enough_steps() -> None:
         thread.join(DEADLINE_S)
         assert done[1] >= rollout.num_env_steps
         assert {len(episode) for episode in rollout.episodes() if episode.is_done} == {5}
+
+
+# One client costs nobody else anything: a server without a runner, in one thread.
+
+
+@contextlib.contextmanager
+def serve(num_seats: int = 2, **settings: Any) -> Iterator[PolicyServer]:
+    server = PolicyServer(
+        ServerSettings(address="127.0.0.1:0", **settings), Box(-1, 1, (1,), np.float32), Discrete(2), num_seats
+    )
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def call(server: PolicyServer) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), DEADLINE_S)
+
+
+def listen_until(server: PolicyServer, condition: Callable[[], Any]) -> list[Any]:
+    """Let a server listen until a condition holds, and return what clients reported meanwhile."""
+    ends_s, entries = time.monotonic() + DEADLINE_S, list[Any]()
+    while not condition():
+        assert time.monotonic() < ends_s
+        entries += server.receive(0.01).entries
+    return entries
+
+
+def is_open(found: socket.socket) -> bool:
+    """Return whether the server has neither closed nor reset a connection; nothing was sent to it."""
+    found.setblocking(False)
+    try:
+        return found.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    finally:
+        found.settimeout(DEADLINE_S)
+
+
+def enter(server: PolicyServer, found: socket.socket, **fields: Any) -> None:
+    """Say hello, and read the welcome."""
+    known = set(server.sessions)
+    found.sendall(pack_message({**HELLO, **fields}))
+    listen_until(server, lambda: set(server.sessions) - known)
+    assert read_reply(found)["type"] == "welcome"
+
+
+@pytest.mark.parametrize("said", [b"", b"\x00\x00", b"0000", b"00000000", b"00000016{", HEADER.pack(20) + b"\x81"])
+def test_a_connection_without_a_whole_message_takes_no_seat_and_is_closed(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HELLO_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server_module, "CHECK_EVERY_S", 0.05)
+    with serve(1) as server, call(server) as silent, call(server) as found:
+        silent.sendall(said)
+        enter(server, found)
+        assert is_open(silent) or said == b"00000000"  # which is a message of no bytes
+        listen_until(server, lambda: not is_open(silent) or len(server._connections) == 1)
+        assert is_open(found) and len(server.sessions) == 1
+
+
+def test_a_client_of_rllink_that_is_silent_gives_its_seat_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CHECK_EVERY_S", 0.01)
+    with serve(1, client_timeout_s=0.02) as server, call(server) as found:
+        begins_s = time.monotonic()
+        found.sendall(b'00000016{"type": "PING"}')
+        listen_until(server, lambda: server.sessions)
+        listen_until(server, lambda: not server.sessions)
+        assert time.monotonic() - begins_s > 0.02 * server_module.RLLINK_PATIENCE
+        assert b"it was silent for 10 times client_timeout_s=0.02 seconds" in found.recv(65_536)
+
+
+def test_pings_in_one_packet_are_answered_one_after_another_and_others_take_turns() -> None:
+    with serve(2) as server, call(server) as eager, call(server) as other:
+        enter(server, eager)
+        enter(server, other)
+        count = 2000
+        eager.sendall(b"".join(pack_message({"type": "ping", "id": number}) for number in range(count)))
+        listen_until(server, lambda: any(one.last_id >= 0 for one in server.sessions.values()))
+        other.sendall(pack_message({"type": "ping", "id": 7}))
+        [session] = [one for one in server.sessions.values() if one.last_id >= 0]
+        [waiting] = [one for one in server.sessions.values() if one is not session]
+        listen_until(server, lambda: waiting.last_id == 7)
+        assert session.last_id < count - 1  # the other one was not behind all of them
+        assert read_reply(other)["id"] == 7
+        listen_until(server, lambda: session.last_id == count - 1)
+        data, ids = b"", list[int]()
+        while len(ids) < count:
+            data += eager.recv(1 << 16)
+            while len(data) >= HEADER.size and len(data) >= HEADER.size + HEADER.unpack_from(data)[0]:
+                end = HEADER.size + HEADER.unpack_from(data)[0]
+                ids.append(msgpack.unpackb(data[HEADER.size : end])["id"])
+                data = data[end:]
+        assert ids == [*range(count)]
+
+
+def test_a_client_that_reads_no_answers_is_not_answered_without_end_and_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(server_module, "HELLO_TIMEOUT_S", 0.1)
+    with serve(1, client_timeout_s=0.3, max_message_bytes=1024) as server, call(server) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        enter(server, found)
+        [connection] = server._connections
+        found.setblocking(False)
+        pings, number = b"", 0
+        while server._connections:
+            if len(pings) < 1 << 16:
+                pings += b"".join(pack_message({"type": "ping", "id": n}) for n in range(number, number + 5000))
+                number += 5000
+            with contextlib.suppress(OSError):
+                pings = pings[found.send(pings) :]
+            server.receive(0.001)
+            assert len(connection.unsent) < 1000 and len(connection.read) < 1 << 20
+        assert not server.sessions
+
+
+def test_a_server_that_is_full_of_silent_connections_still_lets_clients_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "max_connections", lambda: 4)
+    with serve(2) as server, contextlib.ExitStack() as stack:
+        first = stack.enter_context(call(server))
+        enter(server, first)
+        silent = [stack.enter_context(call(server)) for _ in range(7)]
+        listen_until(server, lambda: sum(map(is_open, silent)) == 3)
+        assert [is_open(one) for one in silent] == [False] * 4 + [True] * 3
+        enter(server, stack.enter_context(call(server)))
+        assert is_open(first) and len(server.sessions) == 2
+
+
+def test_connections_leave_files_for_checkpoints() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for soft, expected in ((256, 192), (1024, 768), (min(before[1], 4096), server_module.MAX_CONNECTIONS)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+            assert server_module.max_connections() == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_full_table_of_files_is_one_line_and_clients_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "PAUSE_S", 0.1)
+    monkeypatch.setattr(server_module, "CHECK_EVERY_S", 0.01)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with serve(1) as server, call(server) as found:
+        num_open = max(map(int, os.listdir("/proc/self/fd"))) + 1
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (num_open, before[1]))
+            places = [os.dup(found.fileno()) for _ in range(num_open - len(os.listdir("/proc/self/fd")) + 1)]
+            with pytest.raises(OSError, match="Too many open files"):
+                os.dup(found.fileno())
+            for _ in range(30):
+                assert not server.receive(0.02)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for place in places:
+            os.close(place)
+        said = [record.message for record in caplog.records if "Too many open files" in record.message]
+        assert len(said) == 1 and "accepts no more" in said[0]
+        enter(server, found)
+
+
+def test_lines_about_clients_are_limited_and_show_their_names_as_escapes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "corral")
+    monkeypatch.setattr(server_module, "MAX_LOG_LINES", 5)
+    with serve(1) as server:
+        for _ in range(20):
+            with call(server) as found:
+                enter(server, found, name="x\n2026-01-01 00:00:00 WARNING forged \x1b[2J" + "y" * 1000)
+                found.sendall(pack_message({"type": "bye"}))
+                listen_until(server, lambda: not server.sessions)
+        said = [record.getMessage() for record in caplog.records if "client x" in record.getMessage()]
+        assert len(said) == 5
+        assert said[0].startswith(r"policy server: client x\n2026-01-01 00:00:00 WARNING forged \x1b[2Jyy")
+        assert all(text.isprintable() and len(text) < 120 for text in said)
+
+
+def test_the_time_for_the_next_message_begins_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CHECK_EVERY_S", 0.01)
+    with serve(1, client_timeout_s=0.3) as server, call(server) as found:
+        enter(server, found)
+        found.sendall(pack_message({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0]], "begins": [True]}))
+        [(session, _)] = listen_until(server, lambda: any(one.waits for one in server.sessions.values()))
+        server.receive(0.5)  # longer than a client may be silent, and the server listens
+        server.answer(session, np.array([1]))
+        server.receive(0.05)
+        assert session.id_ in server.sessions
+        found.sendall(pack_message({"type": "ping", "id": 2}))
+        listen_until(server, lambda: session.last_id == 2)
+        assert b"actions" in found.recv(65_536)
+        listen_until(server, lambda: not server.sessions)  # and it ends

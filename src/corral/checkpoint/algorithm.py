@@ -22,6 +22,7 @@ from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
 from corral.exploration.base import acts_by_module
 from corral.loggers.run import plain, run_name
+from corral.modules.spec import weights_limited
 from corral.policies.description import policy_description
 
 if TYPE_CHECKING:
@@ -134,7 +135,12 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         config.env = resolve_env(config.env)
     if names_script(config.optimizer):
         config.optimizer = optimizer_class(config.optimizer)
-    algorithm = _class_to_build(checkpoint, config, cls)(config)
+    algorithm_class = _class_to_build(checkpoint, config, cls)
+    try:
+        with weights_limited(checkpoint.weights):
+            algorithm = algorithm_class(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     try:
         algorithm._restore(checkpoint)
     except BaseException:

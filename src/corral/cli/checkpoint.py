@@ -14,6 +14,7 @@ from corral.checkpoint.directory import CONFIG, POLICIES, open_listed, read_cons
 from corral.checkpoint.finding import find_checkpoint
 from corral.checkpoint.places import place_of
 from corral.checkpoint.settings import call_with, of_script
+from corral.core.text import printable
 
 MAX_TEXT = 200
 MAX_DEPTH = 8
@@ -122,5 +123,5 @@ def _size(num_bytes: int) -> str:
 
 def _printable(text: str) -> str:
     """Return a text from a file without characters that would control the terminal."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: MAX_TEXT + 1])
+    shown = printable(text[: MAX_TEXT + 1])
     return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]} ..."

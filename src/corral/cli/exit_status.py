@@ -7,6 +7,7 @@ import signal
 import sys
 from typing import NamedTuple
 
+from corral.core.text import printable
 from corral.errors import (
     CheckpointError,
     ConfigError,
@@ -86,4 +87,4 @@ def print_error(error: BaseException | str) -> None:
     """Print an error in one line to standard error, if that can be written."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
-            print(f"corral: {error}", file=sys.stderr)
+            print(printable(f"corral: {error}", newline="\n"), file=sys.stderr)

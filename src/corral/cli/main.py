@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from corral.cli.exit_status import OWN_ERRORS, interrupted_status, print_error, 
 from corral.cli.parser import make_parser
 from corral.core.import_places import hidden_modules, import_from_working_directory
 from corral.core.interrupts import ending_signals_raised
+from corral.core.text import LineFormatter
 
 PRINTS_AT_END = ("checkpoint", "config", "evaluate", "events", "completion", "export", "list", "plot", "report")
 """Commands that are over when they have printed: what nobody reads is no error of theirs."""
@@ -31,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without Unicode gets other characters, and no error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+    if logging.lastResort is not None:  # shows warnings before there is a run.log
+        logging.lastResort.setFormatter(LineFormatter())
     import_from_working_directory()
     try:
         with ending_signals_raised():

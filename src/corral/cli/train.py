@@ -17,6 +17,7 @@ from corral.cli.experiment import load_experiment
 from corral.cli.seed_processes import end_with_input
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
+from corral.core.text import printable
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, CorralError
 from corral.loggers import Logger
@@ -147,7 +148,7 @@ def _print_origin(error: CorralError) -> None:
     """Print where an error came from: the traceback of its cause, or for a worker's error the traceback there."""
     if (notes := getattr(error, "__notes__", ())) and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
-            print("\n".join(notes), file=sys.stderr)
+            print(printable("\n".join(notes), newline="\n"), file=sys.stderr)
     elif error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
 

@@ -13,16 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from corral.core.ids import ALL_MODULES
 from corral.core.interrupts import name_of_interrupt
 from corral.core.run_files import RESULTS_FILE
+from corral.core.text import printable
 from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
 from corral.loggers.run_summary import latest_results
@@ -174,7 +176,7 @@ class Progress:
         # In one write, and not by the console: an interrupt in the middle of its print can leave it mute.
         if sys.stdout is not None and not self._is_mute:
             with self._muted_if_it_fails():
-                sys.stdout.write(f"{text}\n")
+                sys.stdout.write(f"{printable(text)}\n")
                 sys.stdout.flush()
 
     @contextmanager
@@ -201,7 +203,7 @@ class Progress:
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
-        return Panel(self._contents(), title=self._title, width=self._console.width - len("^C"))
+        return _PrintablePanel(self._contents(), title=self._title, width=self._console.width - len("^C"))
 
     def _contents(self) -> Group | Text:
         if self.result is None:
@@ -310,6 +312,15 @@ def _number_of(flat: Mapping[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and value == value else None
 
 
+class _PrintablePanel(Panel):
+    """A panel that shows control characters, such as in names of files and modules, as escapes."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in super().__rich_console__(console, options):
+            assert isinstance(segment, Segment)
+            yield segment._replace(text=printable(segment.text, newline="\n"))
+
+
 class _LastWarning(logging.Handler):
     """Keeps the text of the latest warning or error of the log."""
 
@@ -318,7 +329,7 @@ class _LastWarning(logging.Handler):
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = " ".join(record.getMessage().split())
+        self.text = printable(" ".join(record.getMessage().split()))
 
 
 def _one_line(text: str, style: str = "dim") -> Text:

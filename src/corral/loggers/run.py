@@ -23,6 +23,7 @@ from corral.core.interrupts import interrupts_deferred, name_of_interrupt
 from corral.core.paths import resolve_path
 from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE, SEARCH_FILE, SEEDS_FILE
 from corral.core.settings import path_of
+from corral.core.text import LineFormatter, printable
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, replaced
@@ -161,7 +162,7 @@ class Run:
 
     def _open_log(self) -> None:
         handler = _RunLog(self.path / "run.log", encoding="utf-8")
-        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        handler.setFormatter(LineFormatter(LOG_FORMAT))
         self._exit.callback(_close_quietly, handler)  # the full disk may have no room for the rest
         self._exit.callback(log.setLevel, log.level)
         self._exit.callback(log.removeHandler, handler)
@@ -234,7 +235,7 @@ class Run:
         log.warning("%s", message)
         if not logging.getLogger().hasHandlers() and sys.stderr is not None:  # run.log may be on the same disk
             with contextlib.suppress(OSError, ValueError):
-                print(message, file=sys.stderr)
+                print(printable(message), file=sys.stderr)
 
 
 def _costs_a_warning(logger: Logger, error: Exception) -> bool:

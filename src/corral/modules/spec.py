@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
 
 from corral.core.action_masks import MASK_KEY
 from corral.core.tree import Tree, map_tree
-from corral.errors import ConfigError
+from corral.errors import CheckpointError, ConfigError
 from corral.modules.distributions import ILLEGAL
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
     from corral.transforms.pipeline import Pipeline
 
 MAX_ILLEGAL = ILLEGAL / 1000  # other large numbers do as well
+_SPARE = 2**25
+"""Numbers that a module may have in addition to four times its weights in a checkpoint, such as tables and copies."""
+_FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.linspace)
+_file_size: ContextVar[int | None] = ContextVar("file_size", default=None)
 NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
@@ -55,13 +63,15 @@ class ModuleSpec:
 
         Raises:
             ConfigError: The class does not call `super().__init__`, or has weights of a dtype that NumPy does not have.
+            CheckpointError: It needs far more memory than the weights that it will get; see `weights_limited`.
         """
         name = self.module_class.__name__
         unfinished = (
             f"{name}.__init__ must begin with super().__init__(observation_space, action_space, model_config), which "
             "builds `distribution` and makes the module ready for layers."
         )
-        with torch.random.fork_rng(devices=[]):
+        size = _file_size.get()
+        with torch.random.fork_rng(devices=[]), contextlib.nullcontext() if size is None else _Limited(size):
             torch.default_generator.manual_seed(self.seed)
             try:
                 module = self.module_class(self.module_space, self.action_space, dict(self.model_config))
@@ -79,6 +89,45 @@ class ModuleSpec:
                     "torch.autocast in the module's methods."
                 )
         return module
+
+
+@contextlib.contextmanager
+def weights_limited(weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> Iterator[None]:
+    """Let modules that are built in the block use about as much memory as their weights in a checkpoint do.
+
+    The settings of a forged checkpoint may ask for layers that no machine can hold: what the file holds says how large
+    they can be, before anything is allocated.
+
+    Args:
+        weights: Weights by the ids of the modules.
+    """
+    token = _file_size.set(sum(array.size for arrays in weights.values() for array in arrays.values()))
+    try:
+        yield
+    finally:
+        _file_size.reset(token)
+
+
+class _Limited(TorchFunctionMode):
+    """Refuses to make tensors that have more numbers than the weights of a file let expect."""
+
+    def __init__(self, file_size: int) -> None:
+        super().__init__()
+        self._file_size, self._num_left = file_size, 4 * file_size + _SPARE
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FACTORIES:
+            try:
+                self._num_left -= func(*args, **{**kwargs, "device": "meta"}).numel()
+            except RuntimeError:  # torch cannot count so many
+                self._num_left = -1
+            if self._num_left < 0:
+                raise CheckpointError(
+                    f"its settings ask for a module that is far larger than its weights, which are {self._file_size:,} "
+                    "numbers: it is damaged or forged."
+                )
+        return func(*args, **kwargs)
 
 
 def check_module(module: Module) -> None:

@@ -22,6 +22,7 @@ from corral.modules.distributions import FloatArray
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference, RowStates
 from corral.modules.module import Module
+from corral.modules.spec import weights_limited
 from corral.policies.description import described_spec
 
 if TYPE_CHECKING:
@@ -352,7 +353,8 @@ def checkpoint_policy(
     try:
         description = checkpoint.policies[module_id]
         spec = described_spec(description, module_class=module_class, model_config=model_config, transforms=transforms)
-        module = spec.build()
+        with weights_limited({module_id: checkpoint.weights[module_id]}):
+            module = spec.build()
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     except Exception as error:  # of a custom class, or of settings that do not fit it

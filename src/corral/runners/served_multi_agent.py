@@ -128,12 +128,9 @@ class ServedMultiAgentStepping(ServedStepping):
 
     # What clients report.
 
-    def _is_sound(self, session: Session, entries: Entries) -> bool:
-        """Return whether a message can be used; a client that sends another one is cut off."""
-        problem = self._problem_of_ends(entries) or self._problem_of_masks(entries)
-        if problem:
-            self._server.cut_off(session, problem)
-        return not problem
+    def _problem_of(self, entries: Entries) -> str:
+        """Return why a message cannot be used, or an empty text."""
+        return self._problem_of_ends(entries) or self._problem_of_masks(entries)
 
     def _problem_of_ends(self, entries: Entries) -> str:
         """Return what is wrong with who is observed after the end of an agent, or an empty text."""

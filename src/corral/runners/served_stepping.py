@@ -7,6 +7,8 @@ slow costs the others nothing. Observations that come when a sample is over wait
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from corral.serving.server import PolicyServer
     from corral.serving.sessions import Session
 
+log = logging.getLogger("corral")
+
+MIN_LOGP = -30.0
+"""The smallest log-likelihood of an action that a client took by the policy, less 5 for each number of the action."""
 WAIT_S = 0.2
 """Seconds after which waiting for clients is interrupted, to look at the clock."""
 
@@ -355,10 +362,10 @@ class ServedStepping(Stepping):
         waves: list[list[Entries]] = []
         ends: list[list[tuple[Session, NDArray[np.int64]]]] = []
         for session, entries in messages:
-            entries.envs = session.seats[entries.envs]
-            if not self._is_sound(session, entries):
+            parts = self._parts_of(session, entries)
+            if not parts:
                 continue
-            for index, part in enumerate(parts := list(_split(entries))):
+            for index, part in enumerate(parts):
                 if index == len(waves):
                     waves.append([])
                     ends.append([])
@@ -368,33 +375,56 @@ class ServedStepping(Stepping):
         for parts, sessions in zip(waves, ends, strict=True):
             yield Wave(_join(parts), [part for part in parts if part.is_acted], sessions)
 
-    def _is_sound(self, session: Session, entries: Entries) -> bool:
-        """Return whether a message can be used; a client that sends another one is cut off."""
+    def _parts_of(self, session: Session, entries: Entries) -> list[Entries]:
+        """Return a message in parts, one after another in time; cut off the client of one that cannot be used.
+
+        All that depends on what the client chose is computed here, so that what fails costs this client only.
+        """
+        try:
+            entries.envs = session.seats[entries.envs]
+            problem = self._problem_of(entries)
+            if not problem:
+                return list(_split(entries))
+        except Exception as error:  # of values for which no check was thought of
+            log.debug("policy server: a message cannot be used.", exc_info=True)
+            problem = f"steps: cannot be used: {type(error).__name__}: {error}"
+        self._server.cut_off(session, problem)
+        return []
+
+    def _problem_of(self, entries: Entries) -> str:
+        """Return why a message cannot be used, or an empty text; note the module actions that its client took."""
         actor, acts = self._actor, ~entries.ends
-        problem = ""
         if entries.actions is not None and self.runner.config.ON_POLICY:
-            problem = (
+            return (
                 "steps.actions: the algorithm learns only from actions of its own policy: ask for actions, or use an "
                 "off-policy algorithm such as DQN or SAC."
             )
-        elif actor.has_action_mask:
-            if (stuck := actor.first_without_choice(entries.obs, acts)) is not None:
-                problem = f"steps.obs[{stuck}]: {NO_LEGAL_ACTION}."
-            elif entries.is_acted and (illegal := self._first_illegal(entries)) is not None:
-                problem = f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
-        if problem:
-            self._server.cut_off(session, problem)
-        return not problem
+        if actor.has_action_mask and (stuck := actor.first_without_choice(entries.obs, acts)) is not None:
+            return f"steps.obs[{stuck}]: {NO_LEGAL_ACTION}."
+        if entries.is_acted:
+            distribution = actor.distribution
+            chosen = entries.draws is None
+            entries.taken = distribution.from_env(entries.actions) if chosen else distribution.mode(entries.draws)
+            if not np.isfinite(entries.taken[acts]).all():
+                return f"steps.{'actions' if chosen else 'draws'}: stand for an action that is NaN or infinite."
+            if not chosen and self.runner.config.ON_POLICY and self._is_unlikely(entries, acts):
+                return "steps.draws: stand for an action that a policy with these outputs never draws."
+            if actor.has_action_mask and (illegal := self._first_illegal(entries)) is not None:
+                return f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
+        return ""
+
+    def _is_unlikely(self, entries: Entries, acts: NDArray[np.bool_]) -> bool:
+        """Return whether an action has a likelihood of almost 0, so that a ratio of likelihoods would overflow."""
+        assert entries.outputs is not None and entries.taken is not None
+        outputs, taken = (torch.from_numpy(column[acts]) for column in (entries.outputs, entries.taken))
+        with torch.no_grad():
+            logp = self._actor.distribution.logp(outputs, taken).numpy()
+        return not (logp >= MIN_LOGP - 5 * math.prod(entries.taken.shape[1:])).all()
 
     def _first_illegal(self, entries: Entries) -> int | None:
         """Return the first entry whose client took an action that the mask of its observation does not allow."""
         legal = legal_actions(entries.obs) | entries.ends[:, None]  # an entry that ended has no action
-        return first_illegal(legal, self._actor.action_space, self._actions_of(entries))
-
-    def _actions_of(self, entries: Entries) -> NDArray[Any]:
-        """Return the module actions that a client took itself, `[K, ...]`."""
-        distribution = self._actor.distribution
-        return distribution.from_env(entries.actions) if entries.draws is None else distribution.mode(entries.draws)
+        return first_illegal(legal, self._actor.action_space, entries.taken)
 
     def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
         """Write the steps that a wave reports, and return their number."""
@@ -459,7 +489,8 @@ class ServedStepping(Stepping):
         acts = ~entries.ends
         seats = entries.envs[acts]
         self._own[seats] = True
-        self._own_actions[seats] = self._actions_of(entries)[acts]
+        assert entries.taken is not None
+        self._own_actions[seats] = entries.taken[acts]
         if entries.outputs is not None:
             self._by_policy[seats], self._own_outputs[seats] = True, entries.outputs[acts]
             self._versions[seats] = entries.weights_version

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgpack
@@ -44,6 +45,16 @@ ACTED = ("outputs", "draws", "weights_version")
 """Fields of `steps` that belong together."""
 MAX_ENTRIES = 65_536
 """Entries of a message `steps`."""
+MAX_AXES = 32
+"""Axes of an array."""
+MAX_NUMBER = 2.0**24
+"""The largest reward, observation and action.
+
+Training is in float32, which holds whole numbers up to here, and numbers up to 3e38: the square of a gradient, which is
+the product of an error of returns and an observation, must be smaller.
+"""
+MAX_OUTPUT = 1e10
+"""The largest output of a policy; of an illegal action, it is -1e9."""
 MAX_ID = 2**53
 """The largest number that a client may give a message; every language holds it exactly."""
 DTYPE_NAMES = re.compile(r"[<>|=]?[biuf]\d{1,2}|u?int\d{1,2}|float\d\d|bool")
@@ -64,6 +75,7 @@ class Entries:
         actions: Actions that the client took itself, in the units of the env, a tree of `[K, ...]`, or `None`.
         outputs: What the policy that the client was sent says of the observations, float32 `[K, D]`, or `None`.
         draws: What it drew, whose mode is the action, float32 `[K, D]`, or `None`.
+        taken: Module actions that stand for `actions` or `draws`, `[K, ...]`; filled in by the runner.
         weights_version: Version of the weights of this policy.
         infos: Infos of the entries, K of them, or `None`.
         counts: Whether the episode that begins counts, bool `[K]`, or `None` for true everywhere.
@@ -78,6 +90,7 @@ class Entries:
     actions: Tree | None = None
     outputs: NDArray[np.float32] | None = None
     draws: NDArray[np.float32] | None = None
+    taken: NDArray[Any] | None = None
     weights_version: int = 0
     infos: list[dict[str, Any]] | None = None
     counts: NDArray[np.bool_] | None = None
@@ -169,8 +182,12 @@ def read_entries(
         name: read_flags(message.get(name), count, f"steps.{name}") for name in ("begins", "terminated", "truncated")
     }
     choices: dict[str, Any] = {
-        name: read_arrays(message[name], space, count, f"steps.{name}")
-        for name, space in (("actions", action_space), ("outputs", output_space), ("draws", output_space))
+        name: read_arrays(message[name], space, count, f"steps.{name}", largest)
+        for name, space, largest in (
+            ("actions", action_space, MAX_NUMBER),
+            ("outputs", output_space, MAX_OUTPUT),
+            ("draws", output_space, MAX_OUTPUT),
+        )
         if name in message
     }
     entries = Entries(
@@ -244,8 +261,9 @@ def read_rewards(given: list[Any] | None, count: int, place: str) -> NDArray[np.
         return np.zeros(count)
     _check_count(given, count, place)
     for index, reward in enumerate(given):
-        if type(reward) not in (int, float) or not math.isfinite(reward) or abs(reward) > 1e300:
-            raise ClientMessageError(f"{place}[{index}]", f"must be a finite number, got {_shown(reward)}")
+        if type(reward) not in (int, float) or not abs(reward) <= MAX_NUMBER:
+            problem = f"must be a number from -{MAX_NUMBER:,.0f} to {MAX_NUMBER:,.0f}, got {_shown(reward)}"
+            raise ClientMessageError(f"{place}[{index}]", f"{problem}: scale the rewards, for training is in float32")
     return np.array(given, np.float64)
 
 
@@ -269,8 +287,15 @@ def _check_count(given: Sequence[Any], count: int, place: str) -> None:
         raise ClientMessageError(place, f"must have {count} entries as envs has, got {len(given)}")
 
 
-def read_arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
+def read_arrays(given: Any, space: Tree, count: int, place: str, largest: float = MAX_NUMBER) -> Tree:
     """Return arrays `[count, ...]` for a tree of spaces.
+
+    Args:
+        given: What was sent.
+        space: A tree of spaces without Dict and Tuple.
+        count: Number of entries.
+        place: Name of the arrays in errors.
+        largest: Largest number of a Box; its bounds are not enforced.
 
     Raises:
         ClientMessageError: They do not fit the spaces; the error names the part.
@@ -279,62 +304,97 @@ def read_arrays(given: Any, space: Tree, count: int, place: str) -> Tree:
         if not isinstance(given, dict) or given.keys() != space.keys():
             got = f"the keys {', '.join(map(_shown, given))}" if isinstance(given, dict) else _shown(given)
             raise ClientMessageError(place, f"must be a map with the keys {', '.join(space)}, got {got}")
-        return {name: read_arrays(given[name], part, count, f"{place}.{name}") for name, part in space.items()}
+        return {name: read_arrays(given[name], part, count, f"{place}.{name}", largest) for name, part in space.items()}
     if isinstance(space, tuple):
         if not isinstance(given, list) or len(given) != len(space):
             raise ClientMessageError(place, f"must be a list of {len(space)} arrays, got {_shown(given)}")
         parts = zip(given, space, strict=True)
-        return tuple(read_arrays(part, inner, count, f"{place}[{i}]") for i, (part, inner) in enumerate(parts))
+        return tuple(read_arrays(part, inner, count, f"{place}[{i}]", largest) for i, (part, inner) in enumerate(parts))
     array = _array(given, place)
     if problem := mismatch(space, array, "it", batch=(count,)):
         raise ClientMessageError(place, problem.removeprefix("it "))
-    if array.dtype == space.dtype:
-        return array
-    if isinstance(space, spaces.Box) and array.dtype.kind == "f" and np.dtype(space.dtype).kind == "f":
-        with np.errstate(over="ignore"):
-            array = array.astype(space.dtype)
-        if not np.isfinite(array).all():
-            raise ClientMessageError(place, f"holds numbers that are too large for {space.dtype}")
+    if isinstance(space, spaces.Box) and array.dtype.itemsize > 1:  # smaller ones hold only small numbers
+        largest = min(largest, float(np.finfo(space.dtype).max)) if np.dtype(space.dtype).kind == "f" else largest
+        if (found := max(float(array.max()), -float(array.min()))) > largest:
+            problem = f"holds {found:,.6g}, and numbers may have a size of {largest:,.0f} at most"
+            raise ClientMessageError(place, f"{problem}, for training is in float32: scale them, or subtract an offset")
     return array.astype(space.dtype, copy=False)
 
 
 def _array(given: Any, place: str) -> NDArray[Any]:
     """Return one array: of a map with dtype, shape and data, or of nested lists of numbers."""
     if isinstance(given, list):
-        try:
-            array = np.array(given)
-        except (ValueError, OverflowError) as error:
-            raise ClientMessageError(place, f"must be lists of numbers of one length: {error}") from error
-    elif isinstance(given, dict):
-        array = _packed_array(given, place)
-    else:
+        return read_numbers(given, place)
+    if not isinstance(given, dict):
         raise ClientMessageError(place, f"must be an array, got {_shown(given)}")
+    if given.keys() != {"dtype", "shape", "data"}:
+        raise ClientMessageError(
+            place, f"an array is a map of dtype, shape and data, got the keys {', '.join(map(_shown, given))}"
+        )
+    array = unpack_array(given["dtype"], given["shape"], given["data"], place)
+    if array.dtype.byteorder == ">":
+        raise ClientMessageError(
+            f"{place}.dtype", f"must be such as '<f4', '<i8' or '|u1', got {_shown(given['dtype'])}"
+        )
+    return array
+
+
+def read_numbers(given: Any, place: str) -> NDArray[Any]:
+    """Return an array of nested lists of numbers, or of arrays of one shape.
+
+    What is in the lists is looked at first: NumPy would give each text the room of the longest one.
+
+    Raises:
+        ClientMessageError: They are no such lists.
+    """
+    level, shape = [given], tuple[int, ...]()
+    while (kinds := set(map(type, level))) == {list}:
+        lengths = set(map(len, level))
+        if len(lengths) > 1 or len(shape) == MAX_AXES:
+            got = f"lengths {min(lengths)} and {max(lengths)}" if len(lengths) > 1 else f"more than {MAX_AXES} axes"
+            raise ClientMessageError(place, f"must be numbers, or lists of numbers of one length, got {got}")
+        shape, level = (*shape, *lengths), [*chain.from_iterable(level)]
+    are_arrays = np.ndarray in kinds
+    if not kinds <= {int, float, bool, np.ndarray} or (are_arrays and len(set(map(np.shape, level))) > 1):
+        strange = next((one for one in level if type(one) not in (int, float, bool, np.ndarray)), given)
+        raise ClientMessageError(place, f"must be numbers, or lists of numbers of one length, got {_shown(strange)}")
+    try:
+        array = np.array(level)
+        array = array.reshape((*shape, *array.shape[1:]))
+    except (ValueError, OverflowError) as error:
+        raise ClientMessageError(place, f"must be numbers, or lists of numbers of one length: {error}") from error
     if array.dtype.kind not in DTYPE_KINDS:
         raise ClientMessageError(place, f"must hold numbers, got {_shown(given)}")
     return array
 
 
-def _packed_array(given: dict[str, Any], place: str) -> NDArray[Any]:
-    if given.keys() != {"dtype", "shape", "data"}:
-        raise ClientMessageError(
-            place, f"an array is a map of dtype, shape and data, got the keys {', '.join(map(_shown, given))}"
-        )
-    name, shape, data = given["dtype"], given["shape"], given["data"]
+def unpack_array(name: Any, shape: Any, data: Any, place: str) -> NDArray[Any]:
+    """Return the array of the name of a dtype, a shape, and bytes.
+
+    Raises:
+        ClientMessageError: They are of other types, or do not fit each other; the error names the part.
+    """
     try:
         dtype = np.dtype(name) if isinstance(name, str) and DTYPE_NAMES.fullmatch(name) else None
     except (TypeError, ValueError):
         dtype = None
-    if dtype is None or dtype.kind not in DTYPE_KINDS or dtype.byteorder == ">":
+    if dtype is None or dtype.kind not in DTYPE_KINDS:
         raise ClientMessageError(f"{place}.dtype", f"must be such as '<f4', '<i8' or '|u1', got {_shown(name)}")
-    is_shape = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
+    is_shape = isinstance(shape, list) and len(shape) <= MAX_AXES and all(type(n) is int and n >= 0 for n in shape)
     if not is_shape:
         raise ClientMessageError(f"{place}.shape", f"must be a list of numbers, got {_shown(shape)}")
-    if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not isinstance(data, bytes) or len(data) != num_bytes:
         got = f"{len(data)} bytes" if isinstance(data, bytes) else _shown(data)
-        raise ClientMessageError(f"{place}.data", f"must be {math.prod(shape) * dtype.itemsize} bytes, got {got}")
-    if dtype.kind == "b" and bytes(data).translate(None, b"\x00\x01"):
+        raise ClientMessageError(f"{place}.data", f"must be {num_bytes} bytes, got {got}")
+    if dtype.kind == "b" and data.translate(None, b"\x00\x01"):
         raise ClientMessageError(f"{place}.data", "must hold bytes 0 and 1 for a dtype of true and false")
-    return np.frombuffer(data, dtype).reshape(shape)
+    try:
+        return np.frombuffer(data, dtype).reshape(shape)
+    except ValueError as error:  # such as axes that are too long, next to one without entries
+        raise ClientMessageError(
+            f"{place}.shape", f"must be the shape of an array, got {_shown(shape)}: {error}"
+        ) from error
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:

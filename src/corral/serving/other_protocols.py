@@ -32,8 +32,6 @@ def recognize(connection: Connection, ways: Ways) -> bool:
         connection.reader, connection.pack, connection.give_policy = link.read, link.pack, link.take_policy
         if ways.obs_space is None:
             ways.refuse(connection, "protocol", "this server has several agents, and a client of RLlink has one.")
-        else:
-            link.begin(connection)
     elif first in _HTTP:
         connection.pack = _http_error
         ways.refuse(connection, "protocol", _NO_HTTP)

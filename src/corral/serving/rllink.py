@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from corral.core.space_descriptions import DTYPE_KINDS
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ClientMessageError
 from corral.serving.client import HEADER, PROTOCOL, pack_array
+from corral.serving.messages import read_numbers, unpack_array
 
 if TYPE_CHECKING:
     from corral.serving.sessions import Connection, Session
@@ -91,7 +90,8 @@ class Ways:
         refuse: Ends a connection with the code and the text of an error.
         send: Sends bytes.
         want_policy: Lets a client have the policy from now on.
-        max_message_bytes: Size of the largest message that a client may send.
+        limit: Returns the size in bytes of the largest message that a connection may send now.
+        now_s: Returns the seconds for which the server has listened, from some start.
         obs_space: Space of one observation, a tree of spaces without Dict and Tuple; `None` with several agents.
         action_space: Space of one action, such a tree too.
     """
@@ -100,7 +100,8 @@ class Ways:
     refuse: Callable[[Connection, str, str], None]
     send: Callable[[Connection, bytes], None]
     want_policy: Callable[[Session], None]
-    max_message_bytes: int
+    limit: Callable[[Connection], int]
+    now_s: Callable[[], float]
     obs_space: Tree
     action_space: Tree
 
@@ -123,14 +124,6 @@ class RLlink:
         self._version: int | None = None  # of the weights that the client has
         self._next_id = 1
 
-    def begin(self, connection: Connection) -> None:
-        """Say hello to the server in the name of the client, and take what it has sent."""
-        hello = {"type": "hello", "protocol": PROTOCOL, "name": f"RLlink {connection.peer}"}
-        self._server.take(connection, hello)
-        if connection.session is not None:
-            connection.session.is_rllink = True
-            self.read(connection)
-
     def pack(self, message: Mapping[str, Any]) -> bytes:
         """Return a message of the server as bytes; a client that acts itself is told errors only.
 
@@ -144,28 +137,31 @@ class RLlink:
         body: bytes = json.dumps(message).encode() if self._is_json else msgpack.packb(message)
         return b"%08d%s" % (len(body), body)
 
-    def read(self, connection: Connection) -> None:
-        """Take the whole messages that were read, until one of them has to be answered first."""
-        place = ""
-        try:
-            while not connection.is_ending and not (connection.session is not None and connection.session.waits):
-                if self._due:
-                    place, message = self._due.popleft()
-                    self._next_id += 1
-                    self._server.take(connection, {**message, "id": self._next_id})
-                elif self._wants_state:
-                    if self._state is None:
-                        return  # until the runner has written the policy
-                    self._wants_state, self._version = False, self._state["weights_seq_no"]
-                    self._server.send(connection, self._frame({"type": "SET_STATE", **self._state}))
-                elif (body := self._next_body(connection)) is None:
-                    return
-                else:
-                    place = ""
-                    self._translate(connection, body)
-        except ClientMessageError as error:
-            text = str(error)
-            self._server.refuse(connection, "protocol", place + text.removeprefix("steps") if place else text)
+    def read(self, connection: Connection) -> bool:
+        """Take what comes next of the messages that were read, unless one has to be answered first; see `Connection`.
+
+        Raises:
+            ClientMessageError: It does not fit the protocol.
+        """
+        if connection.session is not None and connection.session.waits:
+            return False
+        if self._due:
+            place, message = self._due.popleft()
+            self._next_id += 1
+            try:
+                self._server.take(connection, {**message, "id": self._next_id})
+            except ClientMessageError as error:
+                raise ClientMessageError(place + error.place.removeprefix("steps"), error.problem) from error
+        elif self._wants_state:
+            if self._state is None:
+                return False  # until the runner has written the policy
+            self._wants_state, self._version = False, self._state["weights_seq_no"]
+            self._server.send(connection, self._frame({"type": "SET_STATE", **self._state}))
+        elif (body := self._next_body(connection)) is None:
+            return False
+        else:
+            self._translate(connection, body)
+        return True
 
     def take_policy(self, connection: Connection, message: bytes) -> None:
         """Keep the policy for the next SET_STATE, and send it if the client waits for it.
@@ -183,7 +179,6 @@ class RLlink:
             return
         model = base64.b64encode(gzip.compress(part, compresslevel=1)).decode()
         self._state = {"onnx_file": model, "weights_seq_no": policy["weights_version"]}
-        self.read(connection)
 
     def _next_body(self, connection: Connection) -> bytes | None:
         """Return the body of the next message, or `None` where it was not read whole.
@@ -191,14 +186,15 @@ class RLlink:
         Raises:
             ClientMessageError: The header is no length, or the length is larger than allowed.
         """
-        data, limit = connection.read, self._server.max_message_bytes
+        data, limit = connection.read, self._server.limit(connection)
         if len(data) < HEADER_BYTES:
             return None
         header = bytes(data[:HEADER_BYTES])
         if not header.isdigit():
             raise ClientMessageError("header", f"must be a length of {HEADER_BYTES} digits, got {_shown(header)}")
         if (size := int(header)) > limit:
-            raise ClientMessageError("message", f"has {size:,} bytes: at most {limit:,} are accepted")
+            first = " of the first message: send PING before" if connection.session is None else ""
+            raise ClientMessageError("message", f"has {size:,} bytes: at most {limit:,} are accepted{first}")
         if len(data) < HEADER_BYTES + size:
             return None
         body = bytes(data[HEADER_BYTES : HEADER_BYTES + size])
@@ -214,6 +210,13 @@ class RLlink:
         self._is_json = body[:1] == b"{"
         message = read_message(body)
         kind = message["type"]
+        if connection.session is None:  # with its first message, the client takes a seat
+            hello = {"type": "hello", "protocol": PROTOCOL, "name": f"RLlink {connection.peer}"}
+            self._server.take(connection, hello)
+            if connection.session is None:
+                return
+            connection.session.is_rllink = True
+        connection.session.heard_s = self._server.now_s()
         if kind == "PING":
             self._server.send(connection, self._frame({"type": "PONG"}))
         elif kind == "GET_CONFIG":
@@ -340,7 +343,7 @@ def read_message(body: bytes) -> dict[str, Any]:
         raise ClientMessageError("message", f"is neither JSON nor msgpack: {type(error).__name__}: {error}") from error
     if not isinstance(message, dict):
         raise ClientMessageError("message", f"must be a map, got {_shown(message)}")
-    if (kind := message.get("type")) not in TYPES:
+    if not isinstance(kind := message.get("type"), str) or kind not in TYPES:
         raise ClientMessageError("type", f"must be one of {', '.join(TYPES)}, got {_shown(kind)}")
     return message
 
@@ -353,21 +356,12 @@ def _decoded(given: dict[Any, Any]) -> Any:
     """
     if b"nd" not in given:
         return given
-    name, data = given.get(b"type"), given.get(b"data")
-    shape = given.get(b"shape", []) if given[b"nd"] is True else []
     if given.get(b"kind") == b"O":
         problem = "holds an array of Python objects, which is a pickle: send numbers, texts, lists and maps"
         raise ClientMessageError("message", problem)
-    try:
-        dtype = np.dtype(name) if isinstance(name, str) and len(name) < 8 else None
-    except (TypeError, ValueError):
-        dtype = None
-    is_shape = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
-    if dtype is None or dtype.kind not in DTYPE_KINDS or not is_shape or not isinstance(data, bytes):
-        raise ClientMessageError("message", f"holds an array of type {_shown(name)} that is no array of numbers")
-    if len(data) != math.prod(shape) * dtype.itemsize:
-        raise ClientMessageError("message", f"holds an array of {len(data)} bytes, which its shape does not have")
-    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    shape = given.get(b"shape", []) if given[b"nd"] is True else []
+    array = unpack_array(given.get(b"type"), shape, given.get(b"data"), "message")
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def read_chunk(given: Any, obs_space: Tree, action_space: Tree, place: str) -> Chunk:
@@ -434,12 +428,9 @@ def _column(given: Any, space: Tree, is_column: bool, place: str) -> Tree:
             key: _column(part, space[key], is_column, f"{place}.{key}") for key, part in zip(keys, parts, strict=True)
         }
         return columns if isinstance(space, dict) else tuple(columns.values())
-    try:
-        array = np.asarray(given)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ClientMessageError(place, f"must be numbers, or lists of numbers of one length: {error}") from error
-    if array.dtype.kind not in DTYPE_KINDS or array.ndim < 1:
-        raise ClientMessageError(place, f"must be numbers, or lists of numbers of one length, got {_shown(given)}")
+    array = read_numbers(given, place)
+    if array.ndim < 1:
+        raise ClientMessageError(place, f"must be a list, got {_shown(given)}")
     return array
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -28,6 +29,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from corral.core.spaces import space_tree
+from corral.core.text import printable
 from corral.envs.seats import SeatsSpace
 from corral.errors import ClientMessageError, ConfigError
 from corral.serving.agent_messages import describe_spaces, read_agent_entries
@@ -43,13 +45,21 @@ MAX_HELLO_BYTES = 65_536
 """Size of the first message of a connection, whose sender is not known yet."""
 MAX_CONNECTIONS = 1024
 HELLO_TIMEOUT_S = 10.0
+RLLINK_PATIENCE = 10.0
+"""A client of RLlink may be silent for so many times `client_timeout_s`, because it collects steps meanwhile."""
 NOBODY_S = 10.0
 """Seconds without any client after which the log says where they connect."""
 CHECK_EVERY_S = 0.25
 """Seconds between two looks at who is late."""
+PAUSE_S = 1.0
+"""Seconds for which no connection is accepted after the system refused one."""
+MAX_LOG_LINES = 200
+"""Lines about clients in a minute of the log."""
 CLOSE_S = 1.0
 """Seconds for which a server that closes waits until its last messages are sent."""
 _READ_BYTES = 1 << 18
+_MAX_UNREAD = 1 << 24  # bytes that are read after an error, and thrown away
+_MAX_TEXT = 1000  # characters of an error for a client
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,8 @@ class PolicyServer:
         self.playing = np.zeros(num_seats, np.bool_)
         self._free = list(range(num_seats))
         self.sessions: dict[str, Session] = {}
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order in which they came
+        self._ready: dict[Connection, None] = {}  # those that may have a message to take
         self.num_dropped = 0
         self.weights_version = 0
         self.output_space = Box(-np.inf, np.inf, (0,))
@@ -138,6 +149,9 @@ class PolicyServer:
         self._listener, self.address = listen(settings.address)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._paused_until_s: float | None = None
+        self._max_connections = max_connections()
+        self._log = _ClientLog()
         self._away_s = 0.0  # seconds in which the server did not listen
         self._left_s = time.monotonic()
         self._checked_s = 0.0
@@ -178,11 +192,14 @@ class PolicyServer:
                 left_s = ends_s - self._now_s
                 if left_s < 0:
                     break
-                for key, events in self._selector.select(min(left_s, CHECK_EVERY_S)):
+                for key, events in self._selector.select(0.0 if self._ready else min(left_s, CHECK_EVERY_S)):
                     if key.data is None:
                         self._accept()
                     else:
                         self._serve(key.data, events)
+                ready, self._ready = self._ready, {}
+                for connection in ready:
+                    self._take_turn(connection)
                 if self._now_s - self._checked_s > CHECK_EVERY_S:
                     self._check_times()
         finally:
@@ -193,36 +210,50 @@ class PolicyServer:
     def _accept(self) -> None:
         try:
             found, peer = self._listener.accept()
-        except OSError as error:  # the client has gone, or there are too many open files
-            log.warning("policy server: a connection was not accepted: %s.", error)
+        except (BlockingIOError, ConnectionError):  # the client has gone
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("policy server: refused a connection, because there are %d.", MAX_CONNECTIONS)
+        except OSError as error:  # there are too many open files, or no memory
+            self._selector.unregister(self._listener)
+            self._paused_until_s = self._now_s + PAUSE_S
+            self._log.once(f"connections wait, because the system accepts no more: {error}.")
+            return
+        if len(self._connections) >= self._max_connections and not self._close_silent():
+            self._log.once(f"refused a connection, because there are {self._max_connections}.")
             found.close()
             return
-        found.setblocking(False)
-        if isinstance(peer, tuple):
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._tls is not None:
-            found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
         name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local"
-        connection = Connection(found, name, self._now_s, self._read_messages, self._send)
+        try:
+            found.setblocking(False)
+            if isinstance(peer, tuple):
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._tls is not None:
+                found = self._tls.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
+        except OSError:  # the client has gone
+            found.close()
+            return
+        connection = Connection(found, name, self._now_s, self._read_message, self._send)
         connection.shakes_hands = self._tls is not None
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._selector.register(found, selectors.EVENT_READ, connection)
 
+    def _close_silent(self) -> bool:
+        """Close the oldest connection that has no session, and return whether there was one."""
+        found = next((one for one in self._connections if one.session is None), None)
+        if found is not None:
+            self._close(found)
+        return found is not None
+
     def _serve(self, connection: Connection, events: int) -> None:
+        if connection not in self._connections:  # closed for another one, in the same turn
+            return
         try:
             if connection.shakes_hands and not self._shake_hands(connection):
                 return
             if events & selectors.EVENT_WRITE:
                 self._flush(connection)
             if events & selectors.EVENT_READ:
-                is_open = self._read(connection)
-                connection.reader(connection)
-                if not is_open:
-                    self._end(connection, "closed the connection")
+                self._read(connection)
         except (OSError, ssl.SSLError) as error:
             self._end(connection, f"lost the connection: {error}")
 
@@ -239,52 +270,96 @@ class PolicyServer:
         self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
         return True
 
-    def _read(self, connection: Connection) -> bool:
-        """Read what is there, and return whether the client may send more; no more is read than can be looked at."""
-        while len(connection.read) <= self._limit(connection) + 2 * _READ_BYTES:
+    def _read(self, connection: Connection) -> None:
+        """Read what is there; no more is read than can be looked at."""
+        while self._has_room(connection) and not connection.is_over:
             try:
                 part = connection.socket.recv(_READ_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return True
-            if not part:
-                return False
+                break
             connection.read += part
+            connection.is_over = not part
             if len(part) < _READ_BYTES and self._tls is None:
-                return True
-        return True
+                break
+        self._ready[connection] = None
+        was_full, connection.is_full = connection.is_full, not self._has_room(connection)
+        if was_full or connection.is_full or connection.is_over:
+            self._watch(connection)
+
+    def _has_room(self, connection: Connection) -> bool:
+        return len(connection.read) <= self._limit(connection) + 2 * _READ_BYTES
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for what the socket can do next: bring more of what the client sends, or take what is unsent."""
+        reads = not (connection.is_over or connection.is_full)
+        wanted = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if connection.unsent else 0)
+        known = self._selector.get_map().get(connection.socket)
+        if wanted and known is None:
+            self._selector.register(connection.socket, wanted, connection)
+        elif wanted and known is not None and known.events != wanted:
+            self._selector.modify(connection.socket, wanted, connection)
+        elif not wanted and known is not None:
+            self._selector.unregister(connection.socket)
 
     def _limit(self, connection: Connection) -> int:
         return MAX_HELLO_BYTES if connection.session is None else self._settings.max_message_bytes
 
-    def _read_messages(self, connection: Connection) -> None:
-        """Take the whole messages that were read, until one of them has to be answered first."""
-        data = connection.read
-        while not connection.is_ending and len(data) >= HEADER.size:
-            (size,) = HEADER.unpack_from(data)
-            limit = self._limit(connection)
-            if size > limit:
-                if connection.session is None and self._speaks_another_protocol(connection):
-                    return
-                self._refuse(connection, "too_large", f"a message of {size:,} bytes: at most {limit:,} are accepted.")
-                return
-            session = connection.session
-            if session is not None and session.waits:
-                if len(data) > limit + HEADER.size:
-                    self._refuse(connection, "protocol", "messages were sent before the answer to the last one.")
-                return
-            if len(data) < HEADER.size + size:
-                return
-            body = bytes(data[HEADER.size : HEADER.size + size])
-            del data[: HEADER.size + size]
-            try:
-                self._take(connection, read_message(body))
-            except ClientMessageError as error:
-                self._refuse(connection, "protocol", str(error))
+    def _take_turn(self, connection: Connection) -> None:
+        """Take the next message of a connection, after it was sent the answer to the one before.
+
+        Whatever is wrong with the message costs this client its session, and nobody else anything. A client that sends
+        many messages at once takes turns with the others.
+        """
+        if connection not in self._connections or connection.is_ending or connection.unsent:
+            return
+        took = False
+        try:
+            took = connection.reader(connection)
+            if connection.is_full and connection in self._connections and self._has_room(connection):
+                self._read(connection)
+        except ClientMessageError as error:
+            self._refuse(connection, "protocol", str(error))
+        except (OSError, ssl.SSLError) as error:
+            self._end(connection, f"lost the connection: {error}")
+        except Exception as error:  # of a message for which no check was thought of
+            log.debug("policy server: a message could not be taken.", exc_info=True)
+            self._refuse(connection, "protocol", f"the message cannot be used: {type(error).__name__}: {error}")
+        if took:
+            self._ready[connection] = None
+        elif connection.is_over and not connection.is_ending and not connection.unsent:
+            self._end(connection, "closed the connection")
+
+    def _read_message(self, connection: Connection) -> bool:
+        """Take the next message if it was read whole, and return whether it was.
+
+        Raises:
+            ClientMessageError: It does not fit the protocol.
+        """
+        data, session = connection.read, connection.session
+        if len(data) < HEADER.size:
+            return False
+        (size,) = HEADER.unpack_from(data)
+        limit = self._limit(connection)
+        if size > limit:
+            if session is None and self._speaks_another_protocol(connection):
+                return not connection.is_ending
+            self._refuse(connection, "too_large", f"a message of {size:,} bytes: at most {limit:,} are accepted.")
+            return False
+        if session is not None and session.waits:
+            if len(data) > limit + HEADER.size:
+                self._refuse(connection, "protocol", "messages were sent before the answer to the last one.")
+            return False
+        if len(data) < HEADER.size + size:
+            return False
+        body = bytes(data[HEADER.size : HEADER.size + size])
+        del data[: HEADER.size + size]
+        self._take(connection, read_message(body))
+        return True
 
     def _speaks_another_protocol(self, connection: Connection) -> bool:
         """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
-        limit, spaces = self._settings.max_message_bytes, (self._obs_space, self._action_space)
-        return recognize(connection, Ways(self._take, self._refuse, self._send, self._want_policy, limit, *spaces))
+        does = self._take, self._refuse, self._send, self._want_policy, self._limit, lambda: self._now_s
+        return recognize(connection, Ways(*does, self._obs_space, self._action_space))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Do what a message asks for.
@@ -382,9 +457,10 @@ class PolicyServer:
                 return
             self._free.sort()
             seats, self._free = self._free[:num_envs], self._free[num_envs:]
-            session = Session(secrets.token_hex(16), hello.get("name") or connection.peer, np.array(seats), self._now_s)
+            name = printable(hello.get("name", "")[:60]) or connection.peer
+            session = Session(secrets.token_hex(16), name, np.array(seats), self._now_s)
             self.sessions[session.id_] = session
-            log.info("policy server: client %s came with %d envs.", session.name, num_envs)
+            self._log(logging.INFO, "client %s came with %d envs.", session.name, num_envs)
         elif session.connection is not None:
             self._close(session.connection)  # it is broken, and this end has not noticed
         session.connection, session.left_s, session.heard_s = connection, None, self._now_s
@@ -460,29 +536,30 @@ class PolicyServer:
         self._close(connection)
         if session is not None and session.connection is connection:
             session.connection, session.left_s = None, self._now_s
-            log.info("policy server: client %s %s.", session.name, reason)
+            self._log(logging.INFO, "client %s %s.", session.name, reason)
 
     def _refuse(self, connection: Connection, code: str, message: str) -> None:
         """Tell a client what was wrong, and end its session and its connection."""
-        session = connection.session
+        session, message = connection.session, printable(message[:_MAX_TEXT])
         name = connection.peer if session is None else session.name
-        log.warning("policy server: client %s was cut off: %s", name, message)
+        self._log(logging.WARNING, "client %s was cut off: %s", name, message)
         if session is not None:
             self._end_session(session)
-        connection.is_ending = True
+        connection.is_ending, connection.since_s = True, self._now_s
         connection.read.clear()
         with contextlib.suppress(OSError):
             self._send(connection, connection.pack({"type": "error", "code": code, "message": message}))
 
     def _close(self, connection: Connection) -> None:
         if connection in self._connections:
-            self._connections.discard(connection)
-            self._selector.unregister(connection.socket)
+            del self._connections[connection]
+            if connection.socket in self._selector.get_map():
+                self._selector.unregister(connection.socket)
             connection.socket.close()
 
     def _check_times(self) -> None:
         """Cut off who takes too long."""
-        now, settings = self._now_s, self._settings
+        now = self._now_s
         self._checked_s = now
         if self.sessions:
             self._empty_since_s = now
@@ -490,20 +567,29 @@ class PolicyServer:
             log.warning("policy server: no client is connected, and sampling waits; they connect to %s.", self.address)
             self._empty_since_s = None  # once, until somebody was there again
         for connection in [*self._connections]:
-            if (connection.session is None or connection.is_ending) and now - connection.opened_s > HELLO_TIMEOUT_S:
+            if (connection.session is None or connection.is_ending) and now - connection.since_s > HELLO_TIMEOUT_S:
                 self._close(connection)
+        if self._paused_until_s is not None and now > self._paused_until_s:
+            self._paused_until_s = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
         for session in [*self.sessions.values()]:
-            if session.left_s is not None:
-                if session.is_rllink and not session.waits:
-                    self._end_session(session)
-                elif now - session.left_s > settings.reconnect_timeout_s:
-                    log.warning("policy server: client %s did not come back; its episodes are dropped.", session.name)
-                    self._end_session(session)
-            elif not (session.waits or session.is_rllink) and now - session.heard_s > settings.client_timeout_s:
-                assert session.connection is not None
-                session.connection.opened_s = now  # it may take a moment to read why
-                silent = f"it was silent for client_timeout_s={settings.client_timeout_s:g} seconds."
-                self._refuse(session.connection, "timeout", silent)
+            self._check_session(session, now)
+
+    def _check_session(self, session: Session, now: float) -> None:
+        if session.left_s is not None:
+            if session.is_rllink and not session.waits:
+                self._end_session(session)
+            elif now - session.left_s > self._settings.reconnect_timeout_s:
+                self._log(logging.WARNING, "client %s did not come back; its episodes are dropped.", session.name)
+                self._end_session(session)
+        elif not session.waits and now - session.heard_s > self._patience_s(session):
+            assert session.connection is not None
+            times = f"{RLLINK_PATIENCE:g} times " if session.is_rllink else ""
+            silent = f"it was silent for {times}client_timeout_s={self._settings.client_timeout_s:g} seconds."
+            self._refuse(session.connection, "timeout", silent)
+
+    def _patience_s(self, session: Session) -> float:
+        return self._settings.client_timeout_s * (RLLINK_PATIENCE if session.is_rllink else 1.0)
 
     def refuse_policy(self, session: Session, problem: str) -> None:
         """End the session of a client that cannot be given the policy, and tell it why."""
@@ -536,6 +622,7 @@ class PolicyServer:
         if session.connection is not None:
             session.policy, session.policy_s = policy, time.monotonic()
             session.connection.give_policy(session.connection, message)
+            self._ready[session.connection] = None
 
     def answer(self, session: Session, actions: Any) -> None:
         """Send the actions of a client's latest message, a tree of `[M, ...]`."""
@@ -559,7 +646,7 @@ class PolicyServer:
         session.answer, session.waits, session.heard_s = pack(message), False, self._now_s
         if connection is not None:
             self._send(connection, session.answer)
-            connection.reader(connection)  # the client may have sent more
+            self._ready[connection] = None  # the client may have sent more
 
     def _send(self, connection: Connection, data: bytes) -> None:
         connection.unsent += data
@@ -570,31 +657,30 @@ class PolicyServer:
 
     def _flush(self, connection: Connection) -> None:
         """Send what can be sent now; the rest is sent when the socket takes it."""
-        had_rest = False
         while connection.unsent:
             try:
                 sent = connection.socket.send(connection.unsent)
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                had_rest = True
                 break
             del connection.unsent[:sent]
         if connection not in self._connections:
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if had_rest else 0)
-        if self._selector.get_key(connection.socket).events != wanted:
-            self._selector.modify(connection.socket, wanted, connection)
-        if connection.is_ending and not had_rest:
-            self._linger(connection)
+        self._watch(connection)
+        if not connection.unsent:
+            self._ready[connection] = None  # messages wait until the answers before are sent
+            if connection.is_ending:
+                self._linger(connection)
 
     def _linger(self, connection: Connection) -> None:
         """Close a connection whose last message is sent, so that the client can still read it."""
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(
-            OSError, ssl.SSLError
-        ):  # unread data would reset the connection, and the message with it
-            while connection.socket.recv(_READ_BYTES):
-                pass
+        with contextlib.suppress(OSError, ssl.SSLError):  # unread data would reset the connection, with the message
+            for _ in range(
+                _MAX_UNREAD // _READ_BYTES
+            ):  # of a client that never ends, the rest is lost with the message
+                if not connection.socket.recv(_READ_BYTES):
+                    break
         self._close(connection)
 
     def close(self) -> None:
@@ -614,6 +700,40 @@ class PolicyServer:
         self._listener.close()
         if self.address.startswith("unix:"):
             Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+class _ClientLog:
+    """Lines about clients in the log, a limited number in a minute: a client that comes in a loop fills no disk."""
+
+    def __init__(self) -> None:
+        self._since_s, self._count = -math.inf, 0
+        self._said: set[str] = set()
+
+    def __call__(self, level: int, text: str, *values: Any) -> None:
+        if (now_s := time.monotonic()) - self._since_s > 60:
+            if self._count > MAX_LOG_LINES:
+                log.warning("policy server: %d lines about clients were left out.", self._count - MAX_LOG_LINES)
+            self._since_s, self._count = now_s, 0
+            self._said.clear()
+        self._count += 1
+        if self._count <= MAX_LOG_LINES:
+            log.log(level, f"policy server: {text}", *values)
+
+    def once(self, text: str) -> None:
+        """Log a warning, once in a minute."""
+        if text not in self._said or time.monotonic() - self._since_s > 60:
+            self(logging.WARNING, "%s", text)
+            self._said.add(text)
+
+
+def max_connections() -> int:
+    """Return how many connections there may be: a quarter of the files that the process may open stay free."""
+    try:
+        import resource  # here, because Windows has none
+    except ImportError:
+        return MAX_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(1, soft * 3 // 4))
 
 
 def listen(address: str) -> tuple[socket.socket, str]:

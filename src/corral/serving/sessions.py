@@ -16,14 +16,15 @@ from corral.serving.client import pack_message
 class Connection:
     """A socket, with what was read from it and what is still to be sent.
 
-    `reader` takes the messages that were read, `pack` writes the ones that are sent, and `give_policy` sends a message
-    with the policy; the ones for clients that speak another protocol are in `other_protocols.py`.
+    `reader` takes the next message that was read, and says whether there was one; `pack` writes the ones that are sent,
+    and `give_policy` sends a message with the policy. The ones for clients that speak another protocol are in
+    `other_protocols.py`.
     """
 
     socket: Any
     peer: str
-    opened_s: float
-    reader: Callable[[Connection], None]
+    since_s: float  # when it was opened, or began to end
+    reader: Callable[[Connection], bool]
     give_policy: Callable[[Connection, bytes], None]
     pack: Callable[[Mapping[str, Any]], bytes] = pack_message
     read: bytearray = field(default_factory=bytearray)
@@ -31,6 +32,8 @@ class Connection:
     session: Session | None = None
     shakes_hands: bool = False  # the TLS handshake is not over
     is_ending: bool = False  # to be closed when all is sent
+    is_over: bool = False  # the client sends no more
+    is_full: bool = False  # more is read when there is room
 
 
 @dataclass(eq=False)
@@ -45,7 +48,7 @@ class Session:
         waits: Whether that message is not answered yet.
         answer: The answer to that message as bytes.
         heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
-        is_rllink: Whether the client speaks RLlink: it may be silent, and does not come back.
+        is_rllink: Whether the client speaks RLlink: it may be silent for longer, and does not come back.
         wants_policy: Whether it acts itself, by the policy that the server sends.
         policy: What the latest policy that it was sent is made of, or `None`.
         policy_s: When that was, in seconds of the monotonic clock.
