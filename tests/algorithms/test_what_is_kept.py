@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from corral import Algorithm, AlgorithmConfig, Callback
 from corral.checkpoint import codec
-from corral.envs.env_state import WRAPPERS, continues, get_env_state, set_env_state
+from corral.envs.env_state import WRAPPERS, get_env_state, set_env_state
+from corral.envs.replay import OVER_EPISODES
 from corral.errors import CheckpointError, CorralError
 from corral.testing import (
     BitFlippingEnv,
@@ -78,6 +80,14 @@ class LockedDrift(Drift):
         self.lock = threading.Lock()
 
 
+class CountedDrift(Drift):
+    """An env whose observations depend on the number of its episodes, which a new env does not know."""
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return obs + np.float32(self._episodes), *rest
+
+
 class Answering(UnknownWrapper):
     """A wrapper that answers for an env without a state."""
 
@@ -108,10 +118,16 @@ def test_a_wrapper_with_a_state_answers_for_the_env_inside() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"vectorization": "async", "num_envs_per_env_runner": 2}, {"num_env_runners": 2, **LOCAL}],
+    [
+        {},
+        {"autoreset_mode": "same_step"},
+        {"vectorization": "async", "num_envs_per_env_runner": 2},
+        {"num_env_runners": 2, **LOCAL},
+        {"env": LockedDrift, "wrappers": [unknown], "disable_env_checking": True},
+    ],
 )
-def test_any_env_of_plain_attributes_continues(settings: dict[str, Any]) -> None:
-    config = make_config("PPO", env=Drift, **settings)
+def test_an_env_without_methods_plays_its_episode_again(settings: dict[str, Any]) -> None:
+    config = make_config("PPO", **{"env": Drift, **settings})
     state, expected = saved(config)
     assert differences(expected, continued(config, state)) == []
     assert restored(config, state)["restarted"] == ""
@@ -120,15 +136,10 @@ def test_any_env_of_plain_attributes_continues(settings: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("settings", "in_the_way"),
     [
-        ({"env": LockedDrift}, "the attribute LockedDrift.lock is a _thread.lock"),
-        ({"wrappers": [unknown]}, "the attribute UnknownWrapper.lock is a _thread.lock"),
+        ({"env": CountedDrift}, r"the \d+ steps of its episode led to another observation when they were played again"),
         (
-            {"env": LockedDrift, "vectorization": "async", "num_envs_per_env_runner": 2},
-            "the attribute LockedDrift.lock is a _thread.lock",
-        ),
-        (
-            {"env": Drift, "disable_env_checking": True},
-            "disable_env_checking is set, so that it was not tested whether its attributes are all of its state",
+            {"env": CountedDrift, "vectorization": "async", "num_envs_per_env_runner": 2},
+            r"the \d+ steps of its episode led to another observation when they were played again",
         ),
     ],
 )
@@ -140,12 +151,10 @@ def test_any_other_env_restarts_and_draws_on(
     first = continued(config, state)
     assert differences(first, continued(config, state)) == []
     num_envs = config.num_envs_per_env_runner
-    names = f"runner 0, sub-envs 0 to {num_envs - 1}: {in_the_way}"
-    assert restored(config, state) == {
-        **{"training_iteration": 2, "num_envs_continued": 0, "num_envs_restarted": num_envs},
-        **{"continued": "", "restarted": names},
-    }
-    assert names in caplog.text
+    found = restored(config, state)
+    assert (found["num_envs_continued"], found["num_envs_restarted"]) == (0, num_envs)
+    assert found["continued"] == "" and re.search(f"runner 0, sub-env.*: {in_the_way}", found["restarted"])
+    assert found["restarted"] in caplog.text
     with config.build() as algo:
         algo.set_state(state)
         assert algo.env_runner is not None
@@ -155,10 +164,10 @@ def test_any_other_env_restarts_and_draws_on(
     with config.build() as algo:  # the run's beginning
         assert algo.env_runner is not None
         assert not np.any(algo.env_runner.sample(num_timesteps=6).obs[0] == first_obs)
-    if settings == {"env": LockedDrift}:  # the first numbers come from the saved generator
+    if settings == {"env": CountedDrift}:  # the first numbers come from the saved generator
         [env] = state["runners"]["runners"][0]["env"]["envs"][:1]
         rng = np.random.Generator(np.random.PCG64())
-        rng.bit_generator.state = env["np_random"]
+        [rng.bit_generator.state] = env["kept"]["generators"]
         assert np.array_equal(rng.normal(size=3).astype(np.float32), first_obs[0])
 
 
@@ -195,14 +204,30 @@ class Opaque(StatefulDrift):
         return {"world": {"rng": self.np_random}}
 
 
+class Raising(StatefulDrift):
+    """An env whose `get_state` raises."""
+
+    def get_state(self) -> dict[str, Any]:
+        raise OSError("the simulator is gone")
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        (Opaque, r"get_state\(\) of Opaque returned a state with numpy\..*Generator .* at \['world'\]"),
+        (Raising, "OSError: the simulator is gone"),
+    ],
+)
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_state_that_is_not_plain_names_env_and_type(vectorization: str) -> None:
-    with make_config("PPO", env=Opaque, vectorization=vectorization, num_envs_per_env_runner=1).build() as algo:
-        algo.train()
-        message = r"env 'Opaque': get_state\(\) of Opaque returned a state with numpy\..*Generator .* at \['world'\]"
-        with pytest.raises(CheckpointError, match=message):
-            algo.get_state()
-        algo.train()
+def test_a_state_that_cannot_be_had_costs_the_episode_only(
+    env: Any, reason: str, vectorization: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config("PPO", env=env, vectorization=vectorization, num_envs_per_env_runner=1)
+    state, _ = saved(config)
+    [text] = {record.message for record in caplog.records}
+    assert re.search(f"env '{env.__name__}' will begin its episode again .*{reason}", text) and "Traceback" in text
+    found = restored(config, state)
+    assert found["num_envs_restarted"] == 1 and re.search(reason, found["restarted"])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +263,6 @@ def test_the_small_envs_continue(env: Any, settings: dict[str, Any]) -> None:
     played(one, np.random.default_rng(1), 8)
     state = codec.decode(codec.encode(get_env_state(one)))
     other.reset(seed=9)
-    assert continues(other, state)
     set_env_state(other, state)
     assert differences(played(one, np.random.default_rng(2), 20), played(other, np.random.default_rng(2), 20)) == []
 
@@ -257,13 +281,17 @@ def wrapped(env: Any) -> Any:
     return gym.wrappers.FlattenObservation(env)
 
 
-@pytest.mark.parametrize("env", [StatefulDrift, LockedDrift])
+@pytest.mark.parametrize("env", [StatefulDrift, Drift, CountedDrift])
 def test_wrappers_of_gymnasium_keep_their_state(env: Any) -> None:
     config = make_config("PPO", env=env, wrappers=[wrapped])
     state, expected = saved(config, 3)
-    wrappers = dict(map(tuple, state["runners"]["runners"][0]["env"]["envs"][0]["wrappers"]))
-    assert all(wrappers[name].keys() == set(WRAPPERS[name]) for name in wrappers) and len(wrappers) == 10
+    one = state["runners"]["runners"][0]["env"]["envs"][0]
+    kept = dict(map(tuple, one["kept"]["wrappers"]))
+    assert kept.keys() == OVER_EPISODES.keys()
     if env is StatefulDrift:
+        around = dict(map(tuple, one["wrappers"]))
+        assert all(around[name].keys() == set(WRAPPERS[name]) for name in around) and len(around) == 10
+    if env is not CountedDrift:
         assert differences(expected, continued(config, state)) == []
         return
     with config.build() as algo:
@@ -271,7 +299,7 @@ def test_wrappers_of_gymnasium_keep_their_state(env: Any) -> None:
         assert algo.env_runner is not None
         algo.env_runner.sample(num_timesteps=3)
         counts = algo.env_runner.foreach_env(lambda env: env.get_wrapper_attr("obs_rms").count)
-        assert all(count > wrappers["NormalizeObservation"]["obs_rms.count"] for count in counts[:1])
+        assert len(counts) == 3 and all(count > kept["NormalizeObservation"]["obs_rms.count"] for count in counts[:1])
 
 
 # Episodes and callbacks.
@@ -421,7 +449,7 @@ def test_changed_envs_and_their_tasks_continue(vectorization: Any) -> None:
         assert differences(without_times(before), without_times(algo.get_state())) == []
 
 
-@pytest.mark.parametrize("env", [StatefulDrift, LockedDrift])
+@pytest.mark.parametrize("env", [StatefulDrift, Drift, CountedDrift])
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_reset_arguments_continue_to_be_counted(env: Any, vectorization: Any) -> None:
     def choose(env_index: int, episode_index: int) -> dict[str, int]:
@@ -437,7 +465,7 @@ def test_reset_arguments_continue_to_be_counted(env: Any, vectorization: Any) ->
     assert counts is not None and min(counts) > 1
     with config.build() as algo:
         algo.set_state(state)
-        if env is StatefulDrift:
+        if env is not CountedDrift:
             assert differences(expected, play(algo)) == []
         else:  # each env restarts, with the episode that is next
             assert algo.env_runner is not None

@@ -36,6 +36,7 @@ from corral.engines.forks import forks_end_here
 from corral.engines.process_group_guard import start_guarded_group
 from corral.engines.worker_logs import WorkerLog, log_records
 from corral.envs.checks import check_obs
+from corral.envs.replay import Start, note_of
 from corral.envs.step_checks import check_reset, check_step
 from corral.envs.step_timeout import StepTimer
 from corral.envs.sub_envs import CLOSE_LIMIT_S, AbsentSubEnvs, Restarts, problem_of, restart_env, restart_error
@@ -135,7 +136,9 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         self.note_step: Callable[[], None] = lambda: None  # the process sets it, and `logs`
         self.logs: WorkerLog | None = None
         self._make, self._reports_failures = make, reports_failures
-        self._resets_next = False  # whether the next step only resets; see `resume`
+        self._resets_next = False  # whether the next step only resets; see `continue_from`
+        self._note = note_of(self.env)  # before each reset it notes how an episode begins
+        self._start: Start | None = None
         self._timer = None if step_timeout_s is None else StepTimer(step_timeout_s)
         self._no_obs = map_tree(lambda space: np.zeros(space.shape, space.dtype), space_tree(self.observation_space))
 
@@ -143,6 +146,7 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._resets_next = False
         try:
             with _portable_errors():
+                self._start = {**self._note(), "seed": seed, "options": options}
                 obs, info = check_reset(self._call(self.env.reset, seed=seed, options=options))
                 check_obs(self.observation_space, obs)
         except Exception as error:
@@ -194,19 +198,36 @@ class _ProcessEnv(gym.Wrapper[Any, Any, Any, Any]):
         try:
             with _portable_errors():
                 self.env, obs, info = restart_env(
-                    self.env, self._make, seed=seed, call=self._call, known_task=cloudpickle.loads(known_task)
+                    self.env,
+                    self._make,
+                    seed=seed,
+                    call=self._call,
+                    begins=self._begin,
+                    known_task=cloudpickle.loads(known_task),
                 )
         except Exception as error:
             error.add_note("".join(traceback.format_exception(error)))
             return (error,)
         return obs, self._with_logs(info)
 
-    def resume(self, resets_next: bool) -> None:
-        """Set whether the next step only resets the env, as it does after a step that ended an episode.
+    def _begin(self, env: gym.Env[Any, Any], seed: int) -> None:
+        """Note how the first episode of a new env begins."""
+        self._note = note_of(env)
+        self._start = {**self._note(), "seed": seed}
 
-        Gymnasium's worker keeps this in a variable of its own, which a reset sets to False.
+    def start(self) -> Start | None:
+        """Return how the current episode began."""
+        return self._start
+
+    def continue_from(self, start: Start | None, resets_next: bool) -> None:
+        """Continue where another sub-env stood.
+
+        Args:
+            start: How its episode began.
+            resets_next: Whether the next step only resets the env, as it does after a step that ended an episode.
+                Gymnasium's worker keeps this in a variable of its own, which is False in a new process.
         """
-        self._resets_next = resets_next
+        self._start, self._resets_next = start, resets_next
 
     def apply(self, packed: bytes) -> bytes:
         """Call a packed function with the env and further arguments; return its packed result or exception."""
@@ -377,9 +398,13 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
             self._state = AsyncState.DEFAULT
         return list(answers)
 
-    def resume(self, resets_next: NDArray[np.bool_]) -> None:
-        """Set which sub-envs, bool `[N]`, the next step only resets; all of them have just been reset."""
-        self._call_each("resume", [(bool(resets),) for resets in resets_next])
+    def starts(self) -> list[Start | None]:
+        """Return how the current episode of each sub-env began."""
+        return self._call_each("start", [()] * self.num_envs)
+
+    def continue_from(self, starts: Sequence[Start | None], resets_next: NDArray[np.bool_]) -> None:
+        """Continue where other sub-envs stood; see `SyncVectorEnv.continue_from`."""
+        self._call_each("continue_from", [*zip(starts, resets_next.tolist(), strict=True)])
 
     # Failures.
 

@@ -25,10 +25,10 @@ from corral.envs.checks import mismatch
 from corral.envs.config import EnvironmentSettings
 from corral.envs.env_state import (
     check_env_state,
+    continue_env,
     find_obstacle,
     get_env_state,
-    is_well_known,
-    set_env_state,
+    plays_again,
     set_surroundings,
 )
 from corral.envs.episode_resets import (
@@ -42,6 +42,7 @@ from corral.envs.episode_resets import (
     take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
+from corral.envs.replay import LIMIT_S
 from corral.envs.step_checks import check_infos, check_step_columns, shorten
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -69,8 +70,6 @@ log = logging.getLogger("corral")
 _KNOWN_PACKAGES = ("gymnasium.envs.", "ale_py.")
 """Packages whose vector envs give rewards and flags of the right shapes and dtypes."""
 
-UNTESTED = "disable_env_checking is set, so that it was not tested whether its attributes are all of its state"
-OF_EVALUATION = "it is an env of evaluation, and whether its attributes are all of its state is tested in training only"
 _SETTINGS = tuple(field.name for field in dataclasses.fields(EnvironmentSettings))
 
 
@@ -84,6 +83,7 @@ class EnvHost:
         observation_space: Space of the observations of one sub-env, as modules get them: floats are float32.
         space: The same space as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
+        plays_again: Whether a restored runner plays the episodes of the sub-envs again, so that their actions are kept.
         asks_iteration: Whether `env_reset_fn` may ask the sub-envs for the number of finished iterations.
         num_rows: Number of rows stepped before the current sample, over the lifetime of the host.
         restarts: Restarts of sub-envs.
@@ -159,7 +159,6 @@ class EnvHost:
         # Seed of the first reset only; the next vector env gets another seed.
         self._reset_seed: int | None = self._next_seed()
         self._restarting = None
-        self._lost_state = OF_EVALUATION if config.in_evaluation else UNTESTED
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
         is_remote = config.vectorization == "async"
         self._context = EnvContext(
@@ -183,11 +182,12 @@ class EnvHost:
             needs_sub_envs=self._needs_sub_envs or config.env_task_fn is not None,
             limits=AsyncLimits(config.env_step_timeout_s, config.start_timeout_s),
             restarts=self.restarts if config.restart_failed_sub_environments else None,
-            found_lost_state=None if config.in_evaluation else partial(setattr, self, "_lost_state"),
         )
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self.asks_iteration, self._iteration = self._reset_fn is not None, 0  # iterations that the sub-envs know of
+        is_async = isinstance(self.env, AsyncVectorEnv)  # its sub-envs are in other processes
+        self.plays_again = is_async or (self._has_sub_envs and any(map(plays_again, self._sub_envs())))
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
         self._gives_checked_steps = self._infos_are_by_env or type(self.env).__module__.startswith(_KNOWN_PACKAGES)
         self.observation_space = module_observation_space(self.env.single_observation_space)
@@ -372,7 +372,9 @@ class EnvHost:
 
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""
+        numbers = self.get_num_episodes()
         self._reset(self._next_seed())
+        self.set_num_episodes(numbers)
         padded = [*states, *[None] * self.num_envs][: self.num_envs if self._has_sub_envs else 1]
         self._each(_set_surroundings, padded)
         self._restarting = None
@@ -528,16 +530,19 @@ class EnvHost:
         return foreach_sub_env(self.env, self.name, partial(_call_with, fn, has_own_process), each)
 
     def _env_states(self) -> list[dict[str, Any]]:
-        each = (self.name, self._lost_state)
-        return self._each(_get_env_state, [each] * (self.num_envs if self._has_sub_envs else 1))
+        starts = self.env.starts() if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) else [None]
+        states = self._each(_get_env_state, starts)
+        problems = {state["obstacle"]: state.pop("traceback") for state in states if "traceback" in state}
+        for obstacle, traceback in problems.items():
+            log.warning(
+                "env %r will begin its episode again when the run is restored: %s\n%s", self.name, obstacle, traceback
+            )
+        return states
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the envs continue, with the seeds that come next, as plain data.
 
         `envs` has a state for each sub-env, or one for a vector env of its own; `None` if no env was reset so far.
-
-        Raises:
-            CheckpointError: An env returned a state that is not plain data.
         """
         envs = None if self.is_broken or self._reset_seed is not None else self._restarting or self._env_states()
         return {
@@ -545,16 +550,19 @@ class EnvHost:
             "reset_seed": self._reset_seed,
             "num_rows": self.num_rows,
             "restarts": self.restarts.get_state(),
-            "env_config": self._plain_env_config(),
+            **self._plain_env_config(),
             "tasks": self._plain_tasks(),
             "num_episodes": self.get_num_episodes(),
             "same_step": self.is_same_step,
             "envs": envs,
         }
 
-    def _plain_env_config(self) -> dict[str, Any] | None:
-        """Return `env_config` if it was changed, and warn of changed settings that a checkpoint cannot hold."""
-        changed = self.changed_settings
+    def _plain_env_config(self) -> dict[str, Any]:
+        """Return `env_config` if it was changed, and warn of changed settings that a checkpoint cannot hold.
+
+        `built_env_config` is the value before the change, if a checkpoint can hold it.
+        """
+        changed, before = self.changed_settings, self._built_with["env_config"]
         lost = [name for name, value in changed.items() if name != "env_config" or not is_plain(value)]
         if lost:
             log.warning(
@@ -563,7 +571,10 @@ class EnvHost:
                 self.name,
                 ", ".join(lost),
             )
-        return None if "env_config" in lost else changed.get("env_config")
+        if "env_config" not in changed or "env_config" in lost:
+            return {"env_config": None}
+        built = {"built_env_config": before} if is_plain(before) else {}
+        return {"env_config": changed["env_config"], **built}
 
     def _plain_tasks(self) -> list[Any] | None:
         tasks = self.get_tasks()
@@ -612,51 +623,82 @@ class EnvHost:
         for env in state["envs"] or ():
             check_env_state(env)
 
-    def set_state(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_]) -> list[str]:
+    def set_state(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_], replays: Sequence[Any]) -> list[str]:
         """Continue from a state of `get_state`; return for each sub-env what is in the way, see `find_obstacles`.
 
-        Envs that do not continue restart at the next reset, with their generators where they were. Until then nothing
-        happens to them.
+        Envs that do not continue restart at the next reset, with their generators where they were.
 
         Args:
             state: The state.
             resets_next: Bool, one for each sub-env of the state: those that the next step only resets.
+            replays: For each sub-env of the state what it plays again; see `continue_env`.
 
         Raises:
             EnvError: An env raised an exception in `reset`.
             Exception: Exception of `set_state` of an env.
         """
         self.get_tasks()
-        env_config = state.get("env_config")
+        env_config = find_env_config(state, self._built_with["env_config"])
         kept = {name: value for name, value in self.changed_settings.items() if name != "env_config"}
         if self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)}):
             self.make()
         obstacles = self.find_obstacles(state, len(resets_next))
-        seeds, self.num_rows = make_seeds(state["seeds"]), int(state["num_rows"])
+        self.num_rows = int(state["num_rows"])
         self.restarts.set_state(state["restarts"])
         if state["tasks"] is not None:
             self.set_tasks(state["tasks"])
-        self._seeds, self._reset_seed, self._restarting = seeds, None, None
-        self.set_num_episodes(state.get("num_episodes"))
+        self._seeds, self._reset_seed, self._restarting = make_seeds(state["seeds"]), None, None
         if state["envs"] is None:
             self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])
-            return [""] * self.num_envs if state["reset_seed"] is not None else obstacles
+            obstacles = [""] * self.num_envs if state["reset_seed"] is not None else obstacles
+        elif any(obstacles):
+            self._restarting = list(state["envs"])
+        else:
+            obstacles = self._continue(state, resets_next, replays)
+        self.set_num_episodes(state.get("num_episodes"))
+        return obstacles
+
+    def _continue(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_], replays: Sequence[Any]) -> list[str]:
+        """Let all envs continue, or prepare all of them to restart; return for each sub-env what is in the way."""
+        deadline_s = time.monotonic() + LIMIT_S
+        if not self.steps_one_by_one:
+            self._reset_seed = self._next_seed()
+            self.reset()  # so that wrappers and processes are ready
+        try:
+            given = zip(state["envs"], replays, strict=False)
+            obstacles = self._each(_continue_env, [(*each, self._next_seed(), deadline_s) for each in given])
+        except Exception as error:
+            if not self.is_broken:
+                raise
+            obstacles = [f"its process failed when its episode was played again: {error}"] * self.num_envs
+            self.recover()
+        self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
         if any(obstacles):
             self._restarting = list(state["envs"])
-            return obstacles
-        self._reset_seed = self._next_seed()
-        self.reset()  # so that wrappers and processes are ready; everything that it changes is then set
-        obstacles = self._per_sub_env(self._each(_set_env_state, state["envs"]))
-        if any(obstacles):
-            self._seeds, self._restarting = make_seeds(state["seeds"]), list(state["envs"])
-            self.set_num_episodes(state.get("num_episodes"))
-            return obstacles
-        if self._reset_fn is not None:  # the reset may have set other tasks
+        elif isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)):
+            self.env.continue_from([env.get("start") for env in state["envs"]], resets_next & (not self.is_same_step))
+        if self.plays_again or self._reset_fn is not None:  # the episodes have had the tasks of their resets
             self._give_tasks()
-        if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) and not self.is_same_step:
-            self.env.resume(resets_next)
-        self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
-        return obstacles
+        return self._per_sub_env(obstacles)
+
+
+def find_env_config(state: Mapping[str, Any], built_with: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the `env_config` that was changed in the runner of a state, or `None` to leave the setting as it is.
+
+    Args:
+        state: State of an `EnvHost`.
+        built_with: The `env_config` of the config of now. If it is not the one with which the runner of the state was
+            built, the user has chosen another one, which holds.
+    """
+    changed: Mapping[str, Any] | None = state.get("env_config")
+    if changed is None or is_same(state.get("built_env_config", built_with), built_with):
+        return changed
+    log.warning(
+        "env_config=%s replaces the value %s to which the run that is restored had changed it in its runners.",
+        built_with,
+        changed,
+    )
+    return None
 
 
 # Functions that are called in the process of a sub-env, which may be this one.
@@ -666,9 +708,8 @@ def _call_with(fn: Callable[..., Any], has_own_process: bool, env: Any, one: Any
     return fn(env, one, has_own_process)
 
 
-def _get_env_state(env: Any, name_and_obstacle: tuple[str, str], has_own_process: bool) -> dict[str, Any]:
-    name, obstacle = name_and_obstacle
-    state = get_env_state(env, name, "" if obstacle in (UNTESTED, OF_EVALUATION) and is_well_known(env) else obstacle)
+def _get_env_state(env: Any, start: Any, has_own_process: bool) -> dict[str, Any]:
+    state = get_env_state(env, start)
     return {**state, "rngs": get_global_rngs()} if has_own_process else state
 
 
@@ -676,9 +717,9 @@ def _find_obstacle(env: Any, state: Mapping[str, Any], has_own_process: bool) ->
     return find_obstacle(env, state)
 
 
-def _set_env_state(env: Any, state: Mapping[str, Any], has_own_process: bool) -> str:
-    obstacle = set_env_state(env, state)
-    _set_rngs(state, has_own_process)
+def _continue_env(env: Any, given: tuple[Any, ...], has_own_process: bool) -> str:
+    obstacle = continue_env(env, *given)
+    _set_rngs(given[0], has_own_process)
     return obstacle
 
 

@@ -1,17 +1,16 @@
 """The state of one env with its wrappers, as plain data, so that it can continue in another process.
 
-An env, or a wrapper, that has `get_state()` and `set_state(state)` answers for itself and everything inside it. The
-state of wrappers of Gymnasium is known here. Other envs and wrappers are saved by their attributes, see `attributes`,
-if a copy that continued from them took the same steps when the env was made. Where an attribute stands in the way, the
-env restarts its episode, with its generator where it was.
+An env, or a wrapper, that has `get_state()` and `set_state(state)` answers for itself and everything inside it, and the
+state of Gymnasium's wrappers around it is known here, as the state of Gymnasium's own vector envs is. The episode of
+any other env is played again, see `replay`.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,19 +18,29 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from corral.core.plain import check_plain
-from corral.core.seeding import check_bits, get_rng, set_rng
+from corral.core.seeding import check_bits
 from corral.core.tree import copy_nested
 from corral.envs.action_masks import ActionMasks
-from corral.envs.attributes import ObstacleError, check_attributes, load_attributes, save_attributes
 from corral.envs.episode_resets import EpisodeResets
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import AgentGroups
 from corral.envs.pettingzoo_env import FromPettingZoo
+from corral.envs.replay import (
+    OVER_EPISODES,
+    Start,
+    as_begun,
+    check_kept,
+    check_start,
+    keep,
+    read_attributes,
+    replay_episode,
+    set_kept,
+    write_attributes,
+)
 from corral.envs.seated_env import SeatedEnv
 from corral.errors import CheckpointError
 
 log = logging.getLogger("corral")
-_STATISTICS = ("mean", "var", "count")
 WRAPPERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -47,143 +56,180 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "Autoreset": ("autoreset",),
     "DelayObservation": ("observation_queue",),
     **dict.fromkeys(("EpisodeResets", "MaskedResets"), ("num_episodes",)),
-    "FrameStackObservation": ("obs_queue", "padding_value"),
+    "FrameStackObservation": ("obs_queue",),
     "MaxAndSkipObservation": ("_obs_buffer",),
-    "NormalizeObservation": (*(f"obs_rms.{name}" for name in _STATISTICS), "_update_running_mean"),
-    "NormalizeReward": (
-        *(f"return_rms.{name}" for name in _STATISTICS),
-        "discounted_reward",
-        "_update_running_mean",
-    ),
-    "RecordEpisodeStatistics": (
-        *("episode_count", "episode_returns", "episode_lengths"),
-        *("time_queue", "return_queue", "length_queue"),
-    ),
+    **OVER_EPISODES,
+    "RecordEpisodeStatistics": ("episode_returns", "episode_lengths", *OVER_EPISODES["RecordEpisodeStatistics"]),
     "SeatedEnv": ("seat_state",),
     "StickyAction": ("last_action", "is_sticky_actions", "num_repeats", "repeats_taken"),
     "TimeAwareObservation": ("timesteps",),
     "TimeLimit": ("_elapsed_steps",),
 }
-"""Attributes that make up the state of Gymnasium's wrappers, and of Corral's, by the wrapper's name."""
+"""Attributes that make up the state of Gymnasium's wrappers, and of Corral's, by the wrapper's name.
+
+None of them is an argument of the wrapper: a new value in the config must hold.
+"""
 OWN_WRAPPERS = (ActionMasks, AgentGroups, EpisodeResets, FromPettingZoo, MaskedResets, SeatedEnv)
+NATIVE = {
+    "CartPoleVectorEnv": ("state", "steps", "prev_done"),
+    **dict.fromkeys(("CartPoleJaxVectorEnv", "PendulumJaxVectorEnv"), ("state", "rng", "steps", "prev_done")),
+}
+"""Attributes that make up the state of Gymnasium's own vector envs, by class."""
 
 
-def get_env_state(env: Any, name: str = "", obstacle: str = "") -> dict[str, Any]:
-    """Return the state of an env or a vector env: copies of plain data.
+# Saving.
+
+
+def get_env_state(env: Any, start: Start | None = None) -> dict[str, Any]:
+    """Return the state of an env or a vector env: copies of plain data. It never raises an exception.
 
     Args:
         env: The env, which has been reset.
-        name: Name of the env, for errors.
-        obstacle: Why attributes are not the state of this env, if that is known.
+        start: How the episode began, for an env that plays its episode again.
 
     Returns:
-        `wrappers`, pairs of the name and the state of each wrapper, `None` where it is not known; `np_random`, the
-        state of the env's generator or `None`; where the env answers for itself, `state`; the `attributes` of what
-        else is around the state or in place of it; and where they cannot be saved, the `obstacle`.
-
-    Raises:
-        CheckpointError: `get_state` of the env raised, or returned something that is not plain data.
+        `kept`, what `keep` returns now. Where the env answers for itself, its `state`, and `wrappers`, pairs of the
+        name and the state of each wrapper around it, `None` where it is not known. For an env that plays its episode
+        again, its `start`; see `as_begun`. If something is in the way, the `obstacle`, with a `traceback` where it was
+        an exception.
     """
-    wrappers, holder = _split(env)
-    generator = getattr(env.unwrapped, "_np_random", None)
-    state: dict[str, Any] = {
-        "wrappers": [[type(layer).__name__, _wrapper_state(layer)] for layer in wrappers],
-        "np_random": get_rng(generator) if isinstance(generator, np.random.Generator) else None,
-    }
-    if own := getattr(env.unwrapped, "OBSTACLE", ""):
-        return {**state, "obstacle": own}
-    if chosen := _unknown_layers(state["wrappers"], holder):
-        try:
-            attributes = save_attributes([*_layers(env)], chosen)
-            if obstacle:
-                raise ObstacleError(obstacle)
-            state["attributes"] = attributes
-        except ObstacleError as error:
-            return {**state, "obstacle": str(error)}
-    if holder is not None:
-        where = f"env {name!r}: get_state() of {type(holder).__name__}"
-        try:
-            given = holder.get_state()
-        except Exception as error:
-            raise CheckpointError(f"{where} raised {type(error).__name__}: {error}") from error
-        check_plain(given, where, CheckpointError)
-        state["state"] = copy_nested(given)
+    state: dict[str, Any] = {}
+    try:
+        state["kept"] = keep(env)
+        wrappers, holder = _split(env)
+        if obstacle := getattr(env.unwrapped, "OBSTACLE", "") or _whole_obstacle(env):
+            return {**state, "obstacle": obstacle}
+        if holder is not None:
+            state["wrappers"] = [[type(layer).__name__, _wrapper_state(layer)] for layer in wrappers]
+            get, _ = _functions_of(holder)
+            given = get()
+            check_plain(given, f"get_state() of {type(holder).__name__}", CheckpointError)
+            state["state"] = copy_nested(given)
+        if plays_again(env):
+            state["start"], obstacle = as_begun(env, start)
+            return {**state, "obstacle": obstacle} if obstacle else state
+    except Exception as error:
+        problem = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        kept = {"kept": state["kept"]} if "kept" in state else {}
+        obstacle = f"its state could not be saved: {problem}"
+        return {**kept, "obstacle": obstacle, "traceback": traceback.format_exc()}
     return state
 
 
-def _unknown_layers(wrappers: Sequence[Any], holder: Any) -> list[int]:
-    """Return the indices of the layers that are saved by their attributes: unknown wrappers, and a silent env."""
-    unknown = [i for i, (_, values) in enumerate(wrappers) if values is None]
-    return [*unknown, *([] if holder is not None else [len(wrappers)])]
+def plays_again(env: Any) -> bool:
+    """Return whether a new env must play the episode of this env again to stand where it stands."""
+    wrappers, holder = _split(env)
+    return holder is None or any(_wrapper_state(layer) is None for layer in wrappers)
+
+
+def _whole_obstacle(env: Any) -> str:
+    """Return why a vector env that steps only as a whole cannot continue, or `""`."""
+    if not isinstance(env, VectorEnv) or not plays_again(env):
+        return ""
+    return f"{type(env.unwrapped).__name__} steps all its sub-envs at once, and has no get_state and set_state"
 
 
 def check_env_state(state: Mapping[str, Any]) -> None:
     """Check that the state of an env is whole, without an env; raise what the damaged part raises."""
-    for name, values in state["wrappers"]:
-        if values is not None and values.keys() != set(WRAPPERS[name]):
+    for name, values in state.get("wrappers", []):
+        # Older checkpoints have more attributes.
+        if values is not None and not set(WRAPPERS[name]) <= values.keys():
             raise CheckpointError(f"the state of the wrapper {name} has {sorted(values)}.")
-    if state["np_random"] is not None:
+    if state.get("np_random") is not None:
         check_bits(state["np_random"])
-    if "attributes" in state:
-        check_attributes(state["attributes"])
+    if "kept" in state:
+        check_kept(state["kept"])
+    if state.get("start") is not None:
+        check_start(state["start"])
+
+
+# Continuing.
 
 
 def find_obstacle(env: Any, state: Mapping[str, Any]) -> str:
     """Return why an env cannot continue where the env of a state stood, or `""`: it may continue."""
-    if "obstacle" in state:
-        return str(state["obstacle"])
+    obstacle = state.get("obstacle") or getattr(env.unwrapped, "OBSTACLE", "") or _whole_obstacle(env)
+    if obstacle:
+        return str(obstacle)
     wrappers, holder = _split(env)
-    saved, here = [name for name, _ in state["wrappers"]], [type(layer).__name__ for layer in wrappers]
-    if saved != here:
-        return f"its wrappers were {saved} and are {here}"
-    chosen = _unknown_layers([(None, _wrapper_state(layer)) for layer in wrappers], holder)
-    if chosen != [i for i, _ in state.get("attributes", {"layers": []})["layers"]]:
-        return "its attributes were not saved" if "attributes" not in state else "get_state and set_state are new here"
-    return "" if ("state" in state) == (holder is not None) else "it has no get_state and set_state any more"
+    if plays_again(env):
+        if state.get("start") is None:
+            was_asked = "state" in state
+            return "it has no get_state and set_state any more" if was_asked else "its actions were not saved"
+    else:
+        saved, here = [name for name, _ in state.get("wrappers", [])], [type(layer).__name__ for layer in wrappers]
+        if "state" in state and saved != here:
+            return f"its wrappers were {saved} and are {here}"
+        if any(values is None for _, values in state.get("wrappers", [])):
+            return "the state of one of its wrappers was not saved"
+    is_answered = "state" in state or holder is None
+    return "" if is_answered else "its state was not saved"
 
 
-def is_well_known(env: Any) -> bool:
-    """Return whether it is known without a test that an env can be saved, as envs of Gymnasium and Atari can."""
-    wrappers, holder = _split(env)
-    unknown = [layer for layer in wrappers if _wrapper_state(layer) is None]
-    is_known = holder is not None or type([*_layers(env)][-1]).__module__.startswith(("gymnasium.envs.", "ale_py."))
-    return is_known and not unknown
+def continue_env(env: Any, state: Mapping[str, Any], replay: Any, seed: int, deadline_s: float) -> str:
+    """Let an env continue where the env of a state stood, and return why it cannot, or `""`.
 
+    Args:
+        env: An env that was just made.
+        state: State of `get_env_state`.
+        replay: What it plays again; see `replay_episode`. `None` is nothing, because its next step begins an episode,
+            and a text is the reason why it is not known.
+        seed: Seed of the reset before `set_state`.
+        deadline_s: Clock reading at which episodes must have been played again.
 
-def continues(env: Any, state: Mapping[str, Any]) -> bool:
-    """Return whether an env may continue where the env of a state stood; otherwise it restarts its episode."""
-    return not find_obstacle(env, state)
-
-
-def set_env_state(env: Any, state: Mapping[str, Any]) -> str:
-    """Set an env that was just reset to a state that it may continue from; see `find_obstacle`.
-
-    Returns:
-        Why it cannot continue, if only its attributes after a reset show it; else `""`.
+    Raises:
+        Exception: What `set_state` of the env raised.
     """
-    set_surroundings(env, state)
-    if "attributes" in state:
-        try:
-            load_attributes([*_layers(env)], state["attributes"])
-        except ObstacleError as error:
-            return str(error)
-    if "state" in state:
-        _, holder = _split(env)
-        assert holder is not None
-        holder.set_state(copy_nested(state["state"]))
-    set_surroundings(env, state)  # `set_state` may have reset the env, or drawn numbers
+    if obstacle := find_obstacle(env, state):
+        return obstacle
+    _, holder = _split(env)
+    if plays_again(env) and replay is not None:
+        if isinstance(replay, str):
+            return replay
+        if obstacle := replay_episode(env, state["start"], replay, deadline_s):
+            return obstacle
+        if holder is None and keep(env)["generators"] != state["kept"]["generators"]:
+            return "it drew other random numbers when its episode was played again"
+    elif not isinstance(env, VectorEnv):
+        (env.env if isinstance(env, EpisodeResets) else env).reset(seed=seed)
+    if holder is not None:
+        set_env_state(env, state)
+    else:
+        set_kept(env, state["kept"], with_games=replay is None)
     return ""
 
 
+def set_env_state(env: Any, state: Mapping[str, Any]) -> None:
+    """Set an env that was just reset and answers for itself to a state that it may continue from."""
+    wrappers, holder = _split(env)
+    set_, surroundings = _functions_of(holder)[1], state.get("wrappers", [])
+    set_(copy_nested(state["state"]))
+    if [name for name, _ in surroundings] == [type(layer).__name__ for layer in wrappers]:
+        for layer, (name, values) in zip(wrappers, surroundings, strict=True):
+            if values is not None:
+                write_attributes(layer, {key: values[key] for key in WRAPPERS[name]})
+    set_surroundings(env, state)  # last, because `set_state` may have reset the env, or drawn numbers
+
+
 def set_surroundings(env: Any, state: Mapping[str, Any]) -> None:
-    """Set what an env keeps when it restarts its episode: its generator, and the state of known wrappers."""
-    wrappers, _ = _split(env)
-    if [name for name, _ in state["wrappers"]] == [type(layer).__name__ for layer in wrappers]:
-        for layer, (_, values) in zip(wrappers, state["wrappers"], strict=True):
-            _set_attributes(layer, values or {})
+    """Set what an env keeps when it begins its episode again: its generators, and statistics of its wrappers."""
+    if "kept" in state:
+        set_kept(env, state["kept"], with_games=True)
+        return
+    if "np_random" not in state:  # nothing of the env could be saved
+        return
+    # Checkpoints of before episodes were played again.
+    wrappers = [
+        [name, {key: values[key] for key in OVER_EPISODES[name]}]
+        for name, values in state["wrappers"]
+        if values is not None and name in OVER_EPISODES
+    ]
+    set_kept(env, {"generators": [], "wrappers": wrappers, "games": []})
     generator = getattr(env.unwrapped, "np_random", None) if state["np_random"] is not None else None
     if isinstance(generator, np.random.Generator):
-        set_rng(generator, state["np_random"])
+        bits: Any = generator.bit_generator
+        if bits.state["bit_generator"] == state["np_random"]["bit_generator"]:
+            bits.state = state["np_random"]
 
 
 def warn_of_statistics(env: Any, name: str) -> None:
@@ -244,10 +290,32 @@ def _split(env: Any) -> tuple[Sequence[Any], Any]:
     """
     outside: list[Any] = []
     for layer in _layers(env):
-        if callable(getattr(type(layer), "get_state", None)) and callable(getattr(type(layer), "set_state", None)):
+        has_both = all(callable(getattr(type(layer), name, None)) for name in ("get_state", "set_state"))
+        if has_both or _is_native(layer):
             return outside, layer
         outside.append(layer)
     return outside[:-1], None
+
+
+def _functions_of(holder: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Return the functions that get and set the state of a layer that answers for itself."""
+    if not _is_native(holder):
+        return holder.get_state, holder.set_state
+    names = NATIVE[type(holder).__name__]
+
+    def get() -> dict[str, Any]:
+        return {name: np.array(getattr(holder, name)) for name in names}
+
+    def set_(state: Mapping[str, Any]) -> None:
+        for name in names:
+            is_array = isinstance(getattr(holder, name), np.ndarray)
+            setattr(holder, name, state[name] if is_array else sys.modules["jax"].numpy.asarray(state[name]))
+
+    return get, set_
+
+
+def _is_native(layer: Any) -> bool:
+    return type(layer).__name__ in NATIVE and type(layer).__module__.startswith("gymnasium.envs.")
 
 
 def _wrapper_state(layer: Any) -> dict[str, Any] | None:
@@ -256,15 +324,6 @@ def _wrapper_state(layer: Any) -> dict[str, Any] | None:
     if not is_known or type(layer).__name__ not in WRAPPERS:
         return None
     try:
-        values = {name: operator.attrgetter(name)(layer) for name in WRAPPERS[type(layer).__name__]}
+        return read_attributes(layer, WRAPPERS[type(layer).__name__])
     except AttributeError:  # another version of Gymnasium
         return None
-    return {name: copy_nested(list(value) if isinstance(value, deque) else value) for name, value in values.items()}
-
-
-def _set_attributes(layer: Any, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        *path, last = name.split(".")
-        owner = operator.attrgetter(".".join(path))(layer) if path else layer
-        old, value = getattr(owner, last), copy_nested(value)
-        setattr(owner, last, deque(value, old.maxlen) if isinstance(old, deque) else value)

@@ -68,6 +68,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
 
     Attributes:
         queue: Reset arguments of the next episodes.
+        chosen: Reset arguments of the current episode; `None` before the first one.
         num_episodes: Episodes begun so far.
         training_iteration: Finished iterations of the algorithm.
         videos: Videos of the episodes that were recorded, by their places in the last queue.
@@ -77,6 +78,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         """Begin with an empty queue."""
         super().__init__(env)
         self.queue: deque[EpisodeReset] = deque()
+        self.chosen: EpisodeReset | None = None
         self.num_episodes = 0
         self.training_iteration = 0
         self._context, self._reset_fn = context, reset_fn
@@ -105,7 +107,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         self._taken = self.queue.popleft() if self.queue else None
         self._num_taken += self._taken is not None
         self._recording = None  # of an episode that did not end
-        chosen = self._taken or self._choose(self.num_episodes - 1)
+        self.chosen = chosen = self._taken or self._choose(self.num_episodes - 1)
         if chosen.task is not None:
             if not has_tasks(self.env):
                 owner = getattr(self.env.unwrapped, "vector_env", self.env.unwrapped)

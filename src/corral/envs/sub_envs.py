@@ -128,6 +128,7 @@ def restart_env(
     seed: int,
     call: Callable[..., Any] = call_directly,
     created: Callable[[gym.Env[Any, Any]], None] = lambda env: None,
+    begins: Callable[[gym.Env[Any, Any], int], None] = lambda env, seed: None,
     known_task: Any = None,
 ) -> tuple[gym.Env[Any, Any], Any, dict[str, Any]]:
     """Close a failed sub-env, and return a new one with the same task, after its first reset.
@@ -140,6 +141,7 @@ def restart_env(
         seed: Seed of the first reset; further attempts use the next numbers.
         call: Function that calls the methods of the env, within a time limit if there is one.
         created: Function that is called with the new sub-env before its reset.
+        begins: Function that is called with the new sub-env and the seed of its reset, just before this reset.
         known_task: Last known task of the old sub-env, in case it cannot return its task any more.
 
     Returns:
@@ -159,6 +161,7 @@ def restart_env(
             call(set_task, new, task)
             if isinstance(new, EpisodeResets):
                 new.take_over(old)
+            begins(new, seed + attempt)
             obs, info = check_reset(call(new.reset, seed=seed + attempt))
             check_obs(old.observation_space, obs)
         except CallbackError:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import check_obs
+from corral.envs.replay import Start, note_of
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_checks import FLAG_TYPES, NUMBER_TYPES, check_reset, check_step
 from corral.envs.step_timeout import StepOverdue
@@ -52,6 +53,8 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         """Make the sub-envs."""
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self._make, self._restarts = make, restarts
+        self._notes = [note_of(env) for env in self.envs]  # before each reset they note how an episode begins
+        self._starts: list[Start | None] = [None] * self.num_envs
         make_obs: Tree = map_tree(
             lambda space: partial(np.empty, (self.num_envs, *space.shape), space.dtype),
             space_tree(self.single_observation_space),
@@ -83,6 +86,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         obs, infos = self._empty_obs(), dict[Any, Any]()
         for i, env in enumerate(self.envs):
             try:
+                self._starts[i] = {**self._notes[i](), "seed": seeds[i], "options": options}
                 env_obs, info = check_reset(env.reset(seed=seeds[i], options=options))
                 self._write(obs, i, env_obs)
             except (Exception, StepOverdue) as error:
@@ -112,6 +116,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                 returned: Any
                 try:
                     if method == "reset":
+                        self._starts[i] = self._notes[i]()
                         returned = env.reset()
                         is_right = type(returned) is tuple and len(returned) == 2 and type(returned[1]) is dict
                         env_obs, info = returned if is_right else check_reset(returned)
@@ -134,6 +139,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                             # Copies, because the reset may write into the same objects.
                             final = {"final_obs": copy_nested(env_obs), "final_info": copy_nested(info)}
                             method = "reset"
+                            self._starts[i] = self._notes[i]()
                             returned = env.reset()
                             is_right = type(returned) is tuple and len(returned) == 2 and type(returned[1]) is dict
                             env_obs, info = returned if is_right else check_reset(returned)
@@ -150,9 +156,18 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         self._autoreset_envs = terminated | truncated
         return obs, rewards, terminated, truncated, infos
 
-    def resume(self, resets_next: NDArray[np.bool_]) -> None:
-        """Set which sub-envs, bool `[N]`, the next step only resets, as it does after a step that ended an episode."""
-        self._autoreset_envs = resets_next.copy()
+    def starts(self) -> list[Start | None]:
+        """Return how the current episode of each sub-env began."""
+        return list(self._starts)
+
+    def continue_from(self, starts: Sequence[Start | None], resets_next: NDArray[np.bool_]) -> None:
+        """Continue where other sub-envs stood.
+
+        Args:
+            starts: How their episodes began.
+            resets_next: Sub-envs that the next step only resets, bool `[N]`, as after a step that ended an episode.
+        """
+        self._starts, self._autoreset_envs = list(starts), resets_next.copy()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all sub-envs, even if closing one of them raises an exception."""
@@ -177,6 +192,10 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
             self._place(i)
             restarts.created(i, env)
 
+        def begins(env: gym.Env[Any, Any], seed: int) -> None:
+            self._notes[i] = note_of(env)
+            self._starts[i] = {**self._notes[i](), "seed": seed}
+
         with restarts.paused():
             try:
                 seed = restarts.next_seed()
@@ -186,6 +205,7 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
                     seed=seed,
                     call=restarts.call,
                     created=created,
+                    begins=begins,
                     known_task=restarts.known_task(i),
                 )
             except CallbackError:

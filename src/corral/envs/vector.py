@@ -24,7 +24,6 @@ from corral.envs.atari_env import (
     make_atari_vector,
 )
 from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
-from corral.envs.continuation_test import find_lost_state
 from corral.envs.env_arguments import call_factory, naming_keys
 from corral.envs.env_ids import id_hint, import_module, import_package, is_of_missing_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
@@ -166,7 +165,6 @@ def make_vector_env(
     needs_sub_envs: bool = False,
     limits: AsyncLimits = NO_LIMITS,
     restarts: Restarts | None = None,
-    found_lost_state: Callable[[str], None] | None = None,
 ) -> VectorEnv[Any, Any, Any]:
     """Return the vector env of one runner.
 
@@ -187,8 +185,6 @@ def make_vector_env(
         needs_sub_envs: Whether callbacks need the sub-envs, which a native vector env does not have.
         limits: Time limits of async sub-envs; the limit per step also applies to the check.
         restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
-        found_lost_state: Function that is called with the reason why envs of this kind cannot be saved by their
-            attributes, or `""`; without it, and without `check`, this is not tested.
 
     Raises:
         ConfigError: The id is unknown, or settings contradict a ready vector env.
@@ -223,7 +219,8 @@ def make_vector_env(
             first = make_ready(first)
             _check_vector_env(first, name, check, limits)
             if check and not isinstance(first, EnvPoolVectorEnv):  # which makes its sub-envs again with its seed
-                first = _make_again(first, lambda index: make_ready(make(index)), found_lost_state)
+                close_quietly(first)  # a new one, because wrappers count the reset and the step of the check
+                first = make_ready(make(0))
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
                 log.warning(
                     "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
@@ -238,7 +235,9 @@ def make_vector_env(
         if check:
             with _check_limit(name, limits):
                 check_env(first, name)
-            first = _make_again(first, make, found_lost_state, is_needed=vectorization != "async")
+            if vectorization != "async":
+                close_quietly(first)  # a new one, because wrappers count the reset and the step of the check
+                first = make(0)
         with _errors_of(name, "its sub-envs were put into one vector env"):
             if vectorization == "async":
                 # `first` is closed on return: only its spaces were needed.
@@ -313,22 +312,6 @@ def _resetting(env: VectorEnv[Any, Any, Any], context: EnvContext, outermost: An
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         return env
     return MaskedResets(env, lambda lane, index: (outermost or EpisodeResets)(lane, context.at(index)))
-
-
-def _make_again(
-    checked: Any,
-    make: Callable[[int], Any],
-    found_lost_state: Callable[[str], None] | None,
-    *,
-    is_needed: bool = True,
-) -> Any:
-    """Return a new env, if it is needed, in place of one that the check has reset and stepped, which wrappers count."""
-    if found_lost_state is not None:
-        found_lost_state(find_lost_state(checked, lambda: make(0)))
-    if not is_needed:
-        return checked
-    close_quietly(checked)
-    return make(0)
 
 
 def _itself(env: Any) -> Any:

@@ -16,9 +16,9 @@ from torch import Tensor
 from corral.core.devices import find_tensor_device
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, map_tree
-from corral.envs.tensor_attributes import RowKeeper, load_items, save_items
+from corral.envs.tensor_rows import RowKeeper
 from corral.envs.tensor_env import TensorVectorEnv
-from corral.errors import CheckpointError, ConfigError, MissingPackageError, nearest
+from corral.errors import ConfigError, MissingPackageError, nearest
 
 _FIXED = {"dict_spaces": True, "terminated_truncated": True, "grad_enabled": False, "wrapper": None}
 """Arguments of `vmas.make_env` that this class relies on."""
@@ -105,55 +105,6 @@ class VmasVectorEnv(TensorVectorEnv):
                 infos["final_obs"] = obs
                 obs = self.vmas_env.reset() if num_ended == self.num_envs else reset_rows(self.vmas_env, ended, obs)
         return obs, rewards, terminated, truncated, infos
-
-    def get_state(self) -> dict[str, Any]:
-        """Return all tensors, numbers and references of the scenario, and the random states, as plain data.
-
-        What the scenario holds elsewhere, such as in closures or in generators of its own, is not in it.
-        """
-        torch_state, numpy_state, (version, numbers, gauss), *device_state = self._random_states
-        return {
-            "entities": self._names_of_entities(),
-            "scenario": save_items(_roots_of(self.vmas_env)),
-            "steps": self.vmas_env.steps.cpu().numpy().copy(),
-            "torch": [part.numpy().copy() for part in (torch_state, *device_state)],
-            "numpy": list(numpy_state),
-            "python": [version, np.array(numbers, np.uint32), gauss],
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `get_state` of an env that was made with the same arguments.
-
-        Raises:
-            CheckpointError: The state is of another number of sub-envs, another device or another scenario.
-        """
-        if len(state["steps"]) != self.num_envs:
-            raise CheckpointError(
-                f"VmasVectorEnv: the state is of num_envs={len(state['steps'])}, and this env has "
-                f"num_envs={self.num_envs}."
-            )
-        if len(state["torch"]) != len(_torch_devices(self.device)):
-            raise CheckpointError("VmasVectorEnv: continue on the kind of device on which the run began.")
-        if state["entities"] != self._names_of_entities():
-            raise CheckpointError("VmasVectorEnv: the state is of another scenario, or of other settings.")
-        roots = _roots_of(self.vmas_env)
-        with self._use_random_states():
-            if load_items(roots, state["scenario"], self.device):  # a scenario may make objects in its first step
-                self.vmas_env.step(self.vmas_env.get_random_actions())
-                missing = load_items(roots, state["scenario"], self.device)
-                if missing:
-                    raise CheckpointError(
-                        f"VmasVectorEnv: the scenario of the state has {missing[0]}, and this one not."
-                    )
-        self.vmas_env.steps = torch.tensor(state["steps"], device=self.device)
-        version, numbers, gauss = state["python"]
-        torch_state, *device_state = map(torch.tensor, state["torch"])
-        python_state = version, tuple(map(int, numbers)), gauss
-        self._random_states = [torch_state, tuple(state["numpy"]), python_state, *device_state]
-
-    def _names_of_entities(self) -> list[str]:
-        """Return the names of agents and landmarks, which tell most scenarios and their settings apart."""
-        return [entity.name for root, entity in _roots_of(self.vmas_env).items() if root != "scenario"]
 
     @contextmanager
     def _use_random_states(self) -> Iterator[None]:

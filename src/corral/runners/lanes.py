@@ -49,11 +49,14 @@ class Lanes:
         is_used: Whether the module acts for the agent in the current episode, bool `[L]`.
         begins: Whether the agent has not acted yet in its episode, bool `[L]`.
         rollout: The rollout that is being written.
+        played: Of the rollout that was finished last: distribution of its actions, columns of actions `[T, L, ...]` and
+            of rows of observations, which of its rows hold an action, bool `[T, L]`, and sub-env and place of each lane.
         rows_of_envs: Rows of the env steps of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of
             their own; `None` where all have as many.
     """
 
     rollout: LaneRollout
+    played: tuple[Any, ...]
     rows_of_envs: NDArray[np.int64] | None = None
     rollout_class: type[LaneRollout] = LaneRollout
     COUNTS_BY_END: ClassVar[bool] = False
@@ -248,6 +251,11 @@ class Lanes:
         open_lanes = np.flatnonzero(self._is_open)
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
+        acts = rollout.columns["valid"].copy()
+        acts[self._clock[open_lanes], open_lanes] = True
+        # Copies, because callbacks may write into the rollout later.
+        actions = rollout.columns["actions"].copy()
+        self.played = self._distribution, actions, rollout.obs_rows, acts, self.envs, self.places
         rows = done.obs_rows[1:] - 1 if self.COUNTS_BY_END else done.obs_rows[:-1]
         counts = parent.valid[np.clip(rows, 0, parent.num_rows - 1), self.envs]
         # An action of an earlier rollout has no row here. Where envs have clocks of their own, its episode may not

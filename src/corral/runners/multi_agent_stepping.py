@@ -16,6 +16,7 @@ from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space, split_actions
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs
+from corral.envs.replay import MAX_STEPS
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
 from corral.episodes.lanes import LaneRollout, SeatCarry
@@ -153,7 +154,44 @@ class MultiAgentStepping(Stepping):
                 for row, infos in self._open_infos.items()
                 if is_plain([infos.of_lanes, infos.final])
             ],
+            **({"played": self._get_played()} if self.host.plays_again else {}),
         }
+
+    def _get_played(self) -> list[Tree | None]:
+        return self.played.get(same_step=self.host.is_same_step, convert=self._to_seats)
+
+    def _to_seats(self, parts: Any, num_rows: int) -> Tree:
+        """Return the actions of the seats, by block a tree of `[T, N, B, ...]` in the units of the env.
+
+        Args:
+            parts: What was kept of the rollouts of the modules, see `Lanes.played`; or the actions already.
+            num_rows: Number of env steps T.
+        """
+        if isinstance(parts, dict):
+            return parts
+        seats = map_tree(lambda leaf: np.zeros((num_rows, *leaf.shape), leaf.dtype), self._actions)
+        for block, distribution, actions, obs_rows, acts, envs, places in parts:
+            rows, lanes = acts.nonzero()
+            steps = obs_rows[rows, lanes]
+            is_here = (steps >= 0) & (steps < num_rows)  # not the steps that an earlier rollout had opened
+            rows, lanes = rows[is_here], lanes[is_here]
+            index = steps[is_here], envs[lanes], places[lanes]
+            map_tree(
+                lambda column, chosen, index=index: column.__setitem__(index, chosen),
+                seats[block],
+                distribution.to_env(actions[rows, lanes]),
+            )
+        return seats
+
+    def _get_replay(self, state: Mapping[str, Any], env_index: int, actions: Tree) -> dict[str, Any]:
+        observed = []
+        for module_id, lanes in state["lanes"].items():
+            if module_id in self._blocks:
+                block = self._blocks[module_id].name
+                for lane in np.flatnonzero(lanes["acts"] & (lanes["envs"] == env_index)).tolist():
+                    rows = map_tree(lambda leaf, lane=lane: leaf[lane], lanes["obs"])
+                    observed.append((block, int(lanes["places"][lane]), rows))
+        return {"actions": actions, "obs": observed}
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
         """Check a state of `get_unfinished`, without changing anything.
@@ -183,6 +221,8 @@ class MultiAgentStepping(Stepping):
                 for place in lanes.missing_places(state["lanes"][module_id]):
                     self._add_lanes(module_id, place, self._blocks[module_id].agents[place])
                 lanes.set_state(state["lanes"][module_id])
+        if self.host.plays_again:
+            self.played.set(state.get("played", ()))
 
     def _name_of(self, index: int) -> str | None:
         return list(self.lanes)[index] if index >= 0 else None
@@ -215,6 +255,7 @@ class MultiAgentStepping(Stepping):
     def begin(self, rollout: Rollout) -> None:
         """Forget all episodes, before a reset of all envs with which the rollout begins."""
         self._forget_seats()
+        self.played.forget()
         for lanes in self.lanes.values():
             lanes.forget()
         self.begin_lanes(rollout)
@@ -432,11 +473,13 @@ class MultiAgentStepping(Stepping):
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return rollout
-        steps, modules = {}, {}
+        steps, modules, kept = {}, {}, []
         of_agents: dict[str, int] = {str(agent): 0 for agent in self._seats.agents}
         for module_id, lanes in self.lanes.items():
             part = lanes.finish(rollout)
             self._check_obs(lanes, part)
+            if self.host.plays_again:
+                kept.append((self._blocks[module_id].name, *lanes.played))
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
@@ -451,6 +494,14 @@ class MultiAgentStepping(Stepping):
         oldest = min(lanes.oldest_row for lanes in self.lanes.values())
         rows = {row - rollout.num_rows: infos for row, infos in rollout.info_rows.items()}
         self._open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
+        if self.host.plays_again:
+            columns, played = rollout.columns, self.played
+            done = columns["terminated"] | columns["truncated"]
+            played.parts.append((kept, columns["valid"].copy(), done))
+            played.num_rows += len(done)
+            while played.num_rows - len(played.parts[0][1]) >= MAX_STEPS:
+                played.num_rows -= len(played.parts.popleft()[1])
+                played.is_whole = False
         self._log_agent_counts(steps, of_agents)
         valid = rollout.valid
         self._log_agent_returns(ended for ended in self.ended if valid[ended[0], ended[1]])

@@ -143,8 +143,10 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, A
     if runner.host.is_broken:
         runner.recover()
     episodes = state["episodes"]
-    resetting = np.zeros(_count_envs(runner, state), np.bool_) if episodes is None else np.array(episodes["resetting"])
-    obstacles = runner.host.set_state(state["env"], resetting)
+    num_envs = _count_envs(runner, state)
+    resetting = np.zeros(num_envs, np.bool_) if episodes is None else np.array(episodes["resetting"])
+    replays = [None] * num_envs if episodes is None else runner.stepping.get_replays(episodes)
+    obstacles = runner.host.set_state(state["env"], resetting, replays)
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
     runner._id_prefix = state["id_prefix"]

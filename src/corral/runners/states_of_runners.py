@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from corral.engines.call_limits import CallLimits
+from corral.envs.env_host import find_env_config
 from corral.errors import CheckpointError
 from corral.runners.remote_runner import RemoteRunner
 from corral.runners.requests import WorkerCounts
@@ -105,7 +106,8 @@ class StatesOfRunners:
             runner.weights_version, runner.syncs = -1, []
         for runner in [*self._runners.values()][len(states) :] if states else ():
             saved = states[(runner.index - 1) % len(states)]["env"]
-            changed = {} if saved.get("env_config") is None else {"env_config": saved["env_config"]}
+            env_config = find_env_config(saved, self._config.env_config)
+            changed = {} if env_config is None else {"env_config": env_config}
             runner.make_up_for(("set_state", {"state": {"environment": changed, "tasks": saved["tasks"]}}))
         return {
             **{name: sum(found[name] for found in restored) for name in ("num_envs_continued", "num_envs_restarted")},

@@ -16,6 +16,7 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.plain import is_plain
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
+from corral.envs.replay import MAX_STEPS
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import Rollout
@@ -23,6 +24,7 @@ from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 from corral.runners.actor import Actor
 from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.runners.played_actions import NOT_SAVED, TOO_LONG, PlayedActions
 from corral.runners.sample_modes import SampleMode, make_mode
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Stepping(ABC):
 
     Attributes:
         actors: Copies of the modules with what chooses their actions, by module id.
+        played: Actions of the unfinished episodes, where a restored runner must play them again.
     """
 
     RESETS_AFTER_CUT: ClassVar[bool] = True
@@ -66,6 +69,7 @@ class Stepping(ABC):
         """Keep the runner; its env is made."""
         self.runner, self.host = runner, runner.host
         self.actors = {}
+        self.played = PlayedActions()
 
     @abstractmethod
     def describe_env(self) -> tuple[Any, Any, int]:
@@ -162,6 +166,24 @@ class Stepping(ABC):
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
 
+    def get_replays(self, state: Mapping[str, Any]) -> list[Any]:
+        """Return what each sub-env plays again to stand where the episodes of a state stood; see `continue_env`.
+
+        Args:
+            state: A state of `get_unfinished`, with `resetting`, the sub-envs that the next row only resets, bool `[N]`.
+        """
+        ended, actions = state["resetting"].tolist(), state.get("played")
+        if actions is None:
+            return [NOT_SAVED] * len(ended)
+        return [
+            TOO_LONG if one is None else self._get_replay(state, i, one) | {"ended": ended[i]}
+            for i, one in enumerate(actions)
+        ]
+
+    def _get_replay(self, state: Mapping[str, Any], env_index: int, actions: Tree) -> dict[str, Any]:
+        """Return `actions` in the units of the env, and the observations `obs` that they led to."""
+        raise NotImplementedError
+
     # What both kinds do alike.
 
     def make_actor(self, config: RunnerConfig, spec: ModuleSpec, action_space: Any, num_rows: int) -> Actor:
@@ -256,6 +278,7 @@ class SingleAgentStepping(Stepping):
     def begin(self, rollout: Rollout) -> None:
         """All episodes begin with the next observations."""
         self._begins = np.ones(self.host.num_envs, np.bool_)
+        self.played.forget()
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Write the observations of a reset into row 0."""
@@ -382,6 +405,15 @@ class SingleAgentStepping(Stepping):
                 rows = self._actor.history.get_next(self._last_obs, self._begins)
                 _write_columns(rollout, rollout.num_rows, rows)
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
+            if self.host.plays_again:
+                # Copies, because callbacks may write into the rollout now.
+                columns, played = rollout.columns, self.played
+                done = columns["terminated"] | columns["truncated"]
+                played.parts.append((columns["actions"].copy(), columns["valid"].copy(), done))
+                played.num_rows += len(done)
+                while played.num_rows - len(played.parts[0][1]) >= MAX_STEPS:
+                    played.num_rows -= len(played.parts.popleft()[1])
+                    played.is_whole = False
         self.complete(DEFAULT_MODULE_ID, rollout, explore=explore, timestep=timestep)
         return rollout
 
@@ -394,6 +426,18 @@ class SingleAgentStepping(Stepping):
             "begins": self._begins.copy(),
             "infos": copy_nested(known) if is_plain(known) else None,
             **self._actor.history.get_state(),
+            **self._get_played(),
+        }
+
+    def _get_played(self) -> dict[str, Any]:
+        if not self.host.plays_again:
+            return {}
+        return {"played": self.played.get(same_step=self.host.is_same_step, convert=lambda actions, _: actions)}
+
+    def _get_replay(self, state: Mapping[str, Any], env_index: int, actions: Tree) -> dict[str, Any]:
+        return {
+            "actions": self._actor.distribution.to_env(actions),
+            "obs": map_tree(lambda leaf: leaf[env_index], state["obs"]),
         }
 
     def check_unfinished(self, state: Mapping[str, Any]) -> None:
@@ -412,11 +456,17 @@ class SingleAgentStepping(Stepping):
 
         map_tree(check, self.host.space, state["obs"])
         self._actor.history.check_state(state, num_envs)
+        shape, dtype = self._actor.distribution.action_shape, self._actor.distribution.action_dtype
+        for actions in state.get("played", ()):
+            if actions is not None and (actions.shape[1:] != shape or actions.dtype != dtype):
+                raise CheckpointError(f"the actions of an episode of a runner are {actions.dtype}{actions.shape}.")
 
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
         self._last_obs, self._begins = map_tree(np.copy, state["obs"]), state["begins"].copy()
         self._actor.history.set_state(state)
+        if self.host.plays_again:
+            self.played.set(state.get("played", ()))
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
 
