@@ -112,7 +112,7 @@ walk: $(READY) ## run all commands and blocks of the README and of docs/ with th
 	$(WALK_VENV)/bin/pip install --quiet --no-deps --force-reinstall dist/corral-*.whl
 	cd / && env -u PYTHONPATH $(WALK_VENV)/bin/python $(CURDIR)/tests/docs/walk.py $(PAGES)
 
-campaign: $(READY) ## a thousand runs in which something fails, with a table in docs/reliability.md; 200 faults of runners on each engine; 200 kills of savers
+campaign: $(READY) ## a thousand runs in which something fails, with a table in benchmarks/RELIABILITY.md; 200 faults of runners on each engine; 200 kills of savers
 	$(BIN)/python benchmarks/campaign.py
 	NUM_FAULTS=200 $(BIN)/python -m pytest -m "" tests/faults/test_campaign.py
 	NUM_KILLS=200 NUM_FUZZED_FILES=10000 $(BIN)/python -m pytest -m "" tests/checkpoint/test_killed_savers.py \

@@ -5,7 +5,7 @@
 Every trial is a real run of the command line in a forked process, with one fault at a moment that the seed draws; the
 same command then finishes what it left. Each result is written at once (campaign.jsonl), and trials in the file are not
 repeated. `--trial N` repeats one trial and keeps its files; `--cells TEXT` chooses cells whose names hold the text. The
-table on docs/reliability.md is written from the file.
+table in benchmarks/RELIABILITY.md is written from the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kill_matrix.driver import POINTS
 from kill_matrix.trial import Reference, Setup, make_reference, run_seed, run_trial
 
 HERE = Path(__file__).resolve().parent
-RESULTS_FILE, PAGE = HERE / "campaign.jsonl", HERE.parent / "docs" / "reliability.md"
+RESULTS_FILE, PAGE = HERE / "campaign.jsonl", HERE / "RELIABILITY.md"
 NUM_TRIALS = 1000
 NUM_CPUS = {"ray": 4, "two nodes": 2}  # of each node
 BEGIN, END = "<!-- Written by `make campaign`. -->", "<!-- End of what `make campaign` writes. -->"

@@ -5,7 +5,7 @@
 Each algorithm has a process of its own, in which it trains on two runners that raise, hang and are killed at random.
 Every 10 seconds this program notes memory, open files, threads and processes. After the first ten minutes, a line is
 fitted to each of them: the slope per hour, with a 95% interval from a bootstrap of blocks of the residuals, because
-neighbouring measurements are alike. The samples and the slopes are in soak.json, and a table is on docs/reliability.md.
+neighbouring measurements are alike. The samples and the slopes are in soak.json, and a table is in benchmarks/RELIABILITY.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from kill_matrix.processes_of_trial import descendants, is_alive
 
 HERE = Path(__file__).resolve().parent
-RESULTS_FILE, PAGE = HERE / "soak.json", HERE.parent / "docs" / "reliability.md"
+RESULTS_FILE, PAGE = HERE / "soak.json", HERE / "RELIABILITY.md"
 BEGIN, END = "<!-- Written by benchmarks/soak.py. -->", "<!-- End of what benchmarks/soak.py writes. -->"
 ALGOS = ("PPO", "DQN", "APPO")
 EVERY_S, WARM_UP_S = 10.0, 600.0

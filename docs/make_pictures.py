@@ -2,7 +2,7 @@
 
 The figures of the chart come from benchmarks/results.json, which `make bench` writes, and the learning curves from
 benchmarks/tuned.json, which `make tuned` writes. The frames come from the code of
-docs/tutorial.md, and from envs of Gymnasium.
+docs/getting-started.md, and from envs of Gymnasium.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import matplotlib
 import numpy as np
+from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
@@ -118,9 +119,44 @@ def draw_tuned(folder: Path) -> None:
         save_figure(figure, folder / f"tuned-{algo.lower()}.svg")
 
 
-def tutorial_env() -> Any:
-    """Return the env class of docs/tutorial.md."""
-    block = re.search(r"```python\n(.*?class Docking.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
+def draw_parts(path: Path) -> None:
+    """Draw the parts of a run, and what travels between them."""
+    figure, axes = make_figure(8, 3.4)
+    axes.set_axis_off()
+    axes.set(xlim=(0, 100), ylim=(0, 46))
+    dark, green, violet = "#202020", "#cfe8e2", "#e2d6ee"
+
+    def box(x: float, y: float, width: float, height: float, text: str, colour: str, size: float = 10) -> None:
+        shape = {"boxstyle": "round,pad=0,rounding_size=1.2", "facecolor": colour, "edgecolor": GREY}
+        axes.add_patch(FancyBboxPatch((x, y), width, height, **shape))
+        axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=dark, fontsize=size)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], text: str, x: float, y: float) -> None:
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": GREY, "linewidth": 1.5})
+        axes.text(x, y, text, ha="center", va="center", color=GREY, fontsize=9)
+
+    box(1, 1, 30, 44, "", green)
+    axes.text(16, 41.5, "algorithm", ha="center", va="center", color=dark)
+    box(3, 23, 26, 15, "advantages,\nor a replay buffer", "white", 9)
+    box(3, 3, 26, 13, "learner:\nmodule and optimizer", violet, 9)
+    arrow((16, 22.7), (16, 16.3), "batch", 20.5, 19.6)
+    box(63, 1, 36, 44, "", green)
+    axes.text(81, 41.5, "env runners", ha="center", va="center", color=dark)
+    for row, bottom in enumerate((21, 3)):
+        box(65, bottom, 32, 17, "", "white")
+        axes.text(66.5, bottom + 14, f"runner {row + 1}", va="center", color=dark, fontsize=9)
+        box(66.5, bottom + 7.3, 29, 4.6, "copy of the module", violet, 9)
+        for env in range(3):
+            box(66.5 + 9.9 * env, bottom + 1.5, 9.2, 4.6, "sub-env", green, 8)
+    arrow((62.5, 30.5), (29.5, 30.5), "rollouts:\ncolumns [T, N, ...],\nT steps of N sub-envs", 47, 37)
+    arrow((29.5, 9.5), (62.5, 9.5), "weights of the module", 47, 12)
+    save_figure(figure, path)
+
+
+def docking_env() -> Any:
+    """Return the env class of docs/getting-started.md."""
+    page = (DOCS / "getting-started.md").read_text()
+    block = re.search(r"```python[^\n]*\n(import[^`]*?class Docking.*?)```", page, re.DOTALL)
     assert block is not None
     names: dict[str, Any] = {}
     exec(block[1], names)
@@ -128,8 +164,8 @@ def tutorial_env() -> Any:
 
 
 def record_docking(path: Path) -> None:
-    """Train as the tutorial does, and record two episodes."""
-    env_class = tutorial_env()
+    """Train as the page does, and record two episodes."""
+    env_class = docking_env()
     with corral.PPOConfig().environment(env_class).training(lr=1e-3).debugging(seed=0).build() as algo:
         with tempfile.TemporaryDirectory() as directory:
             algo.fit(stop={"episode_return_mean": 7.5}, run_dir=f"{directory}/run", progress=False)
@@ -165,5 +201,6 @@ if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     draw_speed(IMAGES / "speed.svg")
     draw_tuned(IMAGES)
+    draw_parts(IMAGES / "parts.svg")
     draw_envs(IMAGES / "envs.png")
     record_docking(IMAGES / "docking.gif")

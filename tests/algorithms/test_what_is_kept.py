@@ -1,4 +1,4 @@
-"""What a restored run continues with: the rows of docs/what-is-kept.md that test_exact_resume leaves out."""
+"""What a restored run continues with: the rows of docs/checkpoints.md that test_exact_resume leaves out."""
 
 from __future__ import annotations
 

@@ -1198,7 +1198,7 @@ class Algorithm(metaclass=_WithHints):
     # State and checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Return a copy of the whole state, plain data and arrays by part; docs/what-is-kept.md lists it.
+        """Return a copy of the whole state, plain data and arrays by part; docs/checkpoints.md lists it.
 
         Raises:
             CheckpointError: An env or a callback returned a state that is not plain data.
