@@ -19,14 +19,14 @@ from corral.modules.module import Module
 def with_imitation(loss: Callable[..., Any], *, in_values: bool) -> Loss:
     """Return a loss plus the loss of imitation, times the coefficient `imitation_coeff`.
 
-    The batch has the column `recorded`, bool `[B]`: only these rows are imitated. The loss also reports
-    `imitation_loss`, the mean over them, without coefficient. Where the coefficient is 0 nothing is computed.
+    The batch has the column `recorded`, float32 `[B]`: 0 in rows that are not imitated, and in all others the number of
+    rows of the whole batch per recorded row. So the mean over all rows is the mean over the recorded ones, also where
+    each of several learners has a part of the batch. The loss also reports `imitation_loss`, this mean without
+    coefficient. Where the coefficient is 0 nothing is computed.
 
     Args:
         loss: A loss that gives `q_taken` in its `outputs`, if `in_values`, and may give the policy's `dist_inputs`.
-        in_values: Whether the policy seeks values, so that imitation is multiplied by the mean absolute value of the
-            batch. A coefficient of 0.4 is then TD3+BC with its alpha of 2.5 (Fujimoto and Gu 2021, arXiv:2106.06860,
-            eqs. 3 and 5). If actions are chosen by their values themselves, nothing multiplies it.
+        in_values: Whether to report `mean_abs_q`, the mean absolute value of the batch.
     """
     return partial(_loss_with_imitation, base_loss=loss, in_values=in_values)
 
@@ -43,6 +43,8 @@ def _loss_with_imitation(
 ) -> tuple[Any, dict[str, Tensor]]:
     outputs = {} if outputs is None else outputs
     total, reported = base_loss(module, batch, coefficients, outputs=outputs, **settings)
+    if in_values:
+        reported = {**reported, "mean_abs_q": outputs["q_taken"].detach().abs().mean()}
     coefficient = coefficients["imitation_coeff"]
     if not coefficient or (isinstance(total, Mapping) and "actor" not in total):  # an update of the critics alone
         return total, reported
@@ -50,12 +52,10 @@ def _loss_with_imitation(
     dist_inputs = outputs.get("dist_inputs")  # of the policy, where another pass would move running statistics
     if dist_inputs is None:
         dist_inputs = module.policy_for_learning(batch["obs"])
-    losses = imitation_losses(module.distribution, dist_inputs, actions)
-    is_recorded: Any = batch["recorded"]
-    imitation = (losses * is_recorded).sum() / is_recorded.sum().clamp(min=1)
+    shares: Any = batch["recorded"]
+    imitation = (imitation_losses(module.distribution, dist_inputs, actions) * shares).mean()
     reported = {**reported, "imitation_loss": imitation.detach()}
-    unit = outputs["q_taken"].detach().abs().mean() if in_values else 1.0
-    weighted = coefficient * unit * imitation
+    weighted = coefficient * imitation
     return ({**total, "actor": total["actor"] + weighted} if isinstance(total, Mapping) else total + weighted), reported
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.offline import OfflineAlgorithm, OfflineConfig
+from corral.algorithms.recorded_episodes import evaluate_loss
 from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveFloat, Probability
 from corral.episodes.rollout import Rollout
@@ -83,19 +84,30 @@ class MARWIL(OfflineAlgorithm):
         return returns_to_go(rollout, config.gamma)
 
     def prepare_batch(self, module_id: str, batch: Batch, buffer: ReplayBuffer) -> Batch:
-        """Return the batch with the column `final_obs`: final observations, from which truncated episodes bootstrap."""
-        pipeline = self.records[module_id].policy.pipeline
+        """Return the batch with the column `final_obs`: final observations, from which truncated episodes bootstrap.
+
+        Without `moving_average_sqd_adv_norm_start`, the mean squared advantage begins with the mean of the first batch.
+        It is computed here, where the batch is whole: learners see a part of it each.
+        """
+        record = self.records[module_id]
+        config, pipeline = record.config, record.policy.pipeline
         final_obs = buffer.obs_after(batch["indices"], batch["steps_to_end"])
-        return {**batch, "final_obs": final_obs if pipeline is None else pipeline.from_stored(final_obs)}
+        batch = {**batch, "final_obs": final_obs if pipeline is None else pipeline.from_stored(final_obs)}
+        if config.moving_average_sqd_adv_norm_start is None and module_id not in self._mean_squares:
+            _, found = evaluate_loss(self, module_id, self.make_loss(config), batch, {"sqd_adv_norm": 1.0})
+            self._mean_squares[module_id] = found["sqd_adv"].item()
+        return batch
 
     def make_loss(self, config: MARWILConfig) -> Loss:
         """Return the loss with a config's constants."""
         return partial(marwil_loss, beta=config.beta, vf_coeff=config.vf_coeff, max_weight=config.max_advantage_weight)
 
     def coefficients(self, module_id: str) -> dict[str, float]:
-        """Return the mean squared advantage so far; NaN before the first update, which takes its own."""
+        """Return the mean squared advantage so far."""
         start = self.records[module_id].config.moving_average_sqd_adv_norm_start
-        return {"sqd_adv_norm": self._mean_squares.get(module_id, math.nan if start is None else start)}
+        return {
+            "sqd_adv_norm": self._mean_squares[module_id] if start is None else self._mean_squares.get(module_id, start)
+        }
 
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
         """Move the mean squared advantage towards the one of the update."""
@@ -125,7 +137,7 @@ def marwil_loss(
     Args:
         module: Module with a policy and values.
         batch: Columns `[B, ...]`: `obs`, `actions`, `final_obs`, and the columns of `returns_to_go`.
-        coefficients: `sqd_adv_norm`, the mean squared advantage; NaN is the mean of this batch.
+        coefficients: `sqd_adv_norm`, the mean squared advantage so far.
         beta: Weight of the advantages.
         vf_coeff: Weight of the value loss.
         max_weight: Largest weight of an action.
@@ -141,7 +153,7 @@ def marwil_loss(
             targets = targets + batch["bootstrap_discounts"] * module.value(batch["final_obs"])
         advantages = targets - values
         squares = advantages.square().mean()
-        norm = squares if math.isnan(coefficients["sqd_adv_norm"]) else squares.new_tensor(coefficients["sqd_adv_norm"])
+        norm = squares.new_tensor(coefficients["sqd_adv_norm"])
         weights = (beta * advantages / (norm.sqrt() + 1e-8)).exp().clamp(max=max_weight)
         variance = targets.var(correction=0)
         explained = 1 - (targets - values).var(correction=0) / variance.where(variance > 0, math.nan)

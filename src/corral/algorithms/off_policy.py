@@ -438,7 +438,8 @@ class OffPolicyAlgorithm(Algorithm):
         if config.validation_fraction:
             for module_id, found in results.items():
                 draw = partial(self._draw_prepared, module_id)
-                coefficients = {**self.VALIDATION_COEFFICIENTS, **self._imitation_coefficients(module_id)}
+                weight = self._imitation_coefficients(module_id, recorded, {})
+                coefficients = {**self.VALIDATION_COEFFICIENTS, **weight}
                 found |= recorded.validate(self, module_id, draw, coefficients, found.keys())
         self.sync_weights()
         return results
@@ -477,12 +478,32 @@ class OffPolicyAlgorithm(Algorithm):
         return self._mark_recorded(module_id, batch, is_recorded), is_recorded
 
     def _mark_recorded(self, module_id: str, batch: Batch, is_recorded: NDArray[np.bool_]) -> Batch:
-        """Add the column `recorded`, bool `[B]`, if recorded actions are imitated."""
-        return batch | {"recorded": is_recorded} if self.records[module_id].config.imitation_coeff else batch
+        """Add the column `recorded` if recorded actions are imitated; see `with_imitation`."""
+        if not self.records[module_id].config.imitation_coeff:
+            return batch
+        share = len(is_recorded) / max(1, np.count_nonzero(is_recorded))
+        return batch | {"recorded": np.where(is_recorded, np.float32(share), np.float32(0.0))}
 
-    def _imitation_coefficients(self, module_id: str) -> dict[str, float]:
-        coeff = self.records[module_id].config.imitation_coeff
-        return {"imitation_coeff": schedule_value(coeff, self.num_env_steps_sampled_lifetime)} if coeff else {}
+    def _imitation_coefficients(self, module_id: str, recorded: RecordedEpisodes, batch: Batch) -> dict[str, float]:
+        """Return the weight of imitation in the next update, if there is any; the batch is the next one.
+
+        If the policy seeks values, the setting is multiplied by the mean absolute value of the update before, and in
+        the first update of its own batch: 0.4 is then TD3+BC with its alpha of 2.5 (Fujimoto and Gu 2021,
+        arXiv:2106.06860, eqs. 3 and 5). If actions are chosen by their values themselves, nothing multiplies it.
+        """
+        setting = self.records[module_id].config.imitation_coeff
+        if not setting:
+            return {}
+        coeff = schedule_value(setting, self.num_env_steps_sampled_lifetime)
+        if not self.SEEKS_VALUES:
+            return {"imitation_coeff": coeff}
+        if module_id not in recorded.mean_abs_q:
+            from corral.algorithms.recorded_episodes import evaluate_loss
+
+            coefficients = {**self.VALIDATION_COEFFICIENTS, "imitation_coeff": 0.0}
+            _, found = evaluate_loss(self, module_id, self.loss_of(module_id), batch, coefficients)
+            recorded.mean_abs_q[module_id] = float(found.get("mean_abs_q", 1.0))  # a user's loss may not report it
+        return {"imitation_coeff": coeff * recorded.mean_abs_q[module_id]}
 
     def learn(self, module_id: str) -> dict[str, Any]:
         """Make one update of a module from a new batch of its buffer, and return the results without columns.
@@ -504,13 +525,16 @@ class OffPolicyAlgorithm(Algorithm):
         else:
             batch, is_recorded = self._draw_mixed(module_id, self.recorded)
             is_sampled = ~is_recorded
-            settings = replace(settings, coefficients=self._imitation_coefficients(module_id))
         batch = self.prepare_batch(module_id, batch)
+        if self.recorded is not None:
+            settings = replace(settings, coefficients=self._imitation_coefficients(module_id, self.recorded, batch))
         drawn_s = time.perf_counter()
         seconds["replay"] += drawn_s - start_s
         result = self.update_module(module_id, batch, settings)
         learned_s = time.perf_counter()
         seconds["learning"] += learned_s - drawn_s
+        if self.recorded is not None and "mean_abs_q" in result:
+            self.recorded.mean_abs_q[module_id] = result.pop("mean_abs_q")
         td_errors = result.pop("td_error", None)
         if not isinstance(td_errors, (np.ndarray, Tensor)) or td_errors.shape != batch["indices"].shape:
             raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))

@@ -14,7 +14,7 @@ import torch
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.seeding import module_seed
 from corral.errors import DataError
-from corral.learners.losses import Batch
+from corral.learners.losses import Batch, Loss
 from corral.learners.update import to_tensors
 from corral.offline.data import AddColumns, ModuleData, ModuleRows, load_module_data
 from corral.offline.sources import open_source
@@ -37,6 +37,7 @@ class RecordedEpisodes:
     Attributes:
         modules: The episodes of each module that learns, by module id.
         num_updates: Updates of each module that an algorithm which samples later has made from the data alone.
+        mean_abs_q: Mean absolute value of the latest batch, by module id, where recorded actions are imitated.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -49,6 +50,7 @@ class RecordedEpisodes:
         self._source = open_source(config.input_)
         self.modules: dict[str, ModuleData] = {}
         self.num_updates = 0
+        self.mean_abs_q: dict[str, float] = {}
         self._validation: dict[str, Batch] = {}
 
     def make_group(self, algorithm: Algorithm, config: AlgorithmConfig) -> NoRunners:
@@ -94,6 +96,7 @@ class RecordedEpisodes:
         for module_id in self.modules.keys() - set(algorithm.module_ids):
             _close(self.modules.pop(module_id))
             self._validation.pop(module_id, None)
+            self.mean_abs_q.pop(module_id, None)
         for module_id in filter(algorithm.trains, algorithm.module_ids):
             if module_id not in self.modules:
                 self.modules[module_id] = self._load(algorithm, module_id, add_columns(module_id))
@@ -157,12 +160,9 @@ class RecordedEpisodes:
             buffer = self.modules[module_id].validation
             assert buffer is not None
             self._validation[module_id] = draw(buffer, min(len(buffer), MAX_VALIDATION_ROWS))
-        module, loss = algorithm.learner_group.get_module(module_id), algorithm.loss_of(module_id)
-        was_training, device = module.training, next(module.parameters()).device
-        with algorithm.timers.time("learning"), torch.no_grad():
-            module.eval()
-            total, reported = loss(module, to_tensors(self._validation[module_id], device), coefficients)
-            module.train(was_training)
+        with algorithm.timers.time("learning"):
+            loss, batch = algorithm.loss_of(module_id), self._validation[module_id]
+            total, reported = evaluate_loss(algorithm, module_id, loss, batch, coefficients)
         parts = total.values() if isinstance(total, Mapping) else (total,)
         scalars = {name: float(value) for name, value in reported.items() if name in names and not value.ndim}
         return {
@@ -176,11 +176,11 @@ class RecordedEpisodes:
             module_id: {"rng": data.train.get_rng_state(), "fingerprint": data.fingerprint}
             for module_id, data in self.modules.items()
         }
-        return {"num_updates": self.num_updates, "modules": modules}
+        return {"num_updates": self.num_updates, "mean_abs_q": dict(self.mean_abs_q), "modules": modules}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, or from none of a run without data. With other data, a warning says so."""
-        self.num_updates = state.get("num_updates", 0)
+        self.num_updates, self.mean_abs_q = state.get("num_updates", 0), dict(state.get("mean_abs_q", {}))
         for module_id, part in state.get("modules", {}).items():
             if module_id not in self.modules:
                 continue
@@ -202,3 +202,24 @@ def _close(data: ModuleData) -> None:
     for buffer in (data.train, data.validation):
         if buffer is not None:
             buffer.close()
+
+
+def evaluate_loss(
+    algorithm: Algorithm, module_id: str, loss: Loss, batch: Batch, coefficients: Mapping[str, float]
+) -> tuple[Any, dict[str, Any]]:
+    """Return what a loss returns for a whole batch with the weights of now, in evaluation mode and without gradients.
+
+    Args:
+        algorithm: The algorithm.
+        module_id: Id of the module.
+        loss: The loss.
+        batch: Columns `[B, ...]`, as the loss expects them.
+        coefficients: Coefficients of the loss.
+    """
+    module = algorithm.learner_group.get_module(module_id)
+    was_training, device = module.training, next(module.parameters()).device
+    with torch.no_grad():
+        module.eval()
+        found = loss(module, to_tensors(batch, device), coefficients)
+        module.train(was_training)
+    return found
