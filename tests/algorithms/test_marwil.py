@@ -42,7 +42,7 @@ def batch_of(size: int = 12) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("norm", [math.nan, 4.0])
+@pytest.mark.parametrize("norm", [0.3, 4.0])
 @pytest.mark.parametrize("max_weight", [20.0, 1.1])
 def test_the_loss_matches_a_slow_loop(norm: float, max_weight: float) -> None:
     module, batch = ModuleSpec(ActorCritic, OBS, ACTIONS, {}).build(), batch_of()
@@ -56,7 +56,8 @@ def test_the_loss_matches_a_slow_loop(norm: float, max_weight: float) -> None:
         )
         advantages.append(float((target - value).detach()))
         errors.append(0.5 * (value - target) ** 2)
-    scale = math.sqrt(float(np.mean(np.square(advantages))) if math.isnan(norm) else norm)
+    scale = math.sqrt(norm)
+    assert float(reported["sqd_adv"]) == pytest.approx(np.mean(np.square(advantages)), rel=1e-4)
     policy_loss: Any = 0
     for i in range(12):
         weight = min(math.exp(1.5 * advantages[i] / scale), max_weight)
@@ -69,6 +70,16 @@ def test_the_loss_matches_a_slow_loop(norm: float, max_weight: float) -> None:
     grads = [torch.autograd.grad(loss, list(module.parameters()), allow_unused=True) for loss in (found, expected)]
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5)
+
+
+def test_the_norm_begins_with_the_mean_of_the_first_batch() -> None:
+    with marwil(bandit()).build() as algorithm:
+        batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
+        module = algorithm.get_module()
+        with torch.no_grad():
+            values = module.value(torch.from_numpy(batch["obs"])).numpy()
+        expected = np.mean(np.square(batch["returns"] - values))
+        assert algorithm.coefficients("default_policy")["sqd_adv_norm"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_beta_0_is_behaviour_cloning() -> None:

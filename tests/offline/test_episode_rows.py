@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from corral.errors import DataError
 from corral.modules.make_distribution import make_distribution
@@ -226,9 +227,25 @@ def test_actions_of_the_env_become_module_actions_and_back(space: gym.Space[Any]
     assert module_actions.dtype == distribution.action_dtype
     assert module_actions.shape == (50, *distribution.action_shape)
     for given, back in zip(leaves(actions), leaves(distribution.to_env(module_actions)), strict=True):
-        # The arctanh is limited near the bounds.
-        np.testing.assert_allclose(back, given, atol=2e-2 if bounds == "squash" else 1e-5)
+        np.testing.assert_allclose(back, given, atol=1e-5)
         assert back.dtype == given.dtype
+
+
+def test_squashed_actions_at_the_bounds_are_exact_for_critics_and_inside_for_likelihoods() -> None:
+    distribution = make_distribution(gym.spaces.Box(-2, 2, (1,), np.float32), "squash")
+    given = np.array([[-2.0], [2.0], [1.9999], [1.9985], [0.3]], np.float32)
+    actions = distribution.from_env(given)
+    np.testing.assert_allclose(distribution.to_env(actions), given, atol=2e-6)
+    inside = distribution.inside_bounds(torch.from_numpy(actions))
+    wanted = given.clip(-2 * 0.999, 2 * 0.999)
+    np.testing.assert_allclose(distribution.to_env(inside.numpy()), wanted, atol=1e-5)
+    both = make_distribution(
+        gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(-2, 2, (1,), np.float32))), "squash"
+    )
+    nested = both.from_env((np.array([2, 0, 1, 1, 1]), given))
+    found = both.to_env(both.inside_bounds(torch.from_numpy(nested)).numpy())
+    assert found[0].tolist() == [2, 0, 1, 1, 1]
+    np.testing.assert_allclose(found[1], wanted, atol=1e-5)
 
 
 def test_joined_rows_are_the_rows_of_all() -> None:

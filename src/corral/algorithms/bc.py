@@ -97,7 +97,7 @@ def bc_loss(
     dist_inputs = module.policy_for_learning(*module_inputs(batch))
     if "sequence_starts" in batch:
         dist_inputs, actions = dist_inputs[batch["learns"]], actions[batch["learns"]]
-    logp = module.distribution.logp(dist_inputs, actions)
+    logp = module.distribution.logp(dist_inputs, module.distribution.inside_bounds(actions))
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "logp": logp}
     policy_loss = -logp.mean()

@@ -225,7 +225,8 @@ def _imitation_loss(module: CQLModule, batch: Batch, outputs: Mapping[str, Tenso
     """Return the negative log-likelihood of the recorded actions, minus the entropy at SAC's temperature."""
     alpha = module.log_alpha.detach().exp()
     logp = outputs["logp"]
-    recorded = module.distribution.logp(module.actor_outputs(batch["obs"]), batch["actions"])
+    actions = module.distribution.inside_bounds(batch["actions"])
+    recorded = module.distribution.logp(module.actor_outputs(batch["obs"]), actions)
     entropy = -(logp.exp() * logp).sum(-1) if module.is_discrete else -logp
     return (-alpha * entropy - recorded).mean()
 

@@ -157,7 +157,7 @@ def marwil_loss(
         weights = (beta * advantages / (norm.sqrt() + 1e-8)).exp().clamp(max=max_weight)
         variance = targets.var(correction=0)
         explained = 1 - (targets - values).var(correction=0) / variance.where(variance > 0, math.nan)
-    logp = module.distribution.logp(dist_inputs, batch["actions"])
+    logp = module.distribution.logp(dist_inputs, module.distribution.inside_bounds(batch["actions"]))
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "values": values, "value_targets": targets}
         outputs |= {"logp": logp, "weights": weights}

@@ -32,7 +32,8 @@ _LOG_2PI = math.log(2 * math.pi)
 _LOWEST_LOGP = -1e4  # its exponential is 0 in every dtype
 ILLEGAL = -1e9  # logit or value of an illegal action; finite, so that sums with it and their gradients are no NaN
 UNSCALED = ("clip_unscaled", "none")  # values of `action_bounds` where module actions have the units of the env
-_NEARLY_1 = 0.999  # limit of squashed actions before the arctanh
+_NEARLY_1 = 1 - 2.0**-20  # limit of squashed actions before the arctanh, whose float32 numbers come back as they were
+_INSIDE = float(np.arctanh(0.999))  # limit of recorded actions where their density is maximised
 
 
 class ActionDistribution(ABC):
@@ -128,6 +129,14 @@ class ActionDistribution(ABC):
     @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probability (or log-density) `[B]` of module actions."""
+
+    def inside_bounds(self, actions: Tensor) -> Tensor:
+        """Return recorded module actions as likelihoods learn them.
+
+        Squashed actions are at most at 0.999 of the way to the bounds: at the bounds their density would grow without
+        end, and one such action would outweigh many others.
+        """
+        return actions
 
     @abstractmethod
     def entropy(self, dist_inputs: Tensor) -> Tensor:
@@ -598,6 +607,9 @@ class SquashedGaussian(DiagGaussian):
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         flat = actions.reshape(actions.shape[0], -1)
         return super().logp(dist_inputs, actions) - _log_tanh_slope(flat).sum(-1)
+
+    def inside_bounds(self, actions: Tensor) -> Tensor:
+        return actions.clamp(-_INSIDE, _INSIDE)
 
     def squashed_sample(self, dist_inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the actions `[B, d]` in [-1, 1] for standard normal noise `[B, d]`, and their `logp` `[B]`.

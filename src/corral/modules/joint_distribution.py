@@ -157,6 +157,12 @@ class Joint(ActionDistribution):
             total = total + part.logp(self._inputs_of(dist_inputs, index, chosen), chosen[-1])
         return total
 
+    def inside_bounds(self, actions: Tensor) -> Tensor:
+        parts = [
+            part.inside_bounds(actions[:, columns]) for part, columns in zip(self.parts, self._actions, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
     def _inputs_of(self, dist_inputs: Tensor, index: int, chosen: list[Tensor]) -> Tensor:
         """Return the inputs `[B, n]` of a part, for the values of the parts before it."""
         inputs, parent = dist_inputs[:, self._inputs[index]], self.parents[index]
