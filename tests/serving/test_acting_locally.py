@@ -433,6 +433,7 @@ def test_another_server_is_never_told_what_the_policy_of_the_server_before_did()
         ({"outputs": [[0.0] * 3], "draws": [[0.0] * 3], "weights_version": 1}, "steps.weights_version must be 0 to 0"),
         ({"outputs": [[0.0] * 3], "draws": [[0.0] * 2], "weights_version": 0}, "steps.draws"),
         ({"outputs": [[0.0] * 3], "draws": [[float("nan")] * 3], "weights_version": 0}, "steps.draws"),
+        ({"outputs": [[0.0, 0.0, 50.0]], "draws": [[1.0, 0.0, 0.0]], "weights_version": 0}, "never draws"),
     ],
 )
 def test_steps_that_no_policy_gave_are_refused(fields: dict[str, Any], said: str) -> None:
