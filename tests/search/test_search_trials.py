@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from console_script import corral_command
-
 from corral import PPOConfig
 from corral.cli import search_loop
 from corral.cli.main import main
