@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulators import address_of, runner_of, served
 
+from at_least import all_of
 from corral import DQNConfig
 from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError
@@ -212,7 +213,7 @@ def damaged_reads(seed: int, count: int) -> int:
             message = read_message(bytes(body))
             if message["type"] == "steps":
                 found = read_entries(message, 4, space_tree(DICT), space_tree(PICKS), OUTPUTS)
-                assert all(np.isfinite(leaf).all() for leaf in found.obs.values())
+                assert all_of(np.isfinite(leaf).all() for leaf in found.obs.values())
                 assert np.isfinite(found.rewards).all() and len(found.rewards) == len(found.envs)
         except ClientMessageError:
             num_refused += 1

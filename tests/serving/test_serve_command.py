@@ -20,6 +20,7 @@ import yaml
 from gymnasium.spaces import Box, Discrete
 from simulators import free_ports, runner_of
 
+from at_least import all_of
 from console_script import corral_command
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
@@ -200,7 +201,7 @@ def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path
     assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     sampled = results(tmp_path / "run")[-1]["num_env_steps_sampled_lifetime"]
     assert sampled >= 3 * 64
-    assert all(player.join() > 0 for player in players)
+    assert all_of(player.join() > 0 for player in players)
 
 
 @pytest.mark.parametrize(
