@@ -568,3 +568,26 @@ def test_the_time_for_the_next_message_begins_with_the_answer(monkeypatch: pytes
         listen_until(server, lambda: session.last_id == 2)
         assert b"actions" in found.recv(65_536)
         listen_until(server, lambda: not server.sessions)  # and it ends
+
+
+class Faulty(PolicyServer):
+    """A server that lacks a check: a message with the env 7 raises what nothing expects."""
+
+    def _read_steps(self, session: Any, message: Any) -> Any:
+        if message["envs"] == [7]:
+            raise RecursionError("as deep as it goes")
+        return super()._read_steps(session, message)
+
+
+def test_what_no_check_was_thought_of_costs_only_the_client_that_sent_it() -> None:
+    settings = ServerSettings(address="127.0.0.1:0")
+    server = Faulty(settings, Box(-1, 1, (1,), np.float32), Discrete(2), 2)
+    with contextlib.closing(server), call(server) as other, call(server) as found:
+        enter(server, other)
+        enter(server, found)
+        found.sendall(pack_message({"type": "steps", "id": 1, "envs": [7], "obs": [[0.0]], "begins": [True]}))
+        listen_until(server, lambda: len(server.sessions) == 1)
+        assert "cannot be used: RecursionError: as deep as it goes" in read_reply(found)["message"]
+        other.sendall(pack_message({"type": "ping", "id": 1}))
+        listen_until(server, lambda: any(one.last_id == 1 for one in server.sessions.values()))
+        assert read_reply(other) == {"type": "done", "id": 1, "weights_version": 0}
