@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from at_least import all_of
 from corral import (
     Algorithm,
     AlgorithmConfig,
@@ -99,8 +100,8 @@ def test_it_learns_with_all_spaces(
         before = copied(algorithm.get_module())
         result = algorithm.train()["learners"]["default_policy"]
         after = copied(algorithm.get_module())
-    assert result["num_gradient_steps"] > 0 and all(np.isfinite(value) for value in result.values())
-    assert all(not torch.equal(after[name], value) for name, value in before.items() if "policy" in name)
+    assert result["num_gradient_steps"] > 0 and all_of(np.isfinite(value) for value in result.values())
+    assert all_of(not torch.equal(after[name], value) for name, value in before.items() if "policy" in name)
 
 
 PIPELINES: dict[str, list[Any]] = {
@@ -185,7 +186,7 @@ def test_agents_with_memory_and_transforms_learn_in_modules_of_their_own(
             results.append([algorithm.train()["learners"] for _ in range(2)])
             for name, part in before.items():
                 after = copied(algorithm.get_module(name))
-                assert all(not torch.equal(after[key], value) for key, value in part.items() if "policy" in key)
+                assert all_of(not torch.equal(after[key], value) for key, value in part.items() if "policy" in key)
     np.testing.assert_equal(results[0], results[1])
 
 

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from at_least import all_of
 from corral import CQLConfig, SACConfig, TD3Config, TQCConfig
 from corral.algorithms.categorical_critics import categorical_sac_loss, categorical_td3_loss, target_probs
 from corral.errors import ConfigError
@@ -123,9 +124,9 @@ def test_each_loss_has_gradients_in_its_own_group(cls: Any) -> None:
     else:
         losses, _ = categorical_td3_loss(module, batch, {"actor_coeff": 0.0}, target_noise=0.2, target_noise_clip=0.5)
         losses["critic"].backward()  # type: ignore[no-untyped-call]
-        assert all(parameter.grad is None for parameter in groups["actor"])
-    assert all(parameter.grad is not None for parameter in groups["critic"])
-    assert all(parameter.grad is None for parameter in module.target_q.parameters())
+        assert all_of(parameter.grad is None for parameter in groups["actor"])
+    assert all_of(parameter.grad is not None for parameter in groups["critic"])
+    assert all_of(parameter.grad is None for parameter in module.target_q.parameters())
 
 
 def test_a_terminated_step_has_the_reward_as_its_target() -> None:

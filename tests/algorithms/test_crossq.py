@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from test_tqc import OBS, PLANE, make_batch
 
+from at_least import all_of
 from corral import CrossQConfig
 from corral.algorithms.crossq import crossq_loss
 from corral.algorithms.imitation import with_imitation
@@ -144,7 +145,7 @@ def test_targets_have_no_gradient_and_the_policys_values_are_differentiable() ->
     assert not outputs["targets"].requires_grad
     groups = module.parameter_groups()
     of_critics = torch.autograd.grad(losses["critic"], groups["actor"], allow_unused=True, retain_graph=True)
-    assert all(gradient is None for gradient in of_critics)
+    assert all_of(gradient is None for gradient in of_critics)
     of_actor = torch.autograd.grad(losses["actor"], groups["actor"], retain_graph=True)
     assert all(gradient.abs().sum() > 0 for gradient in of_actor[-2:])
 
@@ -154,7 +155,7 @@ def test_without_the_actors_turn_only_the_critics_move() -> None:
     before = copy.deepcopy(module.actor.state_dict())
     losses, reported = crossq_loss(module, batch, {"actor_coeff": 0.0}, target_entropy=None)
     assert list(losses) == ["critic"] and "actor_loss" not in reported
-    assert all(torch.equal(before[name], value) for name, value in module.actor.state_dict().items())
+    assert all_of(torch.equal(before[name], value) for name, value in module.actor.state_dict().items())
     assert int(norms_of(module.q)[0].num_batches) == 1
 
 
@@ -225,7 +226,7 @@ def test_observations_may_be_nested() -> None:
     for name in ("obs", "next_obs"):
         batch[name] = {"place": batch[name], "kind": torch.arange(4) % 3}  # type: ignore[assignment]
     losses, _ = crossq_loss(module, batch, BOTH, target_entropy=None)
-    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert all_of(torch.isfinite(loss) for loss in losses.values())
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from at_least import all_of
 from corral import DQNConfig
 from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
 from corral.core.ids import DEFAULT_MODULE_ID
@@ -279,7 +280,7 @@ def test_every_form_solves_the_identity_env(form: str) -> None:
             right = [algo.compute_single_action(obs, explore=False) == obs for obs in range(4)]
             if all(right) and algo.training_iteration >= 5:
                 break
-        assert all(right)
+        assert all_of(right)
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
@@ -399,7 +400,7 @@ class TestRing:
         with config.callbacks(on_learn_on_batch=note).build() as algo:
             lrs = [algo.training_step().get("default_policy", {}) for _ in range(12)]
             assert [lr["default_optimizer_learning_rate"] for lr in lrs[1:]] == 9 * [1e-2] + 2 * [1e-3]
-        assert all((weight == 1).all() for weight in weights[:9]) and not (weights[9] == 1).all()
+        assert all_of((weight == 1).all() for weight in weights[:9]) and not (weights[9] == 1).all()
 
     @pytest.mark.parametrize("num_env_runners", [2])
     def test_runners_of_an_engine_fill_one_buffer(self, num_env_runners: int) -> None:

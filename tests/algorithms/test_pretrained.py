@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from several_agents import config_of
 
+from at_least import all_of
 from corral import Algorithm, DQNConfig, PPOConfig, RandomModule
 from corral.errors import CheckpointError, ConfigError
 from corral.testing import CountingEnv
@@ -97,7 +98,7 @@ def test_targets_start_as_copies_of_loaded_parts(tmp_path: Path) -> None:
     with config.rl_module(freeze=["q.streams.*"]).build() as algo:
         start = weights_of(algo)
         assert equal(start, before, "q.streams.")
-        assert all(torch.equal(start[f"target_{name}"], start[name]) for name in start if name.startswith("q."))
+        assert all_of(torch.equal(start[f"target_{name}"], start[name]) for name in start if name.startswith("q."))
         algo.train()
         assert equal(weights_of(algo), start, "q.streams.")
         assert not equal(weights_of(algo), start, "q.head.")

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from small_configs import small_config
 from torch import Tensor, nn
 
+from at_least import all_of
 from corral import SACConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.sac import sac_loss
@@ -186,7 +187,7 @@ def test_each_group_of_parameters_gets_the_gradient_of_its_own_loss_alone(space:
     mixed = torch.autograd.grad(references["actor"], [*groups["critic"], *groups["alpha"]], allow_unused=True)
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in mixed[1:3])
     assert not any(name.startswith("target_q") for name in gradients)
-    assert all(parameter.requires_grad for parameter in module.q.parameters())
+    assert all_of(parameter.requires_grad for parameter in module.q.parameters())
 
 
 def test_discrete_values_are_sums_over_actions() -> None:
@@ -269,7 +270,7 @@ def test_targets_follow_buffers_that_are_assigned_again() -> None:
         for critic in module.q:
             critic.mean = torch.full((2,), number)
         module.update_target(0.1)
-        assert all((critic.get_buffer("mean") == number).all() for critic in module.target_q)
+        assert all_of((critic.get_buffer("mean") == number).all() for critic in module.target_q)
 
 
 def test_values_match_the_most_likely_action() -> None:
@@ -477,7 +478,7 @@ def test_other_observations(space: spaces.Space[Any], obs: spaces.Space[Any]) ->
     batch["next_obs"] = batch["obs"]
     loss, _ = sac_loss(module, batch, {}, target_entropy=None)
     loss.backward()  # type: ignore[no-untyped-call]
-    assert all(parameter.grad is not None for group in module.parameter_groups().values() for parameter in group)
+    assert all_of(parameter.grad is not None for group in module.parameter_groups().values() for parameter in group)
     assert module.value(batch["obs"]).shape == (4,)
 
 

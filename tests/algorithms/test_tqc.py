@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from at_least import all_of
 from corral import TQCConfig
 from corral.algorithms.tqc import tqc_loss
 from corral.errors import ConfigError
@@ -87,8 +88,8 @@ def test_each_loss_has_gradients_in_its_own_group() -> None:
     total.backward()
     for parameter, gradient in zip(groups["actor"], of_actor, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
-    assert all(parameter.grad is not None for parameter in groups["critic"])
-    assert all(parameter.grad is None for parameter in module.target_q.parameters())
+    assert all_of(parameter.grad is not None for parameter in groups["critic"])
+    assert all_of(parameter.grad is None for parameter in module.target_q.parameters())
     entropy = float(reported["entropy"])
     assert float(module.log_alpha.grad) == pytest.approx(entropy + 1.0, rel=1e-5)  # type: ignore[arg-type]
 
@@ -105,7 +106,7 @@ def test_the_loss_of_quantiles_has_its_lowest_point_at_the_quantiles() -> None:
         optimizer.step()
     # The fraction 1/8 is the boundary of the first and the second sample, and so on.
     found = quantiles.detach()[0, 0].tolist()
-    assert all(100 * (2 * m) - 2 <= value <= 100 * (2 * m + 1) + 2 for m, value in enumerate(found))
+    assert all_of(100 * (2 * m) - 2 <= value <= 100 * (2 * m + 1) + 2 for m, value in enumerate(found))
 
 
 def test_the_largest_quantiles_of_all_critics_together_are_dropped() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from at_least import all_of
 from corral import PPO, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, evaluate_policy, load_policy
 from corral.algorithms.algorithm import Algorithm
 
@@ -101,7 +102,7 @@ def test_algorithms_that_sample_ahead_act_and_learn_with_them(base: Any, tmp_pat
     with config.build() as algorithm:
         algorithm.train()
         push_right(algorithm)
-        assert length(algorithm) < 12 and all(rollout.actions.all() for rollout in algorithm.sample(32))
+        assert length(algorithm) < 12 and all_of(rollout.actions.all() for rollout in algorithm.sample(32))
         algorithm.train()
         assert float(last_bias(algorithm.get_module())[1].detach()) == pytest.approx(50.0, abs=0.1)
         path = algorithm.save(tmp_path / "saved")
@@ -111,7 +112,7 @@ def test_algorithms_that_sample_ahead_act_and_learn_with_them(base: Any, tmp_pat
         assert loaded.compute_actions(OBS).all()
         if base is APPOConfig:
             target = loaded.target_weights["default_policy"]  # type: ignore[attr-defined]
-            assert all(np.array_equal(target[name], value) for name, value in given.items())
+            assert all_of(np.array_equal(target[name], value) for name, value in given.items())
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from at_least import all_of
 from corral import MultiAgentEnv, PPOConfig
 from corral.curriculum import LearningProgressSampler, ThresholdCurriculum
 
@@ -102,7 +103,7 @@ def test_tasks_reach_the_env_of_several_agents(form: str, vectorization: str) ->
         assert algo.env_runner_group.foreach_env(lambda env: env.get_task()) == [expected]
         lengths = [result["env_runners"]["episode_len_mean"] for result in results]
         assert lengths == sorted(lengths) and lengths[-1] > lengths[0]
-        assert all(mean_of_red(result) == result["env_runners"]["episode_len_mean"] for result in results)
+        assert all_of(mean_of_red(result) == result["env_runners"]["episode_len_mean"] for result in results)
 
 
 def test_learning_progress_counts_the_return_of_all_agents() -> None:

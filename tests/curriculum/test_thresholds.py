@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from at_least import all_of
 from corral import Algorithm, MultiAgentEnv, PPOConfig
 from corral.checkpoint import read_checkpoint
 from corral.curriculum import ThresholdCurriculum
@@ -355,7 +356,7 @@ def test_returns_of_the_task_before_take_no_decision(tmp_path: Path, monkeypatch
     assert result["training_iteration"] == 9 and result["env_runners"]["episode_return_mean"] == 5
     means = [mean for _, mean in found]
     assert means[index - 1] == 10 and np.isnan(means[index]) and set(means[-2:]) == {5.0}
-    assert all(np.isnan(mean) or mean == 5 for mean in means[index:])
+    assert all_of(np.isnan(mean) or mean == 5 for mean in means[index:])
     first = next(i for i, mean in enumerate(means) if mean == 5)
     assert best_of(tmp_path / "run") == (first + 1, 5.0)
 

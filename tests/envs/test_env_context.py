@@ -9,6 +9,7 @@ import gymnasium as gym
 import pytest
 
 import corral
+from at_least import all_of
 from corral import EnvContext, PPOConfig
 from corral.envs.env_arguments import call_factory, check_env_config
 from corral.envs.torch_envs import TorchCartPole
@@ -39,7 +40,7 @@ def test_a_constructor_gets_the_context_whatever_its_parameter_is_called(env_con
     for factory in (annotated, defaulted, required):
         seen.clear()
         make(factory, env_config)
-        assert all(isinstance(each, EnvContext) and each == env_config and each.worker_index == 0 for each in seen)
+        assert all_of(isinstance(each, EnvContext) and each == env_config and each.worker_index == 0 for each in seen)
 
 
 def test_a_context_comes_with_the_other_required_arguments() -> None:

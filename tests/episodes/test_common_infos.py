@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from at_least import all_of
 from corral import MultiAgentEnv, PPOConfig, SampleRequest
 from corral.compat.rllib.episodes import MultiAgentEpisode as EpisodeOfRLlib
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
@@ -62,7 +63,7 @@ def test_callbacks_read_them_at_every_step() -> None:
             algorithm.train()
     # A chunk begins with the observation that the last one ended with.
     assert seen[:2] == [[0, 1], [0, 1, 2]] and [0, 1, 2, 4, 5] not in seen[:2]
-    assert all(found == sorted(found) for found in seen)
+    assert all_of(found == sorted(found) for found in seen)
     for infos in latest:
         assert infos is None or infos["t"] in (1, 2, 4, 5)
     assert None in latest

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from at_least import all_of
 from corral import Callback, PPOConfig, evaluate_policy
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
@@ -102,7 +103,7 @@ def test_tasks_are_played_in_turn_and_reported_by_task(num_runners: int) -> None
         "3": {"episode_return_mean": 6.0, "num_episodes": 2},
     }
     assert before["by_task"].keys() == after["by_task"].keys()
-    assert all(math.isnan(number) for numbers in before["by_task"].values() for number in numbers.values())
+    assert all_of(math.isnan(number) for numbers in before["by_task"].values() for number in numbers.values())
     assert {task for tasks in trained for task in tasks} == {2}  # training keeps its own
 
 

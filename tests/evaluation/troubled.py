@@ -40,7 +40,8 @@ class Troubled(Uneven):
 
     Task:
         runners: Indices of the runners.
-        how: `"raise"`, `"interrupt"`, `"endless"`, `"slow"` (5 ms per step), or one of the ways of `faulty.hang`.
+        how: `"raise"`, `"interrupt"`, `"endless"`, `"slow"` (5 ms per step), `"waits"` (until an env of another runner
+            has ended 12 episodes, and made the file `gate`), or one of the ways of `faulty.hang`.
         at: Step from which on there is trouble, counted since the task was set, from 1.
         once: A file, if there is to be trouble only once.
     """
@@ -54,7 +55,7 @@ class Troubled(Uneven):
         return self._task
 
     def set_task(self, task: Any) -> None:
-        self._task, self._num_steps = task, 0
+        self._task, self._num_steps, self._num_ended = task, 0, 0
 
     def _claims_trouble(self) -> bool:
         """Return whether to have trouble now."""
@@ -71,6 +72,9 @@ class Troubled(Uneven):
     def step(self, action: int) -> Any:
         self._num_steps += 1
         obs, reward, terminated, truncated, info = super().step(action)
+        self._num_ended += terminated
+        if self._task is not None and "gate" in self._task and self._num_ended == 12:
+            Path(self._task["gate"]).touch()
         if self._claims_trouble():
             how = self._task["how"]
             if how == "raise":
@@ -79,6 +83,9 @@ class Troubled(Uneven):
                 raise KeyboardInterrupt
             if how == "slow":
                 time.sleep(0.005)
+            elif how == "waits":
+                while not Path(self._task["gate"]).exists():
+                    time.sleep(0.005)
             elif how == "endless":
                 terminated = False
             else:

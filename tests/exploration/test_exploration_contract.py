@@ -11,6 +11,7 @@ import pytest
 import torch
 from explorers import Explorer, Recorder, SamplingConfig
 
+from at_least import all_of
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.config.config import AlgorithmConfig
@@ -303,7 +304,7 @@ def test_every_result_has_the_same_keys(kind: str) -> None:
         results = [algo.train() for _ in range(3)]
     for part in ("env_runners", "exploration"):
         first, *others = [set(result.get(part, {})) for result in results]
-        assert all(other == first for other in others)
+        assert all_of(other == first for other in others)
     if kind in METRICS:
         assert all(np.isfinite(result["env_runners"][METRICS[kind]]) for result in results)
     assert set(results[0].get("exploration", {})) == LEARNED.get(kind, set())
@@ -412,7 +413,7 @@ def discrete(**exploration_config: Any) -> AlgorithmConfig:
 )
 def test_bad_settings_are_refused_at_build(settings: dict[str, Any], said: list[str]) -> None:
     message = build_error(discrete(**settings))
-    assert all(part in message for part in said), message
+    assert all_of(part in message for part in said), message
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_bad_settings_are_refused_at_build(settings: dict[str, Any], said: list[
 def test_bad_settings_for_continuous_actions(settings: dict[str, Any], said: list[str]) -> None:
     config = SamplingConfig().environment(IdentityEnv, env_config={"space": "box"})
     message = build_error(config.exploration(exploration_config=settings))
-    assert all(part in message for part in said), message
+    assert all_of(part in message for part in said), message
 
 
 @pytest.mark.parametrize("kind", [name for name in BUILT_IN if not exploration_class(name).on_policy])

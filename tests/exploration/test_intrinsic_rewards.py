@@ -12,6 +12,7 @@ import torch
 from explorers import FOUR, STATE, Explorer, SamplingConfig, rollout_of
 from gymnasium import spaces
 
+from at_least import all_of
 from corral import PPOConfig
 from corral.checkpoint.codec import decode, encode
 from corral.core.tree import map_tree
@@ -299,7 +300,7 @@ def test_a_state_replaces_the_steps_that_wait(kind: str) -> None:
     saved = one.get_state()
     other.set_state(saved)
     (kept,), (expected,) = other.get_state()["waiting"], saved["waiting"]
-    assert all(map(np.array_equal, kept, expected))
+    assert all_of(map(np.array_equal, kept, expected))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from learner_cases import (
 )
 from torch import Tensor, nn
 
+from at_least import all_of
 from corral.callbacks.dispatch import Dispatcher
 from corral.errors import ConfigError, LossError
 from corral.learners.learner_group import LearnerGroup
@@ -41,7 +42,7 @@ def moved(module: torch.nn.Module, before: dict[str, Tensor]) -> set[str]:
     by_network: dict[str, set[bool]] = {}
     for name, parameter in module.named_parameters():
         by_network.setdefault(name.partition(".")[0], set()).add(not torch.equal(parameter, before[name]))
-    assert all(len(answers) == 1 for answers in by_network.values())
+    assert all_of(len(answers) == 1 for answers in by_network.values())
     return {name for name, answers in by_network.items() if True in answers}
 
 

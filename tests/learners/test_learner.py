@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from learner_cases import Recorder, make_learner, update
 from torch import Tensor, nn
 
+from at_least import all_of
 from corral import PPOConfig
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.errors import ConfigError, LossError
@@ -153,7 +154,7 @@ def test_rows_of_a_unit_stay_together() -> None:
     update(make_learner(Linear(), loss), batch, lr=0.0, num_epochs=2, minibatch_size=12)
     units = [minibatch[at : at + 4] for minibatch in loss.minibatches for at in range(0, len(minibatch), 4)]
     assert [len(minibatch) for minibatch in loss.minibatches] == [12] * 4
-    assert all(unit == list(range(unit[0], unit[0] + 4)) for unit in units)
+    assert all_of(unit == list(range(unit[0], unit[0] + 4)) for unit in units)
     starts = [unit[0] for unit in units]
     assert sorted(starts[:6]) == sorted(starts[6:]) == list(range(0, 24, 4)) != starts[:6]
 

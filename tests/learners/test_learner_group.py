@@ -48,6 +48,7 @@ from learner_cases import (
     weights_of,
 )
 
+from at_least import all_of
 from corral import PPOConfig
 from corral.core.tree import map_tree
 from corral.engines.base import WorkerHandle
@@ -647,4 +648,4 @@ def test_updates_that_are_received_later_are_the_same_updates(build: Build, num_
         assert results["m"]["total_loss"] == pytest.approx(wanted["m"]["total_loss"], abs=1e-5)
         before = {"m": {name: value.copy() for name, value in single.get_weights()["m"].items()}}
         assert_same_weights(group.get_weights(), before, 1e-5, skip=skip)
-    assert group.weights_version == 2 and all(update_.done() for update_ in pending)
+    assert group.weights_version == 2 and all_of(update_.done() for update_ in pending)

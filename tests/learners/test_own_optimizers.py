@@ -12,6 +12,7 @@ import torch
 from learner_cases import DeterministicActorCritic, td3_batch, td3_loss
 from torch.optim import lr_scheduler
 
+from at_least import all_of
 from corral import Algorithm, PPOConfig, SACConfig, TD3Config
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
@@ -155,7 +156,7 @@ def test_groups_of_an_algorithm_have_optimizers_of_their_own(cls: type[Algorithm
             result = algo.train()
         assert rates_of(result).keys() == optimizers.keys()
         moved = [not torch.equal(*pair) for pair in zip(before, weights(algo.get_module()), strict=True)]
-        assert all(moved)
+        assert all_of(moved)
         algo.save(tmp_path / "saved")
         with Algorithm.from_checkpoint(tmp_path / "saved") as restored:
             assert rates_of(restored.train()).keys() == optimizers.keys()

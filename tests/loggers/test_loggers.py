@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from at_least import all_of
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
 from corral.engines.worker_logs import log_records
@@ -220,7 +221,7 @@ def test_no_text_of_others_begins_a_line_of_the_log_or_controls_a_terminal(tmp_p
     assert len([line for line in lines if "forged" in line]) >= 3
     begun = [line for line in lines if line and not line.startswith("    ")]
     assert [line.partition(" corral: ")[2].split()[0] for line in begun] == ["Run", "client", "runner", "Run"]
-    assert all(line.isprintable() for line in lines)
+    assert all_of(line.isprintable() for line in lines)
 
 
 class Book(Logger):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from at_least import all_of
 from corral import (
     BCConfig,
     Callback,
@@ -271,7 +272,7 @@ def test_episodes_that_a_failed_sub_env_cut_off_are_not_recorded(tmp_path: Path)
     train(config)
     episodes = read(tmp_path / "data")
     assert {len(episode) - 1 for episode in episodes} == {3, 1}  # the third one of each env fails
-    assert all(episode.obs[:, 1].tolist() == list(range(len(episode))) for episode in episodes)
+    assert all_of(episode.obs[:, 1].tolist() == list(range(len(episode))) for episode in episodes)
 
 
 def test_episodes_of_a_policy_can_be_recorded(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from at_least import all_of
 from corral import (
     Callback,
     ClipRewards,
@@ -257,7 +258,7 @@ def test_callbacks_of_updates_read_numbers() -> None:
     algo.train()
     algo.stop()
     assert len(Reads.found) > 10
-    assert all(isinstance(value, float) for value in Reads.found)
+    assert all_of(isinstance(value, float) for value in Reads.found)
 
 
 def test_a_module_that_asks_at_each_step_does_not_keep_others_waiting() -> None:

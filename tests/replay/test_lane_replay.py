@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from taking_turns import TakingTurns
 
+from at_least import all_of
 from corral import DQNConfig
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.rollout import EpisodeCarry
@@ -238,7 +239,7 @@ def test_priorities_follow_the_steps() -> None:
         batch = buffer.sample(64)
         for index, obs in zip(batch["indices"].tolist(), batch["obs"][:, 0].tolist(), strict=True):
             by_index.setdefault(index, set()).add(obs)
-    assert all(len(obs) == 1 for obs in by_index.values())
+    assert all_of(len(obs) == 1 for obs in by_index.values())
     drawn = buffer.sample(2000, beta=1.0)
     powers = buffer._tree.leaves
     assert np.count_nonzero(powers) == len(buffer)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from at_least import all_of
 from corral import Callback, PPOConfig
 from corral.errors import ConfigError
 from corral.runners.runner import EnvRunner
@@ -49,7 +50,7 @@ def test_each_of_16_sub_envs_is_the_one_of_its_episode(num_env_runners: int) -> 
         algo.train()
     assert {env_index for _, env_index, _ in own.seen} == set(range(16))
     assert {event for event, _, _ in own.seen} == {"start", "step", "end"}
-    assert all(agrees for _, _, agrees in own.seen)
+    assert all_of(agrees for _, _, agrees in own.seen)
 
 
 def takes_it(seen: list[Any]) -> dict[str, Callable[..., None]]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from at_least import all_of
 from corral import PPOConfig
 from corral.checkpoint.codec import decode, encode
 from corral.episodes.lanes import LaneRollout
@@ -169,7 +170,7 @@ def test_a_mapping_may_use_lanes_that_no_trial_showed() -> None:
     rollouts += [runner.sample(num_timesteps=40) for _ in range(5)]
     assert len(runner.stepping.lanes["other"]) == num_lanes + 3
     assert played(rollouts) == {key: steps for key, steps in expected(logs).items() if steps}
-    assert all(isinstance(part, LaneRollout) for rollout in rollouts for part in rollout.modules.values())
+    assert all_of(isinstance(part, LaneRollout) for rollout in rollouts for part in rollout.modules.values())
 
 
 @pytest.mark.parametrize("way", ["shared", "changing", "kinds"])

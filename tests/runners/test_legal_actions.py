@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from at_least import all_of
 from corral import Algorithm, DQNConfig, MultiAgentEnv, PPOConfig, SACConfig
 from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError, EnvError
@@ -55,7 +56,7 @@ def test_masks_of_observations_infos_and_a_method_give_the_same_run(kind: type[A
 def test_variants_learn_finite_numbers(kind: type[AlgorithmConfig], training: dict[str, Any], mode: str) -> None:
     with config_of(kind, length=2).training(**training).env_runners(autoreset_mode=mode).build() as algo:
         learned = algo.train()["learners"]["default_policy"]
-    assert all(np.isfinite(value) and abs(value) < 1e6 for value in learned.values())
+    assert all_of(np.isfinite(value) and abs(value) < 1e6 for value in learned.values())
 
 
 def test_ratios_are_1_before_the_first_gradient_step() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import corral.config.config
+from at_least import all_of
 from corral import PPOConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.engines.lazy import LazyEngine
@@ -43,7 +44,7 @@ def test_the_driver_makes_one_spec_and_every_process_builds_from_it(
         assert made == [*group.module_specs.values()]
         assert made[0].observation_space == CountingEnv().observation_space
         names = group.foreach_env_runner(lambda runner: sorted(runner.module.state_dict()))
-        assert all(theirs == sorted(algo.get_module().state_dict()) for theirs in names)
+        assert all_of(theirs == sorted(algo.get_module().state_dict()) for theirs in names)
 
 
 def shapes(runner: EnvRunner) -> list[tuple[int, ...]]:
@@ -77,7 +78,7 @@ def test_a_runner_by_itself_makes_the_spec_from_its_own_env() -> None:
     runner = EnvRunner(small().freeze())
     spec = small().module_spec(runner.env.single_observation_space, runner.env.single_action_space)
     ours, theirs = runner.module.state_dict(), spec.build().state_dict()
-    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
+    assert ours.keys() == theirs.keys() and all_of((ours[name] == theirs[name]).all() for name in ours)
     runner.stop()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agent_steps import build, module_of, same
+from at_least import all_of, at_least
 from corral import PPOConfig
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import CallbackError, EpisodeError
@@ -147,9 +148,9 @@ def test_rewards_written_at_the_end_reach_the_latest_rollout_only() -> None:
     runner.stop()
     assert num_ended > 3
     assert not any((rewards == -7.0).any() for rewards in before.values())
-    for episode in kept:
-        expected = {agent: own for agent, own in episode.agent_episodes.items() if episode.is_done}
-        assert all((own.get_rewards() == -7.0).all() for own in expected.values())
+    ended = at_least(3, (episode for episode in kept if episode.is_done))
+    for episode in ended:
+        assert all_of((own.get_rewards() == -7.0).all() for own in episode.agent_episodes.values())
 
 
 @pytest.mark.slow
@@ -190,7 +191,7 @@ def test_events_where_sub_envs_fail() -> None:
         of_episode[id_].append(event)
     cut_off = [events for events in of_episode.values() if events[-1] == "step"]
     assert len(cut_off) >= 3
-    assert all(events[:2] == ["created", "start"] for events in of_episode.values() if len(events) > 1)
+    assert all_of(events[:2] == ["created", "start"] for events in of_episode.values() if len(events) > 1)
 
 
 def test_whole_episodes() -> None:

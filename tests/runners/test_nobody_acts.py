@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from at_least import all_of
 from corral import DQNConfig, MultiAgentEnv, PPOConfig, SampleRequest, evaluate_policy
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
 
@@ -58,7 +59,7 @@ def test_what_agents_see_and_get(empty: list[int]) -> None:
             part = episode.agent_episodes[agent]
             assert part.get_observations().ravel().tolist() == final
             assert part.get_rewards().sum() == len(rewarded) and part.is_terminated
-    assert all(counts[:10] == [2 * (t in seen) for t in range(10)] for counts in given)
+    assert all_of(counts[:10] == [2 * (t in seen) for t in range(10)] for counts in given)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from at_least import all_of
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import PPO
 from corral.engines.lazy import LazyEngine
@@ -335,7 +336,7 @@ def test_weights_travel_once_to_each_runner_and_only_when_they_changed(engine: s
         theirs = algo.env_runner_group.foreach_env_runner(
             lambda runner: {k: v.numpy() for k, v in runner.module.state_dict().items()}
         )
-        assert all(np.array_equal(ours[name], weights[name]) for weights in theirs for name in ours)
+        assert all_of(np.array_equal(ours[name], weights[name]) for weights in theirs for name in ours)
         # By now the weights of version 2 have arrived at both runners, whose times count once each.
         later.append(algo.env_runner_group.take_costs())
         for index in ("1", "2"):
@@ -363,7 +364,7 @@ class TestPartsOfTheWeights:
             while algo.env_runner_group.num_healthy_remote_workers < 2:
                 assert time.monotonic() < deadline_s
                 algo.train()
-            assert all(algo.env_runner_group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
+            assert all_of(algo.env_runner_group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
 
     def test_a_part_that_setup_adds_is_there_before_the_first_sample(self, engine: str) -> None:
         class Filtering(PPO):
@@ -409,7 +410,7 @@ class TestPartsOfTheWeights:
                 assert time.monotonic() < deadline_s
                 rollouts = group.sample(SampleRequest(num_timesteps=4), Timers())
             assert {rollout.weights_version for rollout in rollouts} == {1}
-            assert all(group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
+            assert all_of(group.foreach_env_runner(lambda runner: hasattr(runner, "scale")))
             assert (group.num_failures, group.num_remote_worker_restarts) == (1, 1)
 
     def test_a_part_that_a_runner_does_not_know_is_named(self, engine: str) -> None:

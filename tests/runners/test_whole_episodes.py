@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from at_least import all_of
 from corral import PPOConfig
 from corral.episodes.rollout import Rollout
 from corral.errors import EnvError
@@ -187,7 +188,7 @@ class TestWithFailures:
             assert rollout.num_env_steps >= 17 if not by_episodes else rollout.num_env_steps == 20
             assert [episode.id_ for episode in rollout] != []
             assert {episode.id_ for episode in rollout} == set(ended)
-            assert all(steps[id_] == 4 for id_ in ended)
+            assert all_of(steps[id_] == 4 for id_ in ended)
         result = runner.metrics.reduce()
         assert (result["episode_return_min"], result["episode_return_max"]) == (10, 10)
 

@@ -9,18 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 import pytest
 import yaml
 
 from console_script import corral_command
+from corral import PPOConfig
+from corral.cli import search_loop
 from corral.cli.main import main
+from corral.cli.search_loop import Messages, SearchLoop
+from corral.cli.search_trial import PRUNE
 from corral.errors import RunDirectoryError
 from corral.loggers.run import locked
 from corral.loggers.run_summary import last_numbers
+from corral.search.settings import Search, make_search
+from corral.search.study import ask, open_study, requeue_running
 
 DEADLINE_S = 240.0
 # The return is 4 times the level, whatever the policy does. Levels 13 and 14 fail, level 9 kills the process, and
@@ -91,6 +98,74 @@ def stored(home: Path) -> list[Any]:
 
 def read_yaml(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+class Told:
+    """What a trial says in place of a process: the messages that `says` has for its number."""
+
+    says: Callable[[int], list[dict[str, Any]]]
+
+    def __init__(self, trial: Any, home: Path, search: Search, environment: Any, to: Messages) -> None:
+        self.trial, self.outcome, self.process, self.answers = trial, dict[str, Any](), self, list[str]()
+        for message in type(self).says(trial.number):
+            to.put((self, message))  # type: ignore[arg-type]
+        to.put((self, None))  # type: ignore[arg-type]
+        self.heard.append(self)
+
+    heard: ClassVar[list[Told]] = []
+
+    def answer(self, text: str) -> None:
+        self.answers.append(text)
+
+    def close(self) -> None:
+        pass
+
+    def reason(self) -> str:
+        return "told to fail"
+
+
+def told_search(
+    says: Callable[[int], list[dict[str, Any]]], home: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> tuple[list[Any], list[list[str]]]:
+    """Run the loop of a search whose trials say what they are told to; return the trials of the study, and the answers.
+
+    One trial was interrupted before.
+    """
+    group = {"space": {"gamma": {"choice": [0.9, 0.99]}}, "num_startup_trials": 1, **settings}
+    search = make_search(
+        PPOConfig().environment("CartPole-v1").evaluation(evaluation_interval=1), {"training_iteration": 4}, group
+    )
+    monkeypatch.setattr(Told, "says", staticmethod(says), raising=False)
+    monkeypatch.setattr(Told, "heard", [])
+    monkeypatch.setattr(search_loop, "TrialProcess", Told)
+    with open_study(home, search) as study:
+        ask(study, search)
+        assert requeue_running(study) == 1
+        assert SearchLoop(search, study, home, 1, lambda number, trials: None).run(lambda: None) is None
+        return list(study.get_trials()), [one.answers for one in Told.heard]
+
+
+def test_a_trial_has_the_mean_of_its_seeds_and_one_that_was_interrupted_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials, _ = told_search(
+        lambda number: [{"values": [1.0 * number, 3.0 * number]}], tmp_path, monkeypatch, num_trials=3, num_seeds=2
+    )
+    assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    assert [trial.value for trial in trials[1:]] == [2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize("num_warmup_rounds", [0, 2])
+def test_the_median_ends_a_trial_after_its_rounds_of_warmup(
+    num_warmup_rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def says(number: int) -> list[dict[str, Any]]:
+        return [{"round": index, "value": 10.0 / number} for index in (1, 2, 3, 4)] + [{"values": [10.0 / number]}]
+
+    settings = {"num_trials": 2, "num_startup_trials": 1, "num_warmup_rounds": num_warmup_rounds}
+    _, answers = told_search(says, tmp_path, monkeypatch, **settings)
+    assert answers[0] == ["continue"] * 4
+    assert answers[1] == ["continue"] * num_warmup_rounds + [PRUNE] * (4 - num_warmup_rounds)
 
 
 @pytest.mark.slow

@@ -19,13 +19,17 @@ from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 from simulators import Simulator, Stranger, address_of, end, runner_of, served, steps_of
 
+from at_least import at_least
 from corral import DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.core.space_descriptions import describe_space
 from corral.exploration.epsilon import EpsilonGreedy
+from corral.exploration.noise import GaussianNoise
+from corral.exploration.sampling import Random, StochasticSampling
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
 from corral.serving.policy_file import PolicyFile
+from corral.serving.policy_file import _noise as noise_of
 
 BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
 PARTS = spaces.Dict({"gear": spaces.Discrete(3), "wheel": BOX})
@@ -140,6 +144,17 @@ def test_noise_of_td3_has_its_scale_and_stays_within_the_bounds() -> None:
         assert abs((later.draws - later.outputs).std() / scale - 1) < 0.02
         greedy = Drawn(file, X, explore=False)
         np.testing.assert_allclose(greedy.draws, greedy.outputs)
+
+
+def test_the_noise_of_td3_has_its_stddev_and_the_scale_of_the_timestep() -> None:
+    alone: Any = {"policy_config": {}, "model": None}
+    scales: Any = {"initial_scale": 1.0, "final_scale": 0.5, "scale_timesteps": 1000}
+    exploration = GaussianNoise(BOX, stddev=0.25, random_timesteps=100, **scales, **alone)
+    assert noise_of(exploration, 99) == (1.0, 0.0)
+    assert noise_of(exploration, 100) == (0.0, pytest.approx(0.25 * exploration.scales(100, 1)))
+    assert noise_of(exploration, 10**6) == (0.0, 0.125)
+    assert noise_of(StochasticSampling(BOX, **alone), 10**6) == (0.0, 1.0)
+    assert noise_of(Random(BOX, **alone), 10**6) == (1.0, 0.0)
 
 
 def test_epsilon_greedy_has_the_epsilon_of_the_timestep() -> None:
@@ -373,7 +388,8 @@ def test_a_simulator_may_use_its_arrays_again() -> None:
     with runner_of(served(num_envs=1)) as runner:
         thread = threading.Thread(target=play, args=(address_of(runner),), daemon=True)
         thread.start()
-        steps = [step for _, step in steps_of(runner.collect(SampleRequest(num_timesteps=50, time_limit_s=10.0)))]
+        found = steps_of(runner.collect(SampleRequest(num_timesteps=50, time_limit_s=120.0)))
+        steps = at_least(50, (step for _, step in found))
         runner.stop()
         thread.join(10)
     assert [step.obs[0] for step in steps] == [*range(len(steps))]
@@ -418,6 +434,7 @@ def test_another_server_is_never_told_what_the_policy_of_the_server_before_did()
         ({"outputs": [[0.0] * 3], "draws": [[0.0] * 3], "weights_version": 1}, "steps.weights_version must be 0 to 0"),
         ({"outputs": [[0.0] * 3], "draws": [[0.0] * 2], "weights_version": 0}, "steps.draws"),
         ({"outputs": [[0.0] * 3], "draws": [[float("nan")] * 3], "weights_version": 0}, "steps.draws"),
+        ({"outputs": [[0.0, 0.0, 50.0]], "draws": [[1.0, 0.0, 0.0]], "weights_version": 0}, "never draws"),
     ],
 )
 def test_steps_that_no_policy_gave_are_refused(fields: dict[str, Any], said: str) -> None:

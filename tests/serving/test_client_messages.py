@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Self
 
 import msgpack
 import numpy as np
 import pytest
+from grammar import Grammar
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulators import address_of, runner_of, served
 
+from at_least import all_of
+from corral import DQNConfig
 from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError
-from corral.serving.client import pack_array, unpack_array
+from corral.runners.requests import SampleRequest
+from corral.runners.runner import EnvRunner
+from corral.serving.client import pack_array, pack_message, unpack_array
 from corral.serving.messages import read_entries, read_message
 
 BOX, PICKS = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=1)
@@ -203,7 +213,7 @@ def damaged_reads(seed: int, count: int) -> int:
             message = read_message(bytes(body))
             if message["type"] == "steps":
                 found = read_entries(message, 4, space_tree(DICT), space_tree(PICKS), OUTPUTS)
-                assert all(np.isfinite(leaf).all() for leaf in found.obs.values())
+                assert all_of(np.isfinite(leaf).all() for leaf in found.obs.values())
                 assert np.isfinite(found.rewards).all() and len(found.rewards) == len(found.envs)
         except ClientMessageError:
             num_refused += 1
@@ -217,3 +227,86 @@ def test_damaged_messages_are_read_or_refused() -> None:
 @pytest.mark.slow
 def test_ten_thousand_damaged_messages_are_read_or_refused() -> None:
     assert damaged_reads(1, 10_000) > 5000
+
+
+def fuzzed_runs(seed: int, count: int) -> Counter[str]:
+    """Send a runner messages of the grammar over many connections, next to a simulator; return how they were answered.
+
+    The simulator sends a message with each of them, and must have its answer.
+    """
+    found, grammar = Counter[str](), Grammar(seed)
+    with runner_of(served(DQNConfig(), num_envs=3)) as runner, PolicyFuzz(runner) as clients:
+        for _ in range(count):
+            clients.send(grammar)
+            runner.collect(SampleRequest(num_timesteps=1))  # at least the step of the simulator
+            found.update(clients.answers())
+    return found
+
+
+class PolicyFuzz:
+    """A simulator that steps one env, and two connections that are opened again after the server closed them."""
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self._runner, self._t = runner, 0
+        self._fuzzed: list[socket.socket | None] = [None, None]
+
+    def __enter__(self) -> Self:
+        self._good = self._connect()
+        self._good.sendall(pack_message({"type": "hello", "protocol": 1}))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._good, *self._fuzzed):
+            if one is not None:
+                one.close()
+
+    def _connect(self) -> socket.socket:
+        host, _, port = address_of(self._runner).rpartition(":")
+        return socket.create_connection((host, int(port)), 30)
+
+    def send(self, grammar: Grammar) -> None:
+        with contextlib.suppress(OSError):
+            for place, one in enumerate(self._fuzzed):
+                if one is None:
+                    self._fuzzed[place] = one = self._connect()
+                    one.sendall(grammar.rllink() if place else grammar.hello())
+                one.sendall(grammar.rllink() if place else grammar.native())
+        steps = [{"begins": [True]}] if not self._t else []
+        for fields in (*steps, {"rewards": [1.0]}):
+            self._t += 1
+            message = {"type": "steps", "id": self._t, "envs": [0], "obs": [[float(self._t)] * 4], **fields}
+            self._good.sendall(pack_message(message))
+
+    def answers(self) -> Iterator[str]:
+        for place, one in enumerate(self._fuzzed):
+            if one is None:
+                continue
+            one.setblocking(False)
+            try:
+                data = one.recv(1 << 20)
+                yield "error" if b"error" in data or b"ERROR" in data else "answer" if data else "closed"
+                is_over = not data or b"error" in data or b"ERROR" in data
+            except BlockingIOError:
+                yield "nothing yet"
+                is_over = False
+            except OSError:
+                is_over = True
+            one.settimeout(30)
+            if is_over:
+                one.close()
+                self._fuzzed[place] = None
+        self._good.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            assert self._good.recv(1 << 20), "the simulator was cut off"
+        self._good.settimeout(30)
+
+
+def test_messages_that_are_valid_or_nearly_so_cost_nobody_else_anything() -> None:
+    found = fuzzed_runs(0, 300)
+    assert found["answer"] > 30 and found["error"] > 30, found
+
+
+@pytest.mark.slow
+def test_ten_thousand_messages_that_are_valid_or_nearly_so_cost_nobody_else_anything() -> None:
+    found = fuzzed_runs(1, 10_000)
+    assert found["answer"] > 1000 and found["error"] > 1000, found

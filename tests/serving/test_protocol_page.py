@@ -135,7 +135,10 @@ def test_limits_and_codes_of_the_page_match_the_code() -> None:
         f"accept {client.MAX_MESSAGE_BYTES >> 20} MiB",
         f"{settings.client_timeout_s:g} seconds (`client_timeout_s`)",
         f"{settings.reconnect_timeout_s:g} seconds (`reconnect_timeout_s`)",
-        f"| connections | {server.MAX_CONNECTIONS} |",
+        f"| connections | {server.MAX_CONNECTIONS}, or three quarters",
+        f"at most {messages.MAX_NUMBER:,.0f} in size |",
+        f"actions of a Box | {messages.MAX_NUMBER:,.0f} in size |",
+        f"{messages.MAX_OUTPUT:,.0f} in size; for on-policy",
         f"1 to {messages.MAX_ENTRIES:,} entries",
         f"version of the protocol, which is {client.PROTOCOL}",
     ):

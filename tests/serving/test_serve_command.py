@@ -14,12 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from simulators import free_ports
+from gymnasium.spaces import Box, Discrete
+from simulators import free_ports, runner_of
 
+from at_least import all_of
 from console_script import corral_command
 from corral import PPOConfig
+from corral.algorithms.registry import config_from_dict
+from corral.cli.experiment import read_experiment
 from corral.cli.main import main
 from corral.cli.parser import make_parser
 from corral.cli.serve import EXTERNAL, serve_config
@@ -74,6 +79,19 @@ def serve(tmp_path: Path) -> Iterator[Any]:
     for server in servers:
         server.process.kill()
         server.wait()
+
+
+def test_the_first_command_of_the_page_needs_only_a_file_with_the_spaces(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "external-simulators.md").read_text(encoding="utf-8")
+    command = page.partition("```sh\n")[2].partition("```")[0]
+    text, _, after = command.partition("<<'END'\n")[2].partition("END\n")
+    assert command.startswith("cat > robot.yaml") and after.startswith("corral serve --config robot.yaml --num-envs 8")
+    (tmp_path / "robot.yaml").write_text(text)
+    config = config_from_dict({k: v for k, v in read_experiment(tmp_path / "robot.yaml").items() if k != "stop"})
+    serve_config(config, {"address": "127.0.0.1:0"}, 8)
+    with runner_of(config) as runner:
+        assert runner.env.single_observation_space == Box(-np.inf, np.inf, (4,))
+        assert runner.env.single_action_space == Discrete(2) and runner.env.num_envs == 8
 
 
 class Player:
@@ -183,7 +201,7 @@ def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path
     assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     sampled = results(tmp_path / "run")[-1]["num_env_steps_sampled_lifetime"]
     assert sampled >= 3 * 64
-    assert all(player.join() > 0 for player in players)
+    assert all_of(player.join() > 0 for player in players)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from simulators import Playing, Stranger, address_of, free_ports, runner_of
 
 from agent_steps import AGENTS, build, module_of
+from at_least import all_of
 from corral import APPOConfig, DQNConfig, ExternalEnv, PPOConfig
 from corral.core.space_descriptions import describe_space
 from corral.episodes.multi_agent_episode import MultiAgentEpisode
@@ -664,5 +665,5 @@ def test_algorithms_learn_from_agents_of_simulators(algo: Any, num_runners: int,
         assert result["training_iteration"] == iterations
         assert result["evaluation"]["env_runners"]["num_episodes"] == 3
         for module_id in ("even", "odd"):
-            assert all(np.isfinite(v) for k, v in result["learners"][module_id].items() if k.endswith("loss"))
+            assert all_of(np.isfinite(v) for k, v in result["learners"][module_id].items() if k.endswith("loss"))
         assert result["env_runners"]["num_agent_steps_sampled_lifetime"] > result["num_env_steps_sampled_lifetime"]

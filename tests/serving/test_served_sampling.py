@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from simulators import Simulator, Step, address_of, end, runner_of, served, steps_of
 
+from at_least import all_of
 from corral import DQNConfig
 from corral.modules.inference import RowStates
 from corral.runners.requests import SampleRequest
@@ -64,7 +65,7 @@ def test_episodes_are_whole_and_their_statistics_exact() -> None:
                     seen[episode.id_][-1].terminated = episode.is_terminated
                     seen[episode.id_][-1].truncated = episode.is_truncated
         end(runner, *simulators)
-    assert all(len(found) == 1 for found in lanes.values())
+    assert all_of(len(found) == 1 for found in lanes.values())
     by_first = {steps[0].obs: steps for steps in seen.values()}
     complete = 0
     for simulator in simulators:
@@ -221,7 +222,7 @@ def test_complete_episodes_are_played_to_their_ends() -> None:
         for _ in range(3):
             rollout = runner.sample(num_timesteps=60)
             assert rollout.num_env_steps >= 60
-            assert all(episode.is_done and episode.t_started == 0 for episode in rollout.episodes())
+            assert all_of(episode.is_done and episode.t_started == 0 for episode in rollout.episodes())
         end(runner, simulator)
 
 

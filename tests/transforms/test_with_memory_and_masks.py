@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from tests.exact_runs import Drift, limited
 
+from at_least import all_of
 from corral import (
     Algorithm,
     ClipRewards,
@@ -120,7 +121,7 @@ def test_sequences_of_a_replay_buffer_keep_to_masks_and_transforms(
     config.rl_module(model_config={**LSTM, "fcnet_hiddens": [8, 8]}).reporting(min_sample_timesteps_per_iteration=90)
     with config.build() as algorithm:
         learned = algorithm.train()["learners"]["default_policy"]
-        assert all(np.isfinite(value) and abs(value) < 1e6 for value in learned.values())
+        assert all_of(np.isfinite(value) and abs(value) < 1e6 for value in learned.values())
         path = algorithm.save(tmp_path / "saved")
         expected = algorithm.train()["learners"]["default_policy"]
         module: Any = algorithm.get_module()
@@ -185,7 +186,7 @@ def make_policy(*transforms: Any, model_config: dict[str, Any] = LSTM) -> Policy
     assert spec.pipeline is not None
     state = {"count": np.array(9.0), "mean/": np.full((3, 2), 0.5), "m2/": np.full((3, 2), 40.0)}
     given = {name: state for name in spec.pipeline.state}
-    assert all(part.keys() == state.keys() for part in spec.pipeline.state.values())
+    assert all_of(part.keys() == state.keys() for part in spec.pipeline.state.values())
     return Policy(module, pipeline=spec.pipeline.with_state(given))
 
 

@@ -403,28 +403,30 @@ class ServedStepping(Stepping):
             return f"steps.obs[{stuck}]: {NO_LEGAL_ACTION}."
         if entries.is_acted:
             distribution = actor.distribution
-            chosen = entries.draws is None
-            entries.taken = distribution.from_env(entries.actions) if chosen else distribution.mode(entries.draws)
-            if not np.isfinite(entries.taken[acts]).all():
-                return f"steps.{'actions' if chosen else 'draws'}: stand for an action that is NaN or infinite."
-            if not chosen and self.runner.config.ON_POLICY and self._is_unlikely(entries, acts):
-                return "steps.draws: stand for an action that a policy with these outputs never draws."
-            if actor.has_action_mask and (illegal := self._first_illegal(entries)) is not None:
+            if entries.draws is None:
+                name, taken = "actions", distribution.from_env(entries.actions)
+            else:
+                name, taken = "draws", distribution.mode(entries.draws)
+            if not np.isfinite(taken[acts]).all():
+                return f"steps.{name}: stand for an action that is NaN or infinite."
+            if actor.has_action_mask and (illegal := self._first_illegal(entries, taken)) is not None:
                 return f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
+            if entries.outputs is not None and self.runner.config.ON_POLICY:
+                if self._is_unlikely(entries.outputs[acts], taken[acts]):
+                    return "steps.draws: stand for an action that a policy with these outputs never draws."
+            entries.taken = taken
         return ""
 
-    def _is_unlikely(self, entries: Entries, acts: NDArray[np.bool_]) -> bool:
+    def _is_unlikely(self, outputs: NDArray[np.float32], taken: NDArray[Any]) -> bool:
         """Return whether an action has a likelihood of almost 0, so that a ratio of likelihoods would overflow."""
-        assert entries.outputs is not None and entries.taken is not None
-        outputs, taken = (torch.from_numpy(column[acts]) for column in (entries.outputs, entries.taken))
         with torch.no_grad():
-            logp = self._actor.distribution.logp(outputs, taken).numpy()
-        return not (logp >= MIN_LOGP - 5 * math.prod(entries.taken.shape[1:])).all()
+            logp = self._actor.distribution.logp(torch.from_numpy(outputs), torch.from_numpy(taken)).numpy()
+        return not (logp >= MIN_LOGP - 5 * math.prod(taken.shape[1:])).all()
 
-    def _first_illegal(self, entries: Entries) -> int | None:
+    def _first_illegal(self, entries: Entries, taken: NDArray[Any]) -> int | None:
         """Return the first entry whose client took an action that the mask of its observation does not allow."""
         legal = legal_actions(entries.obs) | entries.ends[:, None]  # an entry that ended has no action
-        return first_illegal(legal, self._actor.action_space, entries.taken)
+        return first_illegal(legal, self._actor.action_space, taken)
 
     def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
         """Write the steps that a wave reports, and return their number."""
