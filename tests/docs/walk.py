@@ -250,7 +250,7 @@ def not_run(command: Command) -> str | None:
         return "in a clone"
     if _FRAGMENT.match(command.text):
         return "a part of a command"
-    if "--index-url" in command.text:
+    if "--index-url" in command.text or command.text.startswith("npm "):
         return "another index of packages"
     if _PLACEHOLDER.search(command.text):
         return "a placeholder"
@@ -303,7 +303,8 @@ def follow(path: Path, reader: Reader) -> Iterator[Outcome]:
                 if step.title is not None:
                     (reader.folder / step.title).write_text(step.text, encoding="utf-8")
                 reader.keep_running()
-                why = output_problem(step, run_block(step, path, module), shown)
+                printed = run_block(step, path, module)
+                why = None if step.no_run() else output_problem(step, printed, shown)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
