@@ -29,7 +29,7 @@ from pages import (
     page_id,
     run_blocks,
 )
-from walk import Reader, not_run, steps
+from walk import TRAININGS, Reader, not_run, steps
 
 import corral
 from corral import Algorithm, PPOConfig
@@ -136,6 +136,15 @@ def first_commands() -> list[Any]:
     return [pytest.param(page, command, id=page) for command, page in found.items()]
 
 
+SHORT = {
+    TRAININGS: "--stop training_iteration=1",
+    "corral evaluate(?!.*--data)": "--episodes 2",
+    "corral evaluate(?=.*--data)": "--gradient-steps 10",
+    "corral play": "--episodes 1",
+}
+"""What ends the first commands of pages early."""
+
+
 @pytest.fixture(scope="session")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder for runs and data that pages take for granted."""
@@ -143,10 +152,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # A search has dozens of processes, and Ray takes long to start.
-@pytest.mark.slow_cases("search", "building-blocks")
+@pytest.mark.slow_cases("search", "write-an-algorithm", "examples.md")
 @pytest.mark.parametrize(("page", "command"), first_commands())
 def test_the_first_command_of_a_page_works(page: str, command: str, given: Path, tmp_path: Path) -> None:
-    reader = Reader(tmp_path, Path(sysconfig.get_path("scripts")), given, ["training_iteration=1"])
+    reader = Reader(tmp_path, Path(sysconfig.get_path("scripts")), given, SHORT)
     reader.run(command)
     reader.leave()
 

@@ -24,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ GIVEN_FILES = {
 }
 """Files that a reader has, and the command that makes each of them."""
 _STAYS = re.compile(r"tensorboard |corral serve |corral report .*--watch|python examples/serve_policy.py")
+TRAININGS = "corral (?:train|serve|search)"
 _MADE = ("--run-dir", "--resume-or-start", "-o", "--output", "--record")
 """Options whose values a command makes."""
 
@@ -87,13 +88,13 @@ class Reader:
         folder: The folder.
         programs: Folder of `corral`, `python` and `pip`.
         given: Folder for what several pages take for granted.
-        stop: Stop criteria that are added to trainings, such as `"time_s=20"`.
+        added: Options that are added to commands, by pattern of their beginning, such as stop criteria of trainings.
     """
 
-    def __init__(self, folder: Path, programs: Path, given: Path, stop: Sequence[str]) -> None:
+    def __init__(self, folder: Path, programs: Path, given: Path, added: Mapping[str, str]) -> None:
         self.folder, self.given = folder, given
         self._staying: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-        self._stop = "".join(f" --stop {criterion}" for criterion in stop)
+        self._added = added
         self._environment = {
             **os.environ,
             "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
@@ -114,7 +115,9 @@ class Reader:
         if command.startswith("cd "):
             self.folder = self.folder / command[3:].strip()
             return ""
-        shown = re.sub(r"\bcorral (train|serve|search)\b", rf"corral \1{self._stop}", command)
+        shown = command
+        for pattern, options in self._added.items():
+            shown = re.sub(rf"^({pattern})", rf"\1 {options}", shown)
         if _STAYS.match(command):
             self._start(shown)
             return ""
@@ -321,7 +324,7 @@ def follow_here(name: str, given: str, seconds: float) -> None:
     """Follow one page in the working directory, and print each outcome as a line of JSON."""
     os.environ["COLUMNS"] = "100"
     sys.path[0] = os.getcwd()  # what a reader's script finds first
-    reader = Reader(Path.cwd(), Path(sys.executable).parent, Path(given), [f"time_s={seconds:g}"])
+    reader = Reader(Path.cwd(), Path(sys.executable).parent, Path(given), {TRAININGS: f"--stop time_s={seconds:g}"})
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
         for outcome in follow(ROOT / name, reader):
