@@ -29,7 +29,7 @@ from pages import (
     page_id,
     run_blocks,
 )
-from walk import TRAININGS, Reader, not_run, steps
+from walk import TRAININGS, FailedError, Reader, not_run, span_commands, steps
 
 import corral
 from corral import Algorithm, PPOConfig
@@ -200,6 +200,48 @@ def test_make_targets_exist() -> None:
     named = [(page_id(page), shlex.split(line, comments=True)[1]) for page in PAGES for line in commands(page, "make")]
     unknown = [f"{page}: make {target}" for page, target in named if target not in targets]
     assert not unknown, "\n".join(unknown)
+
+
+MARKED = """
+<!-- no-run 2: asks for a key -->
+```sh
+true  # `corral events`
+wandb login
+corral train --algo PPO \\
+    --env CartPole-v1
+```
+Read `corral train` and `corral evaluate RUN`, or in a clone
+
+    make test
+
+<!-- only-walk: needs a server -->
+```python title="my_envs.py"
+import gymnasium
+```
+"""
+
+
+def test_what_a_page_does_not_run_has_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(MARKED, encoding="utf-8")
+    shell, python = blocks(tmp_path / "page.md")
+    assert shell.commands() == [
+        Command("true  # `corral events`"),
+        Command("wandb login", "asks for a key"),
+        Command("corral train --algo PPO      --env CartPole-v1"),
+    ]
+    assert (python.title, python.no_run(), python.no_run(walk=True)) == ("my_envs.py", "needs a server", None)
+    found = [(command.text, not_run(command)) for command in span_commands(python.before)]
+    assert found == [("corral evaluate RUN", None), ("make test", "in a clone")]
+    bare = [page_id(page) for page in PAGES if re.search(r"<!-- (no-run|only-walk)[\d, ]*-->", page.read_text("utf-8"))]
+    assert not bare, f"write why a block is not run: {bare}"
+
+
+def test_a_command_that_fails_is_seen(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, tmp_path, tmp_path, {"seq 2": "&& false"})
+    assert reader.run("echo 1") == "1\n"
+    for command in ("seq 2", "echo corral 0.2 does not provide the extra no", "no_such_command"):
+        with pytest.raises(FailedError):
+            reader.run(command)
 
 
 def test_commands_are_found() -> None:

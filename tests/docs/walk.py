@@ -178,8 +178,9 @@ class Reader:
 
     @staticmethod
     def _end(staying: Sequence[tuple[str, subprocess.Popen[bytes], Path]]) -> None:
-        for command, process, output in staying:
+        for _, process, _ in staying:
             process.send_signal(signal.SIGINT)
+        for command, process, output in staying:
             try:
                 status = process.wait(60.0)
             except subprocess.TimeoutExpired:
