@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +18,36 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's processes are nice by default, and would get little CPU time next to the other tests.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+def _absent(error: BaseException | None) -> str | None:
+    """Return the name of a package that an error is about and that is not installed here, or `None`."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            package = error.name.partition(".")[0]
+            with contextlib.suppress(ModuleNotFoundError):
+                return None if importlib.util.find_spec(package) else package
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: Any) -> Any:
+    """Skip a file that imports a package which is not installed."""
+    report = yield
+    if report.failed and (found := re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))):
+        if found[1] != "corral" and _absent(ModuleNotFoundError(name=found[1])):
+            report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: no package {found[1]}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Any:
+    """Skip a test that fails because a package is not installed, in fixtures too."""
+    report = yield
+    if report.failed and (package := _absent(call.excinfo.value)):
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: no package {package}")
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import corral
+from console_script import corral_command
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.cli.main import main
 from env_table import TABLE, USER_FILE, Row
 
-CORRAL = str(Path(sys.executable).with_name("corral"))
+(CORRAL,) = corral_command()
 DEADLINE_S = 120.0
 ACTS = """
 import json, sys, corral

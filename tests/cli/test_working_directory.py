@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import corral
 from console_script import corral_command
 from corral.engines.own_commands import own_command
 
@@ -38,14 +39,16 @@ HARM = "raise RuntimeError('this file must not be imported')\n"
 PYTHON = [sys.executable, "-m", "corral"]  # which is the same command
 
 
-def corral(cwd: Path, *arguments: str, start: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def run_corral(cwd: Path, *arguments: str, start: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     command = [*start, *arguments] if start else corral_command(*arguments)
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 # `python -m corral` runs a file corral.py, as Python does with every module.
 @pytest.mark.parametrize(
-    ("harmful", "start"), [(("corral", "random", "queue"), ()), (("random", "queue"), PYTHON)], ids=["corral", "python"]
+    ("harmful", "start"),
+    [(("corral", "random", "queue"), ()), (("argparse", "random", "queue"), PYTHON)],
+    ids=["corral", "python"],
 )
 def test_files_may_have_the_names_of_commands_and_of_other_modules(
     harmful: tuple[str, ...], start: Sequence[str], tmp_path: Path
@@ -54,7 +57,7 @@ def test_files_may_have_the_names_of_commands_and_of_other_modules(
         (tmp_path / f"{name}.py").write_text(HARM, encoding="utf-8")
     (tmp_path / "play.py").write_text("import sys\n\nraise RuntimeError(sys.path)\n", encoding="utf-8")
     (tmp_path / "train.py").write_text("import play\n", encoding="utf-8")
-    done = corral(tmp_path, "train", "--algo", "PPO", "--env", "train:make_env", *TINY, start=start)
+    done = run_corral(tmp_path, "train", "--algo", "PPO", "--env", "train:make_env", *TINY, start=start)
     assert done.returncode == 2 and "the module 'train' raised RuntimeError: [" in done.stderr
     places = ast.literal_eval(done.stderr[done.stderr.index("[") : done.stderr.index("]") + 1])
     library = Path(os.__file__).parent
@@ -69,6 +72,9 @@ def test_processes_of_corral_do_not_import_files_with_its_name(tmp_path: Path) -
     command = own_command("corral.errors", "nearest('a', ['b'])")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == "Known names: b.\n"  # Python prints a text that is given as the exit status
+    source = Path(corral.__file__).parent
+    starting = {file.name for file in source.rglob("*.py") if "[sys.executable" in file.read_text(encoding="utf-8")}
+    assert starting == {"own_commands.py", "process_group_guard.py"}  # the guard is a file, and sees no folder
 
 
 @pytest.mark.slow
@@ -86,7 +92,7 @@ def test_all_commands_find_the_env(tmp_path: Path) -> None:
         ["evaluate", "run", "--episodes", "1", "--env", "my_envs:make_env"],
         ["checkpoint", "info", "run"],
     ):
-        done = corral(tmp_path, *command)
+        done = run_corral(tmp_path, *command)
         assert (done.returncode, done.stderr) == (0, ""), command
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import shlex
 import shutil
 import sys
+import sysconfig
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,7 @@ from pages import (
     PAGES,
     README,
     ROOT,
+    Command,
     anchors,
     blocks,
     commands,
@@ -26,9 +29,10 @@ from pages import (
     page_id,
     run_blocks,
 )
+from walk import TRAININGS, FailedError, Reader, not_run, span_commands, steps
 
 import corral
-from corral import PPOConfig
+from corral import Algorithm, PPOConfig
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
@@ -55,6 +59,21 @@ LONG = {
     "docs/learners.md",
     "docs/multi-agent.md",
     "docs/from-data-to-env.md",
+    "docs/off-policy-evaluation.md",
+    "docs/recorded-data.md",
+    "docs/asynchronous-sampling.md",
+    "docs/replay.md",
+    "docs/atari-mujoco-envpool.md",
+    "docs/metrics.md",
+    "docs/algorithms/appo.md",
+    "docs/algorithms/bc.md",
+    "docs/algorithms/cql.md",
+    "docs/algorithms/crossq.md",
+    "docs/algorithms/impala.md",
+    "docs/algorithms/iql.md",
+    "docs/algorithms/marwil.md",
+    "docs/algorithms/tqc.md",
+    "docs/exploration.md",
 }
 
 
@@ -71,23 +90,6 @@ def pages_to_run() -> list[Any]:
     ]
 
 
-@pytest.mark.slow_cases(
-    "off-policy-evaluation",
-    "recorded-data",
-    "asynchronous",
-    "appo",
-    "impala",
-    "iql",
-    "replay",
-    "cql",
-    "marwil",
-    "/bc.md",
-    "tqc",
-    "crossq",
-    "envpool",
-    "metrics",
-    "exploration",
-)
 @pytest.mark.parametrize("page", pages_to_run())
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,6 +98,66 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     for block, printed, shown in run_blocks(page):
         problem = output_problem(block, printed, shown)
         assert problem is None, f"{page_id(page)}:{block.line} {problem}"
+
+
+class TrainedError(BaseException):
+    """A block has trained for one iteration, and the test has seen enough."""
+
+
+@pytest.mark.parametrize("page", sorted(LONG))
+def test_the_first_block_of_a_long_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Algorithm.train
+    num_iterations = 0
+
+    def train_once(self: Algorithm) -> Any:
+        nonlocal num_iterations
+        num_iterations += 1
+        if num_iterations > 1:
+            raise TrainedError
+        return train(self)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(Algorithm, "train", train_once)
+    with contextlib.suppress(TrainedError), contextlib.closing(run_blocks(ROOT / page)) as blocks_run:
+        next(blocks_run)
+
+
+def first_commands() -> list[Any]:
+    """Return the first command of each page that is run here, once."""
+    found: dict[str, str] = {}
+    for page in PAGES:
+        commands_here = [step for _, step, _ in steps(page) if isinstance(step, Command) and not not_run(step)]
+
+        first = next((command.text for command in commands_here if command.text.split()[0] not in ("pip", "cd")), None)
+        if first is not None:
+            found.setdefault(first, page_id(page))
+    return [pytest.param(page, command, id=page) for command, page in found.items()]
+
+
+SHORT = {
+    TRAININGS: "--stop training_iteration=1",
+    "corral evaluate(?!.*--data)": "--episodes 2",
+    "corral evaluate(?=.*--data)": "--gradient-steps 10",
+    "corral play": "--episodes 1",
+}
+"""What ends the first commands of pages early."""
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for runs and data that pages take for granted."""
+    return tmp_path_factory.mktemp("given")
+
+
+# A search has dozens of processes, and Ray takes long to start.
+@pytest.mark.slow_cases("search", "write-an-algorithm", "examples.md")
+@pytest.mark.parametrize(("page", "command"), first_commands())
+def test_the_first_command_of_a_page_works(page: str, command: str, given: Path, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, Path(sysconfig.get_path("scripts")), given, SHORT)
+    reader.run(command)
+    reader.leave()
 
 
 def test_the_page_for_users_of_stable_baselines3_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +200,48 @@ def test_make_targets_exist() -> None:
     named = [(page_id(page), shlex.split(line, comments=True)[1]) for page in PAGES for line in commands(page, "make")]
     unknown = [f"{page}: make {target}" for page, target in named if target not in targets]
     assert not unknown, "\n".join(unknown)
+
+
+MARKED = """
+<!-- no-run 2: asks for a key -->
+```sh
+true  # `corral events`
+wandb login
+corral train --algo PPO \\
+    --env CartPole-v1
+```
+Read `corral train` and `corral evaluate RUN`, or in a clone
+
+    make test
+
+<!-- only-walk: needs a server -->
+```python title="my_envs.py"
+import gymnasium
+```
+"""
+
+
+def test_what_a_page_does_not_run_has_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(MARKED, encoding="utf-8")
+    shell, python = blocks(tmp_path / "page.md")
+    assert shell.commands() == [
+        Command("true  # `corral events`"),
+        Command("wandb login", "asks for a key"),
+        Command("corral train --algo PPO      --env CartPole-v1"),
+    ]
+    assert (python.title, python.no_run(), python.no_run(walk=True)) == ("my_envs.py", "needs a server", None)
+    found = [(command.text, not_run(command)) for command in span_commands(python.before)]
+    assert found == [("corral evaluate RUN", None), ("make test", "in a clone")]
+    bare = [page_id(page) for page in PAGES if re.search(r"<!-- (no-run|only-walk)[\d, ]*-->", page.read_text("utf-8"))]
+    assert not bare, f"write why a block is not run: {bare}"
+
+
+def test_a_command_that_fails_is_seen(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, tmp_path, tmp_path, {"seq 2": "&& false"})
+    assert reader.run("echo 1") == "1\n"
+    for command in ("seq 2", "echo corral 0.2 does not provide the extra no", "no_such_command"):
+        with pytest.raises(FailedError):
+            reader.run(command)
 
 
 def test_commands_are_found() -> None:

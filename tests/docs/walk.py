@@ -4,8 +4,9 @@
     make walk PAGES="docs/cli.md"     # one page
 
 It prints a table: what ran, what failed, and what was not run, with the reason. Python blocks run as they are.
-Trainings of the command line end after `--seconds`, by a stop criterion that is added; nothing else is changed. What a
-page takes for granted, such as a run of the reader's, is made when a command names it; see `Reader.provide`.
+Trainings of the command line end after `--seconds`, by a stop criterion that is added, and searches after four trials;
+nothing else is changed. What a page takes for granted, such as a run of the reader's, is made when a command names it;
+see `Reader.provide`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ GIVEN_FILES = {
 }
 """Files that a reader has, and the command that makes each of them."""
 _STAYS = re.compile(r"tensorboard |corral serve |corral report .*--watch|python examples/serve_policy.py")
+TRAININGS = "corral (?:train|serve|search)"
 _MADE = ("--run-dir", "--resume-or-start", "-o", "--output", "--record")
 """Options whose values a command makes."""
 
@@ -87,13 +89,13 @@ class Reader:
         folder: The folder.
         programs: Folder of `corral`, `python` and `pip`.
         given: Folder for what several pages take for granted.
-        stop: Stop criteria that are added to trainings, such as `"time_s=20"`.
+        added: Options that are added to commands, by pattern of their beginning, such as stop criteria of trainings.
     """
 
-    def __init__(self, folder: Path, programs: Path, given: Path, stop: Sequence[str]) -> None:
+    def __init__(self, folder: Path, programs: Path, given: Path, added: Mapping[str, str]) -> None:
         self.folder, self.given = folder, given
         self._staying: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-        self._stop = "".join(f" --stop {criterion}" for criterion in stop)
+        self._added = added
         self._environment = {
             **os.environ,
             "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
@@ -114,7 +116,9 @@ class Reader:
         if command.startswith("cd "):
             self.folder = self.folder / command[3:].strip()
             return ""
-        shown = re.sub(r"\bcorral (train|serve|search)\b", rf"corral \1{self._stop}", command)
+        shown = command
+        for pattern, options in self._added.items():
+            shown = re.sub(rf"^({pattern})", rf"\1 {options}", shown)
         if _STAYS.match(command):
             self._start(shown)
             return ""
@@ -174,8 +178,9 @@ class Reader:
 
     @staticmethod
     def _end(staying: Sequence[tuple[str, subprocess.Popen[bytes], Path]]) -> None:
-        for command, process, output in staying:
+        for _, process, _ in staying:
             process.send_signal(signal.SIGINT)
+        for command, process, output in staying:
             try:
                 status = process.wait(60.0)
             except subprocess.TimeoutExpired:
@@ -250,7 +255,7 @@ def not_run(command: Command) -> str | None:
         return "in a clone"
     if _FRAGMENT.match(command.text):
         return "a part of a command"
-    if "--index-url" in command.text:
+    if "--index-url" in command.text or command.text.startswith("npm "):
         return "another index of packages"
     if _PLACEHOLDER.search(command.text):
         return "a placeholder"
@@ -303,7 +308,8 @@ def follow(path: Path, reader: Reader) -> Iterator[Outcome]:
                 if step.title is not None:
                     (reader.folder / step.title).write_text(step.text, encoding="utf-8")
                 reader.keep_running()
-                why = output_problem(step, run_block(step, path, module), shown)
+                printed = run_block(step, path, module)
+                why = None if step.no_run() else output_problem(step, printed, shown)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -320,7 +326,8 @@ def follow_here(name: str, given: str, seconds: float) -> None:
     """Follow one page in the working directory, and print each outcome as a line of JSON."""
     os.environ["COLUMNS"] = "100"
     sys.path[0] = os.getcwd()  # what a reader's script finds first
-    reader = Reader(Path.cwd(), Path(sys.executable).parent, Path(given), [f"time_s={seconds:g}"])
+    added = {TRAININGS: f"--stop time_s={seconds:g}", "corral search.*": "--trials 4"}
+    reader = Reader(Path.cwd(), Path(sys.executable).parent, Path(given), added)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
         for outcome in follow(ROOT / name, reader):

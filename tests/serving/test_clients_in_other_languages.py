@@ -21,7 +21,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import onnxruntime
 import pytest
 from gymnasium import spaces
 from simulators import address_of, runner_of, served
@@ -639,7 +638,9 @@ class ModelRunner:
         self._listener.close()
 
 
-def one_thread(model: bytes) -> onnxruntime.InferenceSession:
+def one_thread(model: bytes) -> Any:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

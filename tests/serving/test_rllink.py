@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium as gym
 import msgpack
 import numpy as np
-import onnxruntime
 import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
@@ -343,6 +342,8 @@ class Actor:
     def set_state(self) -> None:
         state = self.client.reply()
         assert state["type"] == "SET_STATE", state
+        import onnxruntime
+
         self.session = onnxruntime.InferenceSession(gzip.decompress(base64.b64decode(state["onnx_file"])))
         self.versions.append(state["weights_seq_no"])
 
