@@ -20,6 +20,7 @@ from corral.checkpoint.finding import CHECKPOINTS, NONE_YET
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.core.familiar_names import meaning_of_key
 from corral.core.ids import ALL_MODULES
+from corral.core.interrupts import interruptible, raise_if_ending
 from corral.core.paths import resolve_path
 from corral.core.run_files import PROGRESS_FILE
 from corral.errors import CheckpointError, ConfigError, StopCriterionError, nearest
@@ -59,6 +60,7 @@ def refuse_unknown(args: Sequence[Any], settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"fit: unknown argument {name!r}. {hint}")
 
 
+@interruptible
 def fit(
     algorithm: Algorithm,
     *,
@@ -114,6 +116,7 @@ def fit(
         met = criteria.met(without_early_means(result), whole=False) if result else None
         reason = algorithm.stop_requested or met
         while reason is None:
+            raise_if_ending()
             result = algorithm.train()
             run.log_result(result)
             if shown is not None:

@@ -17,6 +17,7 @@ from corral.cli.experiment import load_experiment
 from corral.cli.seed_processes import end_with_input
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
+from corral.core.interrupts import interruptible
 from corral.core.text import printable
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, CorralError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 
+@interruptible
 def run(
     options: argparse.Namespace,
     *,
@@ -92,6 +94,7 @@ def _choose_directory(options: argparse.Namespace) -> Path | None:
     return None
 
 
+@interruptible
 def train(
     config: AlgorithmConfig,
     stop: Mapping[str, Criterion],

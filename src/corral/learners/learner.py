@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.devices import find_device
+from corral.core.interrupts import interruptible
 from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import Tree, num_rows, slice_rows
 from corral.core.views import Viewable
@@ -298,6 +299,7 @@ class Learner(Viewable):
             )
         metrics |= added
 
+    @interruptible
     def update_group(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
     ) -> dict[str, dict[str, Any]]:
