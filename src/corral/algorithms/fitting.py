@@ -282,10 +282,11 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
         )
     algorithm.restore_from_path(path)
     changes += _changes(checkpoint.config, algorithm)
-    for name in newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
-        log.warning(
-            "%s is an incomplete checkpoint: the run continues from iteration %d.", name, algorithm.training_iteration
-        )
+    if newer := newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
+        which = f"{newer[0]} is an incomplete checkpoint"
+        if len(newer) > 1:
+            which = f"{newer[0]} to {newer[-1]} are {len(newer)} incomplete checkpoints"
+        log.warning("%s: the run continues from iteration %d.", which, algorithm.training_iteration)
     return algorithm.training_iteration, algorithm.num_env_steps_sampled_lifetime
 
 
