@@ -46,6 +46,39 @@ def test_evaluation_and_training_cannot_have_one_env(cart_pole: Any) -> None:
         made.evaluation(evaluation_config={"num_envs_per_env_runner": 1}).build()
 
 
+def vector_env() -> Any:
+    return gym.vector.SyncVectorEnv([CountingEnv] * 4)
+
+
+def around_one_sub_env(sub_env: Any = CountingEnv()) -> Any:  # noqa: B008  one object for all calls
+    return gym.vector.SyncVectorEnv([lambda: sub_env])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: lambda made=vector_env(): made, id="vector_env"),
+        pytest.param(lambda: lambda made=vector_env(): gym.wrappers.vector.DictInfoToList(made), id="wrapped"),
+        pytest.param(lambda: around_one_sub_env, id="sub_env"),
+        pytest.param(lambda: lambda made=TorchCartPole(4): made, id="tensors"),
+    ],
+)
+def test_evaluation_and_training_cannot_have_one_vector_env(make: Any) -> None:
+    """Not even after the check at build has closed it: the factory returned it again."""
+    factory = make()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="in use in this process already"):
+            config(factory).evaluation(evaluation_interval=1, evaluation_duration=2).build()
+    with config(factory).build() as algo, pytest.raises(ConfigError, match="in use in this process already"):
+        evaluate_policy(algo, factory, episodes=1)
+
+
+def test_sub_envs_of_a_vector_env_that_are_one_object_are_refused() -> None:
+    env = CountingEnv()
+    with pytest.raises(ConfigError, match="two sub-envs of its vector env are the same object"):
+        config(lambda: gym.vector.SyncVectorEnv([lambda: env] * 2)).build()
+
+
 def test_an_env_of_an_open_algorithm_cannot_be_evaluated_in(cart_pole: Any) -> None:
     with config(lambda ctx: cart_pole, 1).build() as algo:
         with pytest.raises(ConfigError, match="in use in this process already"):
