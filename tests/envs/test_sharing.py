@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from corral import PPOConfig, evaluate_policy, make_multi_agent
+from corral.envs.torch_envs import TorchCartPole
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 
@@ -50,17 +52,22 @@ def vector_env() -> Any:
     return gym.vector.SyncVectorEnv([CountingEnv] * 4)
 
 
-def around_one_sub_env(sub_env: Any = CountingEnv()) -> Any:  # noqa: B008  one object for all calls
-    return gym.vector.SyncVectorEnv([lambda: sub_env])
+def always(made: Any) -> Callable[[], Any]:
+    return lambda: made
+
+
+def around_one_sub_env() -> Callable[[], Any]:
+    sub_env = CountingEnv()
+    return lambda: gym.vector.SyncVectorEnv([lambda: sub_env])
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: lambda made=vector_env(): made, id="vector_env"),
-        pytest.param(lambda: lambda made=vector_env(): gym.wrappers.vector.DictInfoToList(made), id="wrapped"),
-        pytest.param(lambda: around_one_sub_env, id="sub_env"),
-        pytest.param(lambda: lambda made=TorchCartPole(4): made, id="tensors"),
+        pytest.param(lambda: always(vector_env()), id="vector_env"),
+        pytest.param(lambda: always(gym.wrappers.vector.ClipReward(vector_env(), 0, 1)), id="wrapped"),
+        pytest.param(around_one_sub_env, id="sub_env"),
+        pytest.param(lambda: always(TorchCartPole(4)), id="tensors"),
     ],
 )
 def test_evaluation_and_training_cannot_have_one_vector_env(make: Any) -> None:
