@@ -126,6 +126,10 @@ class Learner(Viewable):
         part = LearnerPart(module_id, module, Layers(module), ActingWeights(module), threads, constraints)
         self._parts[module_id] = part
         if spec is not None:
+            if self._precision == "bfloat16":
+                from corral.learners.low_precision import warn_of_refused
+
+                warn_of_refused(module_id, module, self.device)
             part.objectives[MAIN_LOSS] = Objective(spec.loss, self.make_optimizer(module_id, module, spec))
             for name, other in spec.others.items():
                 adapted = self._adapt(module_id, other.loss)
