@@ -191,6 +191,7 @@ def test_checkpoints_that_were_not_written_to_their_end_are_told_in_one_line(
     resume(small_ppo(), tmp_path, 4)
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [f"{which}: the run continues from iteration {broken[0] - 1}."]
+    assert iterations(tmp_path) == [1, 2, 3, 4]
 
 
 def test_a_run_directory_that_is_removed_ends_the_run_with_its_place(tmp_path: Path) -> None:
@@ -204,7 +205,6 @@ def test_a_run_directory_that_is_removed_ends_the_run_with_its_place(tmp_path: P
     assert status_of(caught.value) == 6
     kept = read_checkpoint(find_checkpoint(tmp_path / "run"))
     assert kept.metadata["training_iteration"] == 2  # the last state is written all the same
-    assert iterations(tmp_path) == [1, 2, 3, 4]
 
 
 def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(tmp_path: Path) -> None:
