@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import os
 import select
 import signal
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals with which terminals and job schedulers end a process."""
@@ -30,6 +31,9 @@ TOGETHER_S = 0.3
 
 PATIENCE_S = 2.0
 """Seconds after which a message says that something keeps the run from ending."""
+
+NUDGE, NUDGE_EVERY_S = getattr(signal, "SIGURG", signal.SIGABRT), 0.05
+"""A signal that nothing else uses, with which the main thread is asked to look again, and how often."""
 
 _WAITS = frozenset(("concurrent", "multiprocessing", "queue", "selectors", "socket", "subprocess", "threading"))
 """Packages with which Corral waits for other threads and processes."""
@@ -79,21 +83,35 @@ class _Request:
         base: Frame of the function that has the block.
         number: Number of the first signal, or `None`.
         was_raised: Whether its exception was raised.
+        is_looking: Whether each call is looked at, to raise it at the right one.
+        before_nudge: Handler of `NUDGE` before the signal.
     """
 
     def __init__(self, base: FrameType, at_once: bool) -> None:
         self.base: FrameType | None = base
         self.was_raised, self._at_once = False, at_once
         self.number: int | None = None
+        self.is_looking, self.before_nudge = False, None
+        self.before_nudge: Any
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal, as its handler, and raise it if only Corral's code sees the exception."""
         if self.number is not None:
             return
         self.number = number
+        self.before_nudge = signal.signal(NUDGE, self.nudge)
         if not _num_deferred and (self._at_once or (_package(frame) in _WAITS and self._is_own(frame))):
             self.throw()
-        if sys.getprofile() is None:
+        self.nudge(number, frame)
+
+    def nudge(self, number: int, frame: FrameType | None) -> None:
+        """Look at all calls from now on, unless a module is being imported, which that would make slow."""
+        while frame is not None and frame is not self.base:
+            if _package(frame) == "importlib":
+                return
+            frame = frame.f_back
+        if not self.was_raised and sys.getprofile() is None:
+            self.is_looking = True
             sys.setprofile(self._look)  # costs nothing before there is a signal
 
     def throw(self) -> None:
@@ -105,6 +123,7 @@ class _Request:
 
     def forget(self) -> None:
         """Look at calls no longer."""
+        self.is_looking = False
         if sys.getprofile() == self._look:
             sys.setprofile(None)
 
@@ -181,6 +200,8 @@ def ending_signals_raised(*, at_once: bool = False) -> Iterator[None]:
             for number, handler in before.items():
                 signal.signal(number, handler)
             request.forget()
+            if request.number is not None:
+                signal.signal(NUDGE, request.before_nudge)
             request.base, _request = None, outer
 
 
@@ -221,7 +242,7 @@ def _watch(reads: int, request: _Request, numbers: frozenset[int]) -> None:
         while any(select.select([pipe], [], [], max(0.0, first_s + TOGETHER_S - time.monotonic()))):
             if not pipe.read(1):
                 return  # the block has ended
-        threading.Thread(target=_say_what_is_awaited, args=(request,), name="signals", daemon=True).start()
+        threading.Thread(target=_nudge_until_raised, args=(request,), name="signals", daemon=True).start()
         for number in signals:
             if sys.stdout is not None and sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), b"\x1b[?25h")  # the display hides the cursor
@@ -235,13 +256,18 @@ def _signals(pipe: io.FileIO, numbers: frozenset[int]) -> Iterator[int]:
             yield number[0]
 
 
-def _say_what_is_awaited(request: _Request) -> None:
-    """Say after a while that something keeps the process from ending."""
-    time.sleep(PATIENCE_S - TOGETHER_S)
-    if not request.was_raised and request.base is not None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            text = "ending as soon as what runs now returns. A second signal ends the process at once"
-            os.write(sys.stderr.fileno(), f"corral: {text}, without another checkpoint.\n".encode())
+def _nudge_until_raised(request: _Request) -> None:
+    """Let the main thread look again, and say after a while that something keeps the process from ending."""
+    said_at_s = time.monotonic() + PATIENCE_S - TOGETHER_S
+    while not request.was_raised and request.base is not None:
+        time.sleep(NUDGE_EVERY_S)
+        if not request.is_looking and request.number is not None and hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(cast(int, threading.main_thread().ident), NUDGE)
+        if time.monotonic() > said_at_s and not request.was_raised:
+            said_at_s = math.inf
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                text = "ending as soon as what runs now returns. A second signal ends the process at once"
+                os.write(sys.stderr.fileno(), f"corral: {text}, without another checkpoint.\n".encode())
 
 
 @contextmanager
