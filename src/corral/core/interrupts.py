@@ -91,8 +91,8 @@ class _Request:
         self.base: FrameType | None = base
         self.was_raised, self._at_once = False, at_once
         self.number: int | None = None
-        self.is_looking, self.before_nudge = False, None
-        self.before_nudge: Any
+        self.is_looking = False
+        self.before_nudge: Any = None
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal, as its handler, and raise it if only Corral's code sees the exception."""
@@ -297,5 +297,5 @@ def interrupts_deferred() -> Iterator[None]:
             signal.signal(number, handler)
         if arrived:
             handlers[arrived[0][0]](*arrived[0])
-        if not was_raised:
+        if _request is not None and not was_raised:
             raise_if_ending()
