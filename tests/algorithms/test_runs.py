@@ -22,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from corral import Algorithm, Below, DQNConfig, Module, PPOConfig
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.checkpoint.run_checkpoints import RunCheckpoints
+from corral.cli.exit_status import status_of
 from corral.errors import CheckpointError, ConfigError, CorralError, RunDirectoryError, StopCriterionError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
 from corral.loggers.run import locked
@@ -173,12 +174,37 @@ def test_checkpoints_by_iterations_wait_for_no_pause(tmp_path: Path) -> None:
     assert names(tmp_path) == {*(f"iteration-00000{iteration}" for iteration in range(1, 5)), "best"}
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fit(small_ppo(checkpoint_every_iterations=1), tmp_path, 3)
-    (tmp_path / "checkpoints" / "iteration-000003" / "metadata.json").unlink()
+@pytest.mark.parametrize(
+    ("broken", "which"),
+    [
+        ((3,), "iteration-000003 is an incomplete checkpoint"),
+        ((2, 3), "iteration-000002 to iteration-000003 are 2 incomplete checkpoints"),
+    ],
+)
+def test_checkpoints_that_were_not_written_to_their_end_are_told_in_one_line(
+    broken: tuple[int, ...], which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9), tmp_path, 3)
+    for iteration in broken:
+        (tmp_path / "checkpoints" / f"iteration-{iteration:06d}" / "metadata.json").unlink()
+    caplog.clear()
     resume(small_ppo(), tmp_path, 4)
-    assert "iteration-000003 is an incomplete checkpoint: the run continues from iteration 2." in caplog.messages
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [f"{which}: the run continues from iteration {broken[0] - 1}."]
     assert iterations(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_run_directory_that_is_removed_ends_the_run_with_its_place(tmp_path: Path) -> None:
+    def remove(result: dict[str, Any]) -> None:
+        if result["training_iteration"] == 2:
+            shutil.rmtree(tmp_path / "run")
+
+    config = small_ppo().callbacks(on_train_result=remove)
+    with pytest.raises(RunDirectoryError, match=rf"the run directory {tmp_path / 'run'} was removed") as caught:
+        fit(config, tmp_path / "run", 9)
+    assert status_of(caught.value) == 6
+    kept = read_checkpoint(find_checkpoint(tmp_path / "run"))
+    assert kept.metadata["training_iteration"] == 2  # the last state is written all the same
 
 
 def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(tmp_path: Path) -> None:
@@ -580,7 +606,8 @@ def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
 
         monkeypatch.setattr(algo, "save", full)
         monkeypatch.setattr("corral.checkpoint.run_checkpoints.write_checkpoint", lambda path, **_: full(path))
-        algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, progress=False)
+        with pytest.raises(CheckpointError, match=r"of iteration 3: there is none in .*File too large"):
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, progress=False)
     monkeypatch.undo()
     assert not names(tmp_path)
     assert len((tmp_path / "result.jsonl").read_text().splitlines()) == 3

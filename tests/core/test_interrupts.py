@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 
-from corral.core.interrupts import EndingSignal, ending_signals_raised, interrupts_deferred, name_of_interrupt
+from corral.core.interrupts import (
+    EndingSignal,
+    ending_signals_raised,
+    interruptible,
+    interrupts_deferred,
+    name_of_interrupt,
+    raise_if_ending,
+)
+
+DEADLINE_S = 60.0
 
 
 def test_an_interrupt_comes_when_the_block_ends() -> None:
@@ -78,13 +91,57 @@ def test_the_first_ending_signal_is_raised_and_later_ones_are_ignored(number: si
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_each_interrupt_of_the_keyboard_is_raised() -> None:
+@interruptible
+def count_to(number: int, swallow: Callable[[], None], counted: list[int]) -> None:
+    for index in range(number):
+        swallow()
+        counted.append(index)
+
+
+def interrupt_in_foreign_code() -> None:
+    """Swallow every exception of a callback of C, as some libraries do, and import a module that does."""
+    connection = sqlite3.connect(":memory:")
+    connection.create_function("interrupt", 0, lambda: signal.raise_signal(signal.SIGINT))
+    with contextlib.suppress(BaseException):
+        connection.execute("select interrupt()").fetchall()
+    with contextlib.suppress(BaseException):
+        exec("import signal; signal.raise_signal(signal.SIGINT)", {"__name__": "a_module"})
+
+
+def test_an_interrupt_in_foreign_code_is_raised_in_the_loop_around_it() -> None:
+    counted: list[int] = []
     with pytest.raises(EndingSignal) as caught, ending_signals_raised():
-        with pytest.raises(EndingSignal):
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+        count_to(3, interrupt_in_foreign_code, counted)
+    assert counted == []
     assert name_of_interrupt(caught.value) == "Interrupted" == name_of_interrupt(KeyboardInterrupt())
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and sys.getprofile() is None
+
+
+def test_an_interrupt_that_is_swallowed_all_the_same_is_raised_at_the_next_look() -> None:
+    with pytest.raises(EndingSignal), ending_signals_raised():
+        with contextlib.suppress(KeyboardInterrupt):
+            count_to(1, interrupt_in_foreign_code, [])
+        raise_if_ending()
+        pytest.fail("the interrupt was lost")
+
+
+def test_an_interrupt_in_the_last_step_or_before_an_error_is_not_lost() -> None:
+    with pytest.raises(EndingSignal), ending_signals_raised():
+        interrupt_in_foreign_code()
+    with pytest.raises(EndingSignal) as caught, ending_signals_raised():
+        interrupt_in_foreign_code()
+        raise OSError("the simulator was interrupted too")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_interrupt_wakes_a_wait() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    waits_for = Future[None]()
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(EndingSignal), ending_signals_raised():
+        waits_for.result(DEADLINE_S)
+        pytest.fail("nothing woke it")
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit
 
 from corral import PPOConfig, evaluate_policy, make_multi_agent
+from corral.envs.torch_envs import TorchCartPole
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 
@@ -44,6 +46,44 @@ def test_evaluation_and_training_cannot_have_one_env(cart_pole: Any) -> None:
     made = config(lambda ctx: cart_pole, 1).evaluation(evaluation_interval=1, evaluation_duration=2)
     with pytest.raises(ConfigError, match=f"in use in this process already.* {REMEDY}"):
         made.evaluation(evaluation_config={"num_envs_per_env_runner": 1}).build()
+
+
+def vector_env() -> Any:
+    return gym.vector.SyncVectorEnv([CountingEnv] * 4)
+
+
+def always(made: Any) -> Callable[[], Any]:
+    return lambda: made
+
+
+def around_one_sub_env() -> Callable[[], Any]:
+    sub_env = CountingEnv()
+    return lambda: gym.vector.SyncVectorEnv([lambda: sub_env])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: always(vector_env()), id="vector_env"),
+        pytest.param(lambda: always(gym.wrappers.vector.ClipReward(vector_env(), 0, 1)), id="wrapped"),
+        pytest.param(around_one_sub_env, id="sub_env"),
+        pytest.param(lambda: always(TorchCartPole(4)), id="tensors"),
+    ],
+)
+def test_evaluation_and_training_cannot_have_one_vector_env(make: Any) -> None:
+    """Not even after the check at build has closed it: the factory returned it again."""
+    factory = make()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="in use in this process already"):
+            config(factory).evaluation(evaluation_interval=1, evaluation_duration=2).build()
+    with config(factory).build() as algo, pytest.raises(ConfigError, match="in use in this process already"):
+        evaluate_policy(algo, factory, episodes=1)
+
+
+def test_sub_envs_of_a_vector_env_that_are_one_object_are_refused() -> None:
+    env = CountingEnv()
+    with pytest.raises(ConfigError, match="two sub-envs of its vector env are the same object"):
+        config(lambda: gym.vector.SyncVectorEnv([lambda: env] * 2)).build()
 
 
 def test_an_env_of_an_open_algorithm_cannot_be_evaluated_in(cart_pole: Any) -> None:

@@ -28,7 +28,7 @@ from corral import (
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.envs.torch_envs import TorchCartPole
 from corral.errors import ConfigError
-from corral.learners.low_precision import check_bfloat16
+from corral.learners.low_precision import check_bfloat16, refused_products
 from corral.modules.module import ActorCritic, Module
 from corral.testing import IdentityEnv
 
@@ -205,6 +205,16 @@ def test_a_device_without_bfloat16_is_refused() -> None:
     check_bfloat16(torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"precision='bfloat16': the device 'meta' does not compute in bfloat16"):
         check_bfloat16(torch.device("meta"))
+
+
+def test_layers_that_the_machine_refuses_are_named_and_compute_in_float32(caplog: pytest.LogCaptureFixture) -> None:
+    """A CPU without instructions for bfloat16 has no LSTM in it, and says so only in its first product."""
+    refused = torch.lstm in refused_products("cpu")
+    with make_config(model_config={"fcnet_hiddens": [8], "use_lstm": True}).build():
+        assert ("computes LSTM only in float32" in caplog.text) == refused
+    caplog.clear()
+    with make_config().build():
+        assert "only in float32" not in caplog.text
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 from corral import PPOConfig
 from corral.cli.main import main
+from corral.errors import CheckpointError
 from corral.loggers.progress import Progress
 from corral.metrics.result import describe_faults
 from corral.testing import CountingEnv, FaultyEnv
@@ -55,7 +56,7 @@ def test_callback_errors_are_in_the_last_line_and_the_panel(tmp_path: Path, caps
     assert f"{count} callback errors; run.log says why" in shown.get()
 
 
-def test_the_last_state_without_a_checkpoint_is_warned_of(
+def test_the_last_state_without_a_checkpoint_ends_the_run_with_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small().checkpointing(checkpoint_every_iterations=1)
@@ -70,13 +71,19 @@ def test_the_last_state_without_a_checkpoint_is_warned_of(
 
         monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
         monkeypatch.setattr(algo, "save", full_at_the_end)
-        algo.fit(stop={"training_iteration": 4}, run_dir=tmp_path, progress=False)
-    first, second = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "iteration-000003 cannot be written" in first
-    assert second == (
+        with pytest.raises(CheckpointError) as caught:
+            algo.fit(stop={"training_iteration": 4}, run_dir=tmp_path, progress=False)
+        assert algo.latest_numbers["training_iteration"] == 4  # what was learned is still there to save
+        algo.save = save  # type: ignore[method-assign]
+        algo.save(tmp_path / "elsewhere")
+    assert str(caught.value) == (
         "No checkpoint holds the last state of the run, of iteration 4: the latest one is of iteration 2 in "
-        f"{tmp_path / 'checkpoints'}."
+        f"{tmp_path / 'checkpoints'}. [Errno 27] File too large"
     )
+    first, second = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "iteration-000003 cannot be written" in first and second == "Run failed."
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"iteration-000001", "iteration-000002", "best"}  # no empty directories of those that failed
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -95,15 +96,20 @@ sys.exit(main(["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", 
 """
 
 
-def test_a_run_ends_well_though_its_files_cannot_grow(tmp_path: Path) -> None:
+def test_a_run_without_room_trains_to_its_end_and_fails_since_it_kept_nothing(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 7, done.stderr
     assert "Logging error" not in done.stderr  # what logging prints for each line that it cannot write
-    assert "\nDone after 12 iterations" in f"\n{done.stdout}"
-    assert max(path.stat().st_size for path in (tmp_path / "run").iterdir()) == 16384
+    assert "\nFailed after 12 iterations" in f"\n{done.stdout}" and "corral play" not in done.stdout
+    assert "No checkpoint holds the last state of the run, of iteration 12: there is none in " in done.stderr
+    assert (tmp_path / "run" / "result.jsonl").stat().st_size > 8192
+    lines = (tmp_path / "run" / "result.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert [json.loads(line)["training_iteration"] for line in lines] == [*range(1, len(lines) + 1)]  # no half line
+    assert lines[-1].endswith("\n")
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"none-yet"}
     assert done.stderr.count("cannot be written: [Errno 27] File too large") == 1  # the checkpoints
     for name in ("JSONLinesLogger", "TensorBoardLogger"):
         assert done.stderr.count(f"{name} cannot write its results in run: File too large") == 1

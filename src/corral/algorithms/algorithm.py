@@ -39,7 +39,7 @@ from corral.config.validation import num_env_steps_per_round, optimizer_class, r
 from corral.config.without_effect import warn_of_settings_without_use
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
-from corral.core.interrupts import interrupts_deferred
+from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
 from corral.core.schedules import Schedule, has_ended_at_zero
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree, map_tree
@@ -178,6 +178,7 @@ class Algorithm(metaclass=_WithHints):
                 return object.__getattribute__(self, name)  # a property that raised; raise its error again
             raise attribute_error(self, name, ALGORITHM_METHODS)
 
+    @interruptible
     def __init__(self, config: AlgorithmConfig) -> None:
         """Build runners and learners from a copy of the config.
 
@@ -257,6 +258,7 @@ class Algorithm(metaclass=_WithHints):
                 self._finishers.append(self._evaluator.finish)
             self.reserve_metrics()
             self._log_steps_trained()
+            raise_if_ending()
             self._callbacks.fire("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
             self._running = True
             self.timers.take()  # what building took is no part of the first iteration

@@ -20,6 +20,7 @@ from corral.checkpoint.finding import CHECKPOINTS, NONE_YET
 from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.core.familiar_names import meaning_of_key
 from corral.core.ids import ALL_MODULES
+from corral.core.interrupts import interruptible, raise_if_ending
 from corral.core.paths import resolve_path
 from corral.core.run_files import PROGRESS_FILE
 from corral.errors import CheckpointError, ConfigError, StopCriterionError, nearest
@@ -59,6 +60,7 @@ def refuse_unknown(args: Sequence[Any], settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"fit: unknown argument {name!r}. {hint}")
 
 
+@interruptible
 def fit(
     algorithm: Algorithm,
     *,
@@ -114,6 +116,7 @@ def fit(
         met = criteria.met(without_early_means(result), whole=False) if result else None
         reason = algorithm.stop_requested or met
         while reason is None:
+            raise_if_ending()
             result = algorithm.train()
             run.log_result(result)
             if shown is not None:
@@ -279,10 +282,11 @@ def restore_run(algorithm: Algorithm, run_dir: Path, changes: list[str]) -> tupl
         )
     algorithm.restore_from_path(path)
     changes += _changes(checkpoint.config, algorithm)
-    for name in newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
-        log.warning(
-            "%s is an incomplete checkpoint: the run continues from iteration %d.", name, algorithm.training_iteration
-        )
+    if newer := newer_incomplete(run_dir / CHECKPOINTS, algorithm.training_iteration):
+        which = f"{newer[0]} is an incomplete checkpoint"
+        if len(newer) > 1:
+            which = f"{newer[0]} to {newer[-1]} are {len(newer)} incomplete checkpoints"
+        log.warning("%s: the run continues from iteration %d.", which, algorithm.training_iteration)
     return algorithm.training_iteration, algorithm.num_env_steps_sampled_lifetime
 
 

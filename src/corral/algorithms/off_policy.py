@@ -21,6 +21,7 @@ from corral.config.config import AlgorithmConfig
 from corral.core.action_masks import has_mask_key
 from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.interrupts import interruptible
 from corral.core.schedules import schedule_value
 from corral.core.seeding import module_seed
 from corral.core.settings import (
@@ -414,6 +415,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.samples_now = total is not None and recorded.num_updates >= total
         return self.samples_now
 
+    @interruptible
     def _learn_offline(self, recorded: RecordedEpisodes) -> dict[str, dict[str, Any]]:
         """Make the updates of an iteration that learns from recorded data alone."""
         config = self.config

@@ -41,6 +41,7 @@ from safetensors.numpy import save as save_tensors
 
 from corral.checkpoint.codec import decode, describe_dtype, described_dtype, encode, size_of
 from corral.checkpoint.places import LocalPlace, Location, Place, place_of
+from corral.core.interrupts import interruptible
 from corral.errors import CheckpointError
 
 FORMAT = "corral checkpoint"
@@ -285,6 +286,7 @@ def read_consistently(place: Place, read: Callable[[dict[str, Any]], T]) -> T:
     raise CheckpointError(f"{place.location} cannot be read: other processes replace it all the time.")
 
 
+@interruptible
 def _read_all(place: Place, metadata: dict[str, Any], with_state: bool) -> Checkpoint:
     state: dict[str, Any] = {}
     weights, arrays = {}, {}
@@ -423,6 +425,7 @@ _NPY_HEADER = re.compile(rb"\{'descr': '([^']+)', 'fortran_order': False, 'shape
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 
 
+@interruptible
 def _map_array(place: Place, metadata: Mapping[str, Any], name: str) -> NDArray[Any]:
     """Return a file's array as a read-only memory map; a remote file is copied to a temporary file first."""
     file, entry = f"{metadata['data']}/{name}", metadata["files"][name]

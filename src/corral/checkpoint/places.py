@@ -92,7 +92,12 @@ class LocalPlace:
             raise CheckpointError(f"{self._path / LOCK} is a symbolic link. {_NO_FILE}")
         try:
             with FileLock(self._path / LOCK, timeout=LOCK_TIMEOUT_S).acquire(poll_interval=0.01):
-                yield
+                try:
+                    yield
+                except BaseException:
+                    if is_new and self.names() in ([], [LOCK]):
+                        shutil.rmtree(self._path, ignore_errors=True)  # on a full disk there would be more and more
+                    raise
         except Timeout:
             raise CheckpointError(
                 f"{self._path} cannot be written: another process has been saving to it for {LOCK_TIMEOUT_S:.0f} s."

@@ -33,6 +33,8 @@ _OF_ITERATION = re.compile(r"iteration-(\d+)")
 class RunCheckpoints:
     """Writes the checkpoints of a run; a checkpoint that cannot be written gives one warning, and the run continues.
 
+    If the last state cannot be written either, the run ends with an error, unless something else has ended it.
+
     It is a context manager: however the block ends, the last state and the best one are written. A new run has
     one of its first iteration until the next one is written.
 
@@ -83,6 +85,7 @@ class RunCheckpoints:
         self._latest_best: tuple[int, int] | None = None  # position of the latest state that is the best one so far
         self._is_first, self._early = is_new, -1  # the iteration of the first checkpoint if it is not due
         self._written: tuple[int, int] | None = None
+        self._problem: Exception | None = None  # why the present state was not written
         if (_checkpoint_of(self._directory, algorithm.training_iteration) / METADATA).exists():
             self._written = self._position()  # the one that the run continues from
         self._keep_before()
@@ -210,6 +213,7 @@ class RunCheckpoints:
             (self._directory / NONE_YET).unlink(missing_ok=True)
             self._remove_old()
         except Exception as error:
+            self._problem = error
             self._warn_of(path.name, error)
 
     def _write_best(self) -> None:
@@ -251,17 +255,23 @@ class RunCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is not written yet."""
+        """Write what is not written yet.
+
+        Raises:
+            CheckpointError: The last state cannot be written, and the block raised no exception.
+        """
         if self._better is not None and self._better[0] == self._position():
             self._set_best(self._copied(), self._better[1])
         self.write()
         if self._config.num_checkpoints_kept and self._written != self._position():
             latest = "there is none" if self._written is None else f"the latest one is of iteration {self._written[0]}"
-            self._warn(
-                (RunCheckpoints, "end"),
+            message = (
                 f"No checkpoint holds the last state of the run, of iteration {self._algorithm.training_iteration}: "
-                f"{latest} in {self._directory}.",
+                f"{latest} in {self._directory}."
             )
+            if error is None:
+                raise CheckpointError(f"{message} {self._problem}") from self._problem
+            self._warn((RunCheckpoints, "end"), message)
 
 
 def _task_of(result: Mapping[str, Any]) -> Any:

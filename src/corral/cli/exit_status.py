@@ -52,7 +52,8 @@ FAILURES = (
     Failure(
         6,
         (RunDirectoryError, FileExistsError),
-        "the run directory cannot be used: it cannot be written, holds a run already, or holds no run to continue",
+        "the run directory cannot be used: it cannot be written, was removed, holds a run already, or holds no run to "
+        "continue",
     ),
     Failure(7, (CheckpointError,), "a checkpoint is missing or damaged, does not fit, or cannot be written"),
     Failure(8, (MissingPackageError,), "a package is not installed; the message has the command that installs it"),

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(LineFormatter())
     import_from_working_directory()
     try:
-        with ending_signals_raised():
+        with ending_signals_raised(at_once=options.command in PRINTS_AT_END and options.command != "evaluate"):
             module, _, function = options.run.partition(":")
             return int(getattr(importlib.import_module(module), function)(options))
     except KeyboardInterrupt as error:

@@ -17,7 +17,7 @@ import yaml
 from corral.cli.exit_status import interrupted_status
 from corral.cli.search_trial import PRUNE, TRIAL_FILE
 from corral.cli.seed_processes import LOOK_EVERY_S, OUTPUT_FILE, end_processes, environment_of, error_line
-from corral.core.interrupts import interrupts_deferred
+from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
 from corral.engines.own_commands import own_command
 from corral.search.files import SEED_VALUES, TrialRecord, trial_dir, write_atomically, write_state
 from corral.search.settings import Search
@@ -129,6 +129,7 @@ class SearchLoop:
         """Whether the search ends since all of its first trials failed: the fault is not in their values."""
         return not self._has_worked and self._num_failed >= max(NUM_FAILURES, self._parallel)
 
+    @interruptible
     def run(self, ending: Callable[[], None]) -> int | None:
         """Run the trials, pass a signal that ends this process on to them, and return its exit status.
 
@@ -141,6 +142,7 @@ class SearchLoop:
         try:
             self._start()
             while self._running:
+                raise_if_ending()
                 try:
                     self._receive(*self._messages.get(timeout=LOOK_EVERY_S))
                 except queue.Empty:

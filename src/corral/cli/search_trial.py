@@ -27,8 +27,9 @@ from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import criteria_from_file
 from corral.cli.exit_status import EXIT_ERROR, interrupted_status, print_error, status_of
 from corral.cli.experiment import read_experiment
+from corral.cli.seed_processes import LOOK_EVERY_S
 from corral.core.import_places import import_from_working_directory
-from corral.core.interrupts import ending_signals_raised
+from corral.core.interrupts import ending_signals_raised, raise_if_ending
 from corral.errors import ConfigError, CorralError
 from corral.loggers import Logger
 from corral.loggers.named import DEFAULT_NAMES
@@ -60,7 +61,10 @@ class Channel:
     def ask(self, **message: Any) -> str:
         """Send a message and return the answer."""
         self.send(**message)
-        return self._answers.get()
+        while True:
+            raise_if_ending()
+            with contextlib.suppress(queue.Empty):
+                return self._answers.get(timeout=LOOK_EVERY_S)
 
     def _read(self) -> None:
         text = b""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from corral.cli.exit_status import interrupted_status
-from corral.core.interrupts import interrupts_deferred
+from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
 from corral.engines.own_commands import own_command
 
 OUTPUT_FILE = "output.txt"
@@ -86,11 +86,12 @@ def end_with_input() -> None:
     threading.Thread(target=wait, name="end with input", daemon=True).start()
 
 
+@interruptible
 def run_all(runs: Sequence[SeedRun], parallel: int, look: Callable[[], None], ending: Callable[[], None]) -> int | None:
     """Run all runs, and return when they have ended.
 
     A signal that asks this process to end is passed on to the runs, which write checkpoints and end; runs that have not
-    started do not start. A second Ctrl-C kills the runs.
+    started do not start. A second signal ends this process, and with it the runs.
 
     Args:
         runs: The runs, in the order in which they start.
@@ -109,6 +110,7 @@ def run_all(runs: Sequence[SeedRun], parallel: int, look: Callable[[], None], en
                 with interrupts_deferred():
                     waiting[0].start(environment)
                     running.append(waiting.pop(0))
+            raise_if_ending()
             look()
             _wait(_processes(running)[0], LOOK_EVERY_S)
             running = [run for run in running if run.status is None]
@@ -148,7 +150,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> None:
 
 
 def end_processes(running: Sequence[subprocess.Popen[bytes]], number: int, ending: Callable[[], None]) -> None:
-    """Send a signal to processes, and wait until they have ended; an interrupt meanwhile kills them.
+    """Send a signal to processes, and wait until they have ended.
 
     Args:
         running: The processes.
@@ -157,11 +159,6 @@ def end_processes(running: Sequence[subprocess.Popen[bytes]], number: int, endin
     """
     for process in running:
         process.send_signal(number)
-    try:
-        ending()
-        for process in running:
-            _wait(process, None)
-    except KeyboardInterrupt:
-        for process in running:
-            process.kill()
-            _wait(process, None)
+    ending()
+    for process in running:
+        _wait(process, None)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from corral.algorithms.stopping import Criterion
+from corral.checkpoint.finding import find_checkpoint
 from corral.cli.exit_status import interrupted_status, print_error, status_of
 from corral.cli.experiment import load_experiment
 from corral.cli.seed_processes import end_with_input
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
+from corral.core.interrupts import interruptible
 from corral.core.text import printable
 from corral.envs.vector import resolve_env
 from corral.errors import ConfigError, CorralError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 
+@interruptible
 def run(
     options: argparse.Namespace,
     *,
@@ -92,6 +95,7 @@ def _choose_directory(options: argparse.Namespace) -> Path | None:
     return None
 
 
+@interruptible
 def train(
     config: AlgorithmConfig,
     stop: Mapping[str, Criterion],
@@ -154,13 +158,22 @@ def _print_origin(error: CorralError) -> None:
 
 
 def _say_what_next(algorithm: Algorithm, command: str, *, finished: bool) -> None:
+    from corral.algorithms.fitting import check_resumable  # here, since it takes time to import
+
+    assert algorithm.run_dir is not None
     run_dir = shlex.quote(str(algorithm.run_dir))
     env = algorithm.config.env
     if env is not None and getattr(resolve_env(env), "IS_EXTERNAL", False):
         env = algorithm.config.evaluation_config.get("env")  # in which the commands play
     played = f"{run_dir} --env ENV" if env is None else run_dir
-    watch = [f"Watch the policy:   corral play {played}", f"Measure the policy: corral evaluate {played}"]
+    advice = [f"Watch the policy:   corral play {played}", f"Measure the policy: corral evaluate {played}"]
+    try:
+        if finished:
+            find_checkpoint(algorithm.run_dir)
+        else:
+            check_resumable(algorithm.run_dir)
+            advice = [f"Continue the run:   corral {command} --resume {run_dir}"]
+    except CorralError:
+        return  # there is no checkpoint for these commands
     with contextlib.suppress(OSError, ValueError):  # standard output may be closed
-        print(
-            "\n".join(watch if finished else [f"Continue the run:   corral {command} --resume {run_dir}"]), flush=True
-        )
+        print("\n".join(advice), flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from corral.envs.adapted_vector import AdaptedVectorEnv
@@ -44,28 +45,40 @@ def refuse_same_object(envs: Sequence[Any], name: str) -> None:
 
 
 def refuse_owned(env: Any, name: str) -> None:
-    """Refuse an env that an open vector env of this process steps.
+    """Refuse an env or vector env that, or a sub-env of which, an open vector env of this process steps.
 
     Raises:
-        ConfigError: One does; the message says what to write.
+        ConfigError: One does, or two sub-envs are the same object; the message says what to write.
     """
-    inner = find_innermost(env)
-    owner = _owners.get(id(inner))
-    if owner is not None and not owner.closed and any(find_innermost(each) is inner for each in _parts(owner)):
+    parts = _parts(env)
+    if len({*map(id, parts)}) < len(parts):
         raise ConfigError(
-            f"env {name!r}: its factory returned an env object that is in use in this process already, such as by the "
-            f"envs for training. {_remedy(env)}"
+            f"env {name!r}: two sub-envs of its vector env are the same object, which both would reset and step. "
+            f"Make a new env in each function that the vector env is given."
         )
+    for part in parts:
+        owner = _owners.get(id(part))
+        if owner is not None and not owner.unwrapped.closed and any(each is part for each in _parts(owner)):
+            raise ConfigError(
+                f"env {name!r}: its factory returned an env object that is in use in this process already, such as by "
+                f"the envs for training. {_remedy(env)}"
+            )
 
 
 def note_owner(owner: VectorEnv[Any, Any, Any]) -> None:
     """Note the envs that a vector env steps."""
-    for env in _parts(owner):
-        _owners[id(find_innermost(env))] = owner
+    if owner.unwrapped.closed and not isinstance(owner.unwrapped, gym.vector.AsyncVectorEnv):
+        owner.unwrapped.closed = False  # the check closed it, and the factory returned the same object again
+    for part in _parts(owner):
+        _owners[id(part)] = owner
 
 
-def _parts(owner: VectorEnv[Any, Any, Any]) -> Sequence[Any]:
-    return getattr(owner, "envs", (owner,))
+def _parts(env: Any) -> list[Any]:
+    """Return the innermost objects of an env or vector env and of its sub-envs in this process."""
+    inner = find_innermost(env)
+    found = getattr(inner, "envs", ()) if isinstance(env, VectorEnv) else ()
+    sub_envs = found if isinstance(found, (list, tuple)) else ()
+    return [inner, *(find_innermost(sub_env) for sub_env in sub_envs if hasattr(sub_env, "unwrapped"))]
 
 
 def _remedy(env: Any) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 
+from corral.core.interrupts import interruptible, raise_if_ending
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CorralError
 from corral.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes, describe_with_videos
@@ -210,11 +211,13 @@ class _Play:
         self.num_env_steps = 0
         self.error: BaseException | None = None
 
+    @interruptible
     def play(self) -> Round:
         self.began_s = time.perf_counter()
         self.deadline_s = self.began_s + self.plan.time_limit_s
         is_anybody_left = True
         while is_anybody_left and not self.is_cancelled():
+            raise_if_ending()
             self.group.restore_runners()
             self.take()
             self.continue_or_close()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.devices import find_device
+from corral.core.interrupts import interruptible
 from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import Tree, num_rows, slice_rows
 from corral.core.views import Viewable
@@ -125,6 +126,10 @@ class Learner(Viewable):
         part = LearnerPart(module_id, module, Layers(module), ActingWeights(module), threads, constraints)
         self._parts[module_id] = part
         if spec is not None:
+            if self._precision == "bfloat16":
+                from corral.learners.low_precision import warn_of_refused
+
+                warn_of_refused(module_id, module, self.device)
             part.objectives[MAIN_LOSS] = Objective(spec.loss, self.make_optimizer(module_id, module, spec))
             for name, other in spec.others.items():
                 adapted = self._adapt(module_id, other.loss)
@@ -298,6 +303,7 @@ class Learner(Viewable):
             )
         metrics |= added
 
+    @interruptible
     def update_group(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
     ) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +29,39 @@ LAYER_PRODUCTS = frozenset(
         torch.nn.functional.multi_head_attention_forward,
     )
 )
+
+
+log = logging.getLogger("corral")
+
+# What a processor without instructions for bfloat16 may refuse: torch has no other way to compute it there.
+_RECURRENT = {torch.lstm: torch.nn.LSTM, torch.gru: torch.nn.GRU, torch.rnn_tanh: torch.nn.RNN}
+
+
+@functools.cache
+def refused_products(device_type: str) -> frozenset[Any]:
+    """Return the functions of `LAYER_PRODUCTS` that raise an exception in bfloat16 on this machine."""
+    refused = set()
+    for function, layer in _RECURRENT.items():
+        try:
+            with torch.enable_grad(), torch.autocast(device_type, torch.bfloat16):
+                outputs, _ = layer(1, 1, device=device_type)(torch.zeros(1, 1, 1, device=device_type))
+                outputs.float().sum().backward()
+        except RuntimeError:
+            refused.add(function)
+    return frozenset(refused)
+
+
+def warn_of_refused(module_id: str, module: torch.nn.Module, device: torch.device) -> None:
+    """Warn once of layers of a module that compute in float32, because the machine refuses bfloat16 for them."""
+    names = [layer.__name__ for function, layer in _RECURRENT.items() if function in refused_products(device.type)]
+    if found := sorted({type(part).__name__ for part in module.modules()} & {*names}):
+        log.warning(
+            "precision='bfloat16': the device %r computes %s only in float32, so these layers of module %r stay in "
+            "float32.",
+            str(device),
+            ", ".join(found),
+            module_id,
+        )
 
 
 def check_bfloat16(device: torch.device) -> None:
@@ -66,10 +101,11 @@ class _LayersInBfloat16(TorchFunctionMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
+        self._products = LAYER_PRODUCTS - refused_products(device_type)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
-        if func not in LAYER_PRODUCTS:
+        if func not in self._products:
             return func(*args, **(kwargs or {}))
         with torch.autocast(self.device_type, torch.bfloat16):
             outputs = func(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import TextIOWrapper
+from io import FileIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,12 @@ class CSVLogger(Logger):
         """
         self.file_name = _checked_name(file_name)
         self._columns: list[str] = []
-        self._file: TextIOWrapper | None = None
+        self._file: FileIO | None = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Create the file."""
         self._path, self._columns = run_dir / self.file_name, []
-        self._file = self._path.open("w", newline="", encoding="utf-8")
+        self._file = self._path.open("wb", buffering=0)
 
     def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the rows of later iterations; rows that do not say which they are stay."""
@@ -62,17 +62,18 @@ class CSVLogger(Logger):
         )
         with replaced(self._path) as file:
             csv.writer(file).writerows([*rows[:1], *kept])
-        self._file = self._path.open("a", newline="", encoding="utf-8")
+        self._file = self._path.open("ab", buffering=0)
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Append a row and flush it."""
+        """Append a row."""
         row = self.row(result)
         new = [key for key in row if key not in self._columns]
         if new:
             self._add_columns(new)
         assert self._file is not None, "log_result before open"
-        csv.DictWriter(self._file, self._columns).writerow(row)
-        self._file.flush()
+        text = StringIO(newline="")
+        csv.DictWriter(text, self._columns).writerow(row)
+        append_whole(self._file, text.getvalue())
 
     def row(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return the values of a result that are written, by column.
@@ -90,7 +91,6 @@ class CSVLogger(Logger):
 
     def _add_columns(self, new: list[str]) -> None:
         assert self._file is not None, "log_result before open"
-        self._file.flush()
         columns = [*self._columns, *new]
         # On a full disk the file stays as it was, and the next result tries again.
         with self._path.open(newline="", encoding="utf-8") as old, replaced(self._path) as out:
@@ -99,7 +99,7 @@ class CSVLogger(Logger):
             writer.writerows(csv.DictReader(old))
         self._file.close()
         self._columns = columns
-        self._file = self._path.open("a", newline="", encoding="utf-8")
+        self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
         """Close the file."""
@@ -129,11 +129,11 @@ class JSONLinesLogger(Logger):
             ConfigError: The name is a path.
         """
         self.file_name, self._max_entries = _checked_name(file_name), max_entries
-        self._file: TextIOWrapper | None = None
+        self._file: FileIO | None = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
         """Create the file."""
-        self._file = (run_dir / self.file_name).open("w", encoding="utf-8")
+        self._file = (run_dir / self.file_name).open("wb", buffering=0)
 
     def resume(self, run_dir: Path, config: dict[str, Any], training_iteration: int, num_env_steps: int) -> None:
         """Append to the file, without the lines of later iterations; lines that do not say which they are stay."""
@@ -143,13 +143,12 @@ class JSONLinesLogger(Logger):
         whole = [line for line in lines if _parsed(line) is not None]
         with replaced(path) as file:
             file.writelines(line for line in whole if not _is_later(_parsed(line), training_iteration, num_env_steps))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Append a line and flush it."""
+        """Append a line."""
         assert self._file is not None, "log_result before open"
-        self._file.write(json.dumps(self.line(result), allow_nan=False) + "\n")
-        self._file.flush()
+        append_whole(self._file, json.dumps(self.line(result), allow_nan=False) + "\n")
 
     def line(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return the content of the line of a result, in types that JSON has; other values are text.
@@ -191,6 +190,23 @@ def _checked_name(file_name: str) -> str:
     if not file_name or Path(file_name).name != file_name:
         raise ConfigError(f"file_name={file_name!r} must be the name of a file, which is in the run directory.")
     return file_name
+
+
+def append_whole(file: FileIO, text: str) -> None:
+    """Append text to an unbuffered file: all of it or, on a full disk, none.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    end = file.seek(0, os.SEEK_END)
+    left = memoryview(text.encode())
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with contextlib.suppress(OSError):  # it is no regular file
+            file.truncate(end)
+        raise
 
 
 @contextlib.contextmanager

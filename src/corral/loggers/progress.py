@@ -169,7 +169,7 @@ class Progress:
     def end(self, how: str) -> None:
         """Print how the run ended and where it is stored, if it had started."""
         if self.path is not None:
-            why = "" if self.reason is None else f": {self.reason}"
+            why = "" if self.reason is None or how == "Failed" else f": {self.reason}"
             self._say(f"{how} after {self.summary()}{why}. The run is stored in {self.path}")
 
     def _say(self, text: str) -> None:

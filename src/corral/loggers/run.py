@@ -172,6 +172,7 @@ class Run:
     def log_result(self, result: dict[str, Any]) -> None:
         """Give a result to every logger that was not given it yet; a full disk or a service does not end the run."""
         iteration = result["training_iteration"]
+        self._check_there()
         for place, logger in enumerate(self._opened):
             start_s = time.monotonic()
             if self._logged.get(place) == iteration or start_s < self._rests_until_s.get(place, start_s):
@@ -183,6 +184,7 @@ class Run:
                     logger.log_result(result)
                 except Exception as error:
                     if not _costs_a_warning(logger, error):
+                        self._check_there(error)
                         raise
                     self._warn_of(logger, error)
                     if logger.is_service:
@@ -199,6 +201,19 @@ class Run:
         )
         if result.get("evaluation", {}).get("fresh") and (evaluated := evaluated_return(result)):
             log.info("Evaluation with iteration %d: mean return %s, 95%% interval %s.", iteration, *evaluated)
+
+    def _check_there(self, error: Exception | None = None) -> None:
+        """Refuse to continue if the directory was removed.
+
+        Raises:
+            RunDirectoryError: It was; `error` is its cause.
+        """
+        if not (self.path / CONFIG_FILE).exists():
+            raise RunDirectoryError(
+                f"the run directory {self.path} was removed, or its disk is gone, while the run wrote it: its results "
+                f"so far are lost. The last state is written to {self.path} again, if there is room: "
+                "Algorithm.from_checkpoint continues from it."
+            ) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.action_masks import first_illegal, has_mask, legal_actions
+from corral.core.interrupts import interruptible, raise_if_ending
 from corral.core.tree import Tree, leaves, map_tree
 from corral.episodes.rollout import Rollout
 from corral.errors import DataError
@@ -88,6 +89,7 @@ class ModuleRows:
         """Keep what is given; nothing is read."""
         self.source, self._module_id, self._spec, self._distribution = source, module_id, spec, distribution
 
+    @interruptible
     def parts(self) -> Iterator[EpisodeRows]:
         """Yield the parts.
 
@@ -97,6 +99,7 @@ class ModuleRows:
         """
         first: EpisodeRows | None = None
         for rows in self.source.parts():
+            raise_if_ending()
             if rows.module_id == self._module_id and len(rows):
                 checked = rows.checked(self._spec.observation_space, self._spec.action_space)
                 first = first or checked.take(slice(0, int(checked.starts[1]) if checked.num_episodes > 1 else None))
@@ -131,6 +134,7 @@ class ModuleRows:
                 rollout.columns["stored"] = map_tree(lambda leaf: leaf[:, None], stored)
         return rollout
 
+    @interruptible
     def measure(self, pipeline: Pipeline) -> Pipeline:
         """Return a pipeline with the statistics of all steps."""
         measured: list[Mapping[str, State]] = []
@@ -150,6 +154,7 @@ class ModuleRows:
         return pipeline.merged(measured)
 
 
+@interruptible
 def load_module_data(
     rows: ModuleRows,
     pipeline: Pipeline | None,

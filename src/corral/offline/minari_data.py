@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.interrupts import interruptible
 from corral.core.tree import map_tree, named_leaves
 from corral.errors import DataError, MissingPackageError
 from corral.offline.episode_rows import EpisodeRows, rows_of_steps
@@ -53,6 +54,7 @@ def minari_source(dataset: Any) -> Source:
     spec = dataset.spec
     name = f"{MINARI}{spec.dataset_id}"
 
+    @interruptible
     def parts() -> Iterator[EpisodeRows]:
         waiting: list[EpisodeRows] = []
         for episode in dataset.iterate_episodes():

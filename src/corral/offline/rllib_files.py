@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from corral.checkpoint.places import Place
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.interrupts import interruptible
 from corral.core.tree import Tree, map_tree
 from corral.errors import DataError, MissingPackageError
 from corral.offline.episode_rows import EpisodeRows, rows_of_steps
@@ -302,6 +303,7 @@ def _stacked(entries: Sequence[Any]) -> Tree:
 def rllib_json_source(place: Place, names: Sequence[str]) -> Source:
     """Return the source of JSON files that earlier versions of RLlib wrote: a batch of steps in each line."""
 
+    @interruptible
     def lines() -> Iterator[Steps]:
         for name in names:
             with place.open(name) as (opened, _):

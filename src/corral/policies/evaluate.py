@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+from corral.core.interrupts import interruptible
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.async_vector import AsyncLimits
@@ -394,6 +395,7 @@ def check_spaces_fit(
         )
 
 
+@interruptible
 def _play_episodes(
     acting: Acting,
     env: VectorEnv[Any, Any, Any],

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from corral.core.interrupts import interruptible
 from corral.core.paths import resolve_path
 from corral.core.tree import map_tree
 from corral.envs.env_state import warn_of_statistics
@@ -45,6 +46,7 @@ class PlayedEpisode(NamedTuple):
     file: Path | None
 
 
+@interruptible
 def play_episodes(
     policy: Policy | AgentPolicies,
     env: Any,
@@ -203,6 +205,7 @@ def _new_files(directory: Path, file_format: str) -> Iterator[Path]:
             yield file
 
 
+@interruptible
 def write_mp4(file: Path, frames: Iterable[Any], fps: float) -> None:
     """Write frames to an mp4 file (H.264), one after another as they come; nothing is left of a failed recording."""
     part = _part(file)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.columns import check_new_column, describe, empty_column
+from corral.core.interrupts import interruptible
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.episodes.lanes import LaneRollout
@@ -784,6 +785,7 @@ class ReplayBuffer:
             )
         self._load(state)
 
+    @interruptible
     def _load(self, state: Mapping[str, Any]) -> None:
         """Check all of a state, then restore it."""
         assert self._observations is not None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import AgentID
+from corral.core.interrupts import interruptible
 from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space, split_actions
 from corral.core.tree import Tree, copy_nested, map_tree
@@ -274,6 +275,7 @@ class MultiAgentStepping(Stepping):
         """Return what fires the events of the episodes."""
         return MultiAgentEvents(self)
 
+    @interruptible
     def step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 from corral.runners.restarts import NOT_FAULTS, describe, note_failure
 from corral.runners.runner import EnvRunner
 from corral.runners.states_of_runners import StatesOfRunners
-from corral.runners.stragglers import add_excess_wait, patience_ends_s, shares
+from corral.runners.stragglers import Speeds, add_excess_wait, patience_ends_s, shares
 from corral.runners.user_calls import UserCalls
 from corral.runners.worker_calls import UserCall, call_directly, sample_and_report
 
@@ -113,6 +113,8 @@ class EnvRunnerGroup:
         self._part_names: set[str] = set()
         self._weights_bytes = 0
         self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
+        self._arrived: deque[int] = deque()  # runners that have answered since all were looked at
+        self._speeds = Speeds()
         # What came with fragments: index of the runner, metrics, seconds, and the fragment, which they wait for.
         self._logged: list[tuple[int, Parts, dict[str, float], Callable[[], Rollout | None]]] = []
         self._stopped = False
@@ -443,7 +445,7 @@ class EnvRunnerGroup:
 
         The index of its runner comes with it, for `put_back`.
         """
-        self._take_arrived()
+        self._take_arrived(sorted({self._arrived.popleft() for _ in range(len(self._arrived))}))
         if not self._taken:
             return None
         versions = [rollout.weights_version for _, rollout in self._taken]
@@ -469,14 +471,14 @@ class EnvRunnerGroup:
         self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
-    def _take_arrived(self) -> None:
-        """Receive the fragments that are there, and what runners raised in place of them."""
-        for index, call, reply in self.take_replies():
+    def _take_arrived(self, indices: Sequence[int] | None = None) -> None:
+        """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`."""
+        for index, call, reply in self.take_replies(indices):
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
             self._keep(index, reply)
             factor = None if call.request.num_timesteps is None else self._straggler_factor
-            add_excess_wait(self._runners[index], self._runners.values(), factor, reply.rollout.num_env_steps)
+            add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
 
     def _keep(self, index: int, reply: SampleReply) -> None:
         """Keep a fragment until a call returns it."""
@@ -505,24 +507,36 @@ class EnvRunnerGroup:
         if runner.weights_version != self._weights_version:
             self._send_weights(runner)
         runner.ask(request, timeout_s)
-        return runner.requests[-1]
+        call = runner.requests[-1]
+        call.future.add_done_callback(lambda _: self._arrived.append(index))
+        return call
 
-    def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
+    def take_replies(
+        self, indices: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
         """Receive the replies that are there, and yield them with the runner's index and the call.
 
         If a runner failed, the exception takes the place of the reply. The metrics of a reply count only after
         `keep_metrics`.
 
+        Args:
+            indices: Indices of the runners to look at; `None` is all of them.
+
         Raises:
             Exception: What a runner raised, if it ends the run.
         """
-        for runner in self._runners.values():
+        if indices is None:
+            self._arrived.clear()
+        for runner in self._runners.values() if indices is None else map(self._runners.__getitem__, indices):
             while (call := runner.sampling) is not None and call.future.done():
                 if error := call.future.exception() or runner.sync_error():
                     self._fail(runner, error, call)
                     yield runner.index, call, error
                 else:
-                    yield runner.index, call, runner.take(call, self._weights_version)
+                    seconds_before = runner.seconds_per_step
+                    reply = runner.take(call, self._weights_version)
+                    self._speeds.replace(seconds_before, runner.seconds_per_step)
+                    yield runner.index, call, reply
 
     def keep_metrics(self, index: int, reply: SampleReply) -> None:
         """Let `collect_metrics` collect what came with a reply."""
@@ -545,6 +559,8 @@ class EnvRunnerGroup:
     def wait_for_sample(self, timeout_s: float) -> None:
         """Wait at most so long until a fragment arrives, or `restore_runners` can take the next step of a restart."""
         self._wait([call.future for call in self._pending()], timeout_s)
+        # A call may be done before its callback has run, or an exception may have ended the look at the answers.
+        self._arrived.extend(call.index for call in self._pending() if call.future.done())
 
     def _wait(self, futures: list[Future[Any]], timeout_s: float) -> None:
         runners, now = self._runners.values(), time.perf_counter()
@@ -584,10 +600,10 @@ class EnvRunnerGroup:
 
         If nothing has been taken, and none is worth it, any of them is.
         """
-        runners, now = self._runners.values(), time.perf_counter()
+        now = time.perf_counter()
         calls = [
-            (runner.sampling.future, patience_ends_s(runner, runners, self._straggler_factor))
-            for runner in runners
+            (runner.sampling.future, patience_ends_s(runner, self._speeds, self._straggler_factor))
+            for runner in self._runners.values()
             if runner.sampling is not None
         ]
         patient = [(future, until_s) for future, until_s in calls if until_s > now]
@@ -893,7 +909,9 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         self._answered.append(call)
         return call
 
-    def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
+    def take_replies(
+        self, indices: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
         """Receive the replies that were not taken yet; see `EnvRunnerGroup.take_replies`."""
         while self._answered:
             call = self._answered.pop(0)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import NO_LEGAL_ACTION, first_illegal, legal_actions
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.interrupts import interruptible
 from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
 from corral.episodes.infos import Infos
@@ -222,6 +223,7 @@ class ServedStepping(Stepping):
         """Begin with the steps that are open, and the observations that wait for actions."""
         self._enter(rollout)
 
+    @interruptible
     def step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:

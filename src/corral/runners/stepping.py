@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.interrupts import interruptible
 from corral.core.plain import is_plain
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
@@ -292,6 +293,7 @@ class SingleAgentStepping(Stepping):
         if self._last_infos is not None:
             rollout.info_rows[0] = self._last_infos
 
+    @interruptible
     def step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:

@@ -8,34 +8,52 @@ when they arrive. As soon as it is as fast as the others again, it is treated li
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Collection, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
 
 from corral.runners.remote_runner import RemoteRunner
 
 PATIENCE_S = 0.5
 
 
-def usual_seconds_per_step(runner: RemoteRunner, runners: Collection[RemoteRunner]) -> float:
-    """Return the median of the other runners' seconds per env step; NaN while they have sampled nothing."""
-    known = [
-        other.seconds_per_step for other in runners if other is not runner and not math.isnan(other.seconds_per_step)
-    ]
-    return statistics.median(known) if known else math.nan
+class Speeds:
+    """The seconds per env step of all runners, sorted, so that a median takes no look at each of them."""
+
+    def __init__(self, seconds: Iterable[float] = ()) -> None:
+        """Store the seconds per env step of the runners; NaN is a runner that has sampled nothing."""
+        self._sorted = sorted(value for value in seconds if not math.isnan(value))
+
+    def replace(self, old: float, new: float) -> None:
+        """Note that a runner's seconds per env step have changed; NaN is not known."""
+        if not math.isnan(old):
+            del self._sorted[bisect_left(self._sorted, old)]
+        if not math.isnan(new):
+            insort(self._sorted, new)
+
+    def usual_without(self, own: float) -> float:
+        """Return the median of the other runners' seconds per env step; NaN while they have sampled nothing.
+
+        Args:
+            own: The runner's own seconds, which are among them; NaN if not known.
+        """
+        place = len(self._sorted) if math.isnan(own) else bisect_left(self._sorted, own)
+        num_others = len(self._sorted) - (not math.isnan(own))
+        if not num_others:
+            return math.nan
+        low, high = (num_others - 1) // 2, num_others // 2
+        return (self._sorted[low + (low >= place)] + self._sorted[high + (high >= place)]) / 2
 
 
-def add_excess_wait(
-    runner: RemoteRunner, runners: Collection[RemoteRunner], factor: float | None, num_env_steps: int
-) -> None:
+def add_excess_wait(runner: RemoteRunner, speeds: Speeds, factor: float | None, num_env_steps: int) -> None:
     """Add the time that a slow runner cost the others with a fragment; a runner as fast as they are starts at 0 again.
 
     Args:
         runner: Runner whose fragment has arrived.
-        runners: All runners of the group.
+        speeds: Speeds of all runners of the group.
         factor: Setting `straggler_factor`; `None` counts nothing.
         num_env_steps: Env steps of the fragment.
     """
-    usual = usual_seconds_per_step(runner, runners)
+    usual = speeds.usual_without(runner.seconds_per_step)
     if factor is None or math.isnan(usual) or runner.seconds_per_step <= factor * usual:
         runner.excess_wait_s = 0.0
     else:
@@ -47,9 +65,9 @@ def is_straggler(runner: RemoteRunner) -> bool:
     return runner.excess_wait_s > PATIENCE_S
 
 
-def patience_ends_s(runner: RemoteRunner, runners: Collection[RemoteRunner], factor: float | None) -> float:
+def patience_ends_s(runner: RemoteRunner, speeds: Speeds, factor: float | None) -> float:
     """Return the clock reading until which a requested fragment is worth waiting for; infinity where not known."""
-    usual, call = usual_seconds_per_step(runner, runners), runner.sampling
+    usual, call = speeds.usual_without(runner.seconds_per_step), runner.sampling
     if factor is None or math.isnan(usual) or call is None or call.request.num_timesteps is None:
         return math.inf
     expected_s = factor * usual * call.request.num_timesteps
@@ -75,7 +93,7 @@ def shares(num_wanted: int, idle: Sequence[RemoteRunner], *, exactly: bool = Fal
         return []
     share, extra = divmod(num_wanted, len(others))
     asked = [(runner, share + (position < extra)) for position, runner in enumerate(others)]
+    usual = Speeds(runner.seconds_per_step for runner in others).usual_without(math.nan) if slow else math.nan
     for runner in slow:
-        usual = usual_seconds_per_step(runner, others)
         asked.append((runner, share if math.isnan(usual) else round(share * usual / runner.seconds_per_step)))
     return [(runner, wanted) for runner, wanted in asked if wanted]

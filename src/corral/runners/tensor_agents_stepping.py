@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.ids import AgentID
+from corral.core.interrupts import interruptible
 from corral.core.seeding import get_global_rngs, set_global_rngs
 from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree
@@ -169,6 +170,7 @@ class TensorAgentsStepping(MultiAgentStepping):
         for module_id, group in self._groups.items():
             write_tensors(rollout.modules[module_id].obs, 0, group.last_obs)
 
+    @interruptible
     def step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from corral.core.interrupts import interruptible
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import first_bad_value
 from corral.envs.sub_envs import original
@@ -73,6 +74,7 @@ class TensorStepping(SingleAgentStepping):
         else:
             write_tensors(rollout.obs, 0, self._last_obs)
 
+    @interruptible
     def step_rows(
         self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
     ) -> None:
