@@ -16,8 +16,8 @@ from torch import Tensor
 from corral.core.devices import find_tensor_device
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, map_tree
-from corral.envs.tensor_rows import RowKeeper
 from corral.envs.tensor_env import TensorVectorEnv
+from corral.envs.tensor_rows import RowKeeper
 from corral.errors import ConfigError, MissingPackageError, nearest
 
 _FIXED = {"dict_spaces": True, "terminated_truncated": True, "grad_enabled": False, "wrapper": None}
