@@ -262,7 +262,7 @@ def test_new_episodes_have_the_env_of_the_config_of_now(changed: dict[str, Any],
 
 
 def test_a_checkpoint_with_another_env_config_says_what_begins_again(tmp_path: Path) -> None:
-    """With the length 8 the first steps are those of before, so that the episodes continue, and are longer."""
+    """With the length 8 the first steps are the same, so that the episodes continue, and are longer."""
     with lines(5).build() as algo:
         algo.train()
         algo.save_to_path(tmp_path / "saved")

@@ -33,6 +33,7 @@ MAX_STEPS = 10_000
 LIMIT_S = 60.0
 """Seconds in which the sub-envs of one runner play their episodes again, the sub-envs in processes at the same time."""
 
+_OVERDUE = "the episodes of its runner could not be played again in time"
 _STATISTICS = ("mean", "var", "count")
 OVER_EPISODES: dict[str, tuple[str, ...]] = {
     "NormalizeObservation": (*(f"obs_rms.{name}" for name in _STATISTICS), "_update_running_mean"),
@@ -232,12 +233,12 @@ def replay_episode(env: Any, start: Mapping[str, Any], replay: Mapping[str, Any]
     """
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        return f"its episode was not played again within {LIMIT_S:g} s"
+        return _OVERDUE
     try:
         with limited(left_s, "the limit of episodes that are played again"):
             return _replay(env.env if isinstance(env, EpisodeResets) else env, start, replay, deadline_s)
     except EnvTimeoutError:
-        return f"its episode was not played again within {LIMIT_S:g} s"
+        return _OVERDUE
     except Exception as error:
         return f"it raised {type(error).__name__} when its episode was played again: {error}"
 
@@ -256,7 +257,7 @@ def _replay(env: Any, start: Mapping[str, Any], replay: Mapping[str, Any], deadl
         if ended:
             return f"its episode ended after {t} of {num_steps} steps when it was played again"
         if time.monotonic() > deadline_s:
-            return f"its episode was not played again within {LIMIT_S:g} s"
+            return _OVERDUE
         obs, _, terminated, truncated, _ = env.step(map_tree(lambda leaf, t=t: leaf[t], actions))
         ended = bool(terminated or truncated)
     if ended and not replay["ended"]:
