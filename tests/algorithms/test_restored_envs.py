@@ -136,6 +136,55 @@ def test_a_callback_that_writes_into_actions_costs_nothing() -> None:
     check_exact(make_config("PPO", env=Drift).callbacks(on_sample_end=no_actions), 3)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_episode_that_has_just_ended_is_followed_by_the_next_one(vectorization: str) -> None:
+    class Fixed(Drift):
+        def step(self, action: Any) -> Any:
+            obs, reward, _, truncated, info = super().step(action)
+            return obs, reward, False, truncated, info
+
+    def limited(env: Any) -> Any:
+        return gym.wrappers.TimeLimit(env, 9)  # ten episodes are 90 steps, a batch
+
+    config = make_config("PPO", env=Fixed, wrappers=[limited], num_envs_per_env_runner=1, vectorization=vectorization)
+    with config.build() as algo:
+        algo.train()
+        assert algo.get_state()["runners"]["runners"][0]["episodes"]["resetting"].tolist() == [True]
+    check_exact(config, 1)
+
+
+def test_a_task_for_the_next_episode_stays_one() -> None:
+    class Tasked(Drift):
+        task = next_task = 1
+
+        def get_task(self) -> int:
+            return self.next_task
+
+        def set_task(self, task: int) -> None:
+            self.next_task = task
+
+        def reset(self, **given: Any) -> Any:
+            self.task = self.next_task
+            return super().reset(**given)
+
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            return obs + np.float32(self.task), reward, *rest
+
+    def run(algo: Algorithm) -> Any:
+        algo.train()
+        algo.env_runner_group.foreach_env(lambda env: env.unwrapped.set_task(env.unwrapped.get_task() + 1))
+        return algo.get_state()
+
+    config = make_config("PPO", env=Tasked)
+    with config.build() as algo:
+        state = run(algo)
+        expected = play(algo)
+    with restored_from(config, state) as algo:
+        assert algo._restored["num_envs_continued"] == 3
+        assert differences(expected, play(algo)) == []
+
+
 # Several agents.
 
 
