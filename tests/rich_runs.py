@@ -36,7 +36,7 @@ from random_agents import RandomAgents
 
 
 class Gusts(gym.Env[NDArray[np.float32], Any]):
-    """A random walk that draws from all generators of the process, has a task, and fails now and then."""
+    """A random walk that has a task, and fails now and then."""
 
     observation_space: Any = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -60,16 +60,22 @@ class Gusts(gym.Env[NDArray[np.float32], Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        gust = random.gauss() + np.random.normal() + torch.randn(()).item()
-        self.place = 0.9 * self.place + 0.1 * float(np.mean(action)) + 0.05 * gust * self.size
+        self.place = 0.9 * self.place + 0.1 * float(np.mean(action)) + 0.05 * self.draw() * self.size
         if self.np_random.random() < self.fails:
             raise OSError("the simulator is gone")
         over = bool(self.np_random.random() < self.ends)
         return self.place.astype(np.float32), self.task - float(np.abs(self.place).sum()), over, False, {"t": self.t}
 
+    def draw(self) -> float:
+        """The gust of a step."""
+        return float(self.np_random.normal())
+
 
 class SavedGusts(Gusts):
-    """The same env with methods for its state."""
+    """The same env with methods for its state, which draws from all generators of the process."""
+
+    def draw(self) -> float:
+        return random.gauss() + float(np.random.normal()) + torch.randn(()).item()
 
     def get_state(self) -> dict[str, Any]:
         return {"place": self.place, "t": self.t}

@@ -21,6 +21,7 @@ from corral.checkpoint import codec
 from corral.envs.env_state import WRAPPERS, get_env_state, set_env_state
 from corral.envs.replay import OVER_EPISODES
 from corral.errors import CheckpointError, CorralError
+from corral.exploration.epsilon import EpsilonGreedy
 from corral.testing import (
     BitFlippingEnv,
     CountingEnv,
@@ -630,3 +631,83 @@ def test_a_state_in_memory_is_a_copy_also_of_the_buffer() -> None:
         algo.set_state(state)
         assert differences(expected, play(algo)) == []
         assert differences(*(without_times(each) for each in (algo.get_state(), algo.get_state()))) == []
+
+
+# Parts that cannot be had.
+
+
+class UnsavedCallback(Callback):
+    """A callback whose state cannot be had."""
+
+    def get_state(self) -> dict[str, Any]:
+        raise OSError("no state of a callback")
+
+    def set_state(self, state: Any) -> None:
+        raise AssertionError
+
+
+class Unplain(EpsilonGreedy):
+    """An exploration whose state no file can hold."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+
+def break_metrics(algo: Algorithm) -> None:
+    algo.metrics.get_state = lambda: 1 / 0  # type: ignore[assignment]
+
+
+def break_evaluation(algo: Algorithm) -> None:
+    algo._evaluator.get_state = lambda: {}["runners"]  # type: ignore[method-assign]
+
+
+def break_transforms(algo: Algorithm) -> None:
+    algo.get_transform_states = lambda: {"lock": threading.Lock()}  # type: ignore[assignment,method-assign]
+
+
+def break_a_runner(algo: Algorithm) -> None:
+    algo.env_runner.host.get_state = lambda: 1 / 0  # type: ignore[assignment,method-assign,union-attr]
+
+
+def break_an_attribute(algo: Algorithm) -> None:
+    algo.STATE = (*algo.STATE, "of_user")  # type: ignore[misc]
+    algo.of_user = threading.Lock()  # type: ignore[attr-defined]
+
+
+def weights_of(algo: Algorithm) -> dict[str, Any]:
+    found = {name: value.numpy().copy() for name, value in algo.get_module().state_dict().items()}
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("damage", "settings", "words"),
+    [
+        (None, {"callbacks_class": [UnsavedCallback]}, "no state of callback UnsavedCallback: OSError: no state"),
+        (None, {"exploration_config": {"type": Unplain}}, "no exploration, so that .*_thread.lock"),
+        (None, {"exploration_config": {"type": Unplain}}, "no state of the exploration of runner 0"),
+        (break_metrics, {}, "no metrics, so that .*ZeroDivisionError"),
+        (break_evaluation, {}, "no evaluation, so that .*KeyError: 'runners'"),
+        (break_transforms, {}, "no transforms, so that .*_thread.lock"),
+        (break_a_runner, {}, "no state of runner 0, so that .*ZeroDivisionError"),
+        (break_an_attribute, {}, "no attributes/of_user, so that .*_thread.lock"),
+    ],
+)
+def test_what_cannot_be_had_costs_its_part_and_not_the_checkpoint(
+    damage: Any, settings: dict[str, Any], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config("DQN", **settings)
+    with config.build() as algo:
+        algo.train()
+        if damage is not None:
+            damage(algo)
+        algo.save_to_path(tmp_path / "saved")
+        weights = weights_of(algo)
+    record, *_ = [record for record in caplog.records if re.search(words, record.getMessage())]
+    assert record.exc_info and record.levelname == "WARNING"
+    with config.build() as algo:
+        if damage is break_an_attribute:
+            damage(algo)
+        algo.restore_from_path(tmp_path / "saved")
+        assert algo.training_iteration == 1 and differences(weights, weights_of(algo)) == []
+        algo.train()

@@ -36,7 +36,6 @@ WITHOUT_EFFECT = {
     "*runners/num_env_steps": "test_counts_of_failures_continue",
     "runner/env/reset_seed": "there is none once the envs were reset; test_a_run_that_did_not_begin_continues",
     "runner/env/env_config": "test_changed_envs_and_their_tasks_continue",
-    "runner/env/num_episodes": "test_reset_arguments_continue_to_be_counted; wrappers of envs that continue have it",
     "runner/env/same_step": "a setting, by which envs of another mode are refused",
     "runner/env/seeds/*": "the seed of the config and the number of the runner, which are the same",
     "runner/id_prefix": "the seed of the config and the number of the runner, which are the same",
@@ -46,6 +45,7 @@ WITHOUT_EFFECT = {
     "runner/episodes/lanes/*/begins": "test_an_episode_continues_exactly",
     "runner/episodes/lanes/*/early_rewards": "test_an_episode_continues_exactly",
     "exploration/waiting/*/[01]*": "random distillation looks at the next observations only, and curiosity at all",
+    "runner/env/envs/*/start/task": "test_an_episode_is_played_again_with_the_arguments_of_its_reset",
     "runner/episodes/infos/*/task": "the infos of steps, t, are seen",
     "exploration/due": "the noise of weights is in the runners",
     "attributes/draw_rng": "in test_appo_and_impala_everywhere.py: one runner in this process fills no circular buffer",
@@ -188,7 +188,6 @@ ELSEWHERE = {
     "DeviceReplayBuffer": "on the device of an env of tensors: tests/replay/test_device_buffer.py",
     "TensorEnvAdapter": "around an env of tensors: tests/runners/test_tensor_stepping.py",
     "TorchEnv": "an env of tensors: tests/envs/test_torch_envs.py",
-    "VmasVectorEnv": "a simulator that is an extra: tests/envs/test_vmas_env.py",
 }
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import corral
 from corral import MultiAgentEnv
-from corral.envs.env_state import continues, get_env_state
+from corral.envs.env_state import find_obstacle, get_env_state
 from corral.envs.multi_agent_env import AgentGroups, possible_agents
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.seats import Seats
@@ -205,7 +205,7 @@ class TestAgentGroups:
         env = SeatedEnv(Saved().with_agent_groups(self.GROUPS))
         env.reset()
         state = get_env_state(env)
-        assert state["state"] == {"t": 0} and continues(env, state)
+        assert state["state"] == {"t": 0} and find_obstacle(env, state) == ""
 
 
 class TestCopies:

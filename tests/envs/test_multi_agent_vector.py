@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,7 +273,7 @@ class TestStates:
         state = copy_nested(host.get_state())
         expected = play(host, 30, seed=5)
         other = make_host(config(vectorization=vectorization))
-        assert other.set_state(state, resets_next)
+        assert other.set_state(state, resets_next, [None] * 2) == [""] * 2
         assert_same(play(other, 30, seed=5), expected)
 
     def test_who_has_ended_is_part_of_the_state(self, make_host: Any) -> None:
@@ -295,7 +294,7 @@ class TestStates:
         play(host, 3)
         state = copy_nested(host.get_state())
         other = make_host(config(Survivor))
-        assert other.set_state(state, np.zeros(2, np.bool_))
+        assert other.set_state(state, np.zeros(2, np.bool_), [None] * 2) == [""] * 2
         seated = other.env.envs[0]  # type: ignore[attr-defined]
         assert seated.ended.tolist() == [True, False] and seated.acting.tolist() == [False, True]
         obs, _, terminated, *_ = play(other, 6)[-1]
@@ -305,16 +304,12 @@ class TestStates:
         class Forgetful(Turns):
             get_state = set_state = None  # type: ignore[assignment]
 
-            def __init__(self, config: Any) -> None:
-                super().__init__(config)
-                self.lock = threading.Lock()  # which no file can hold
-
         host = make_host(config(Forgetful))
         host.reset()
         play(host, 7)
         state = copy_nested(host.get_state())
         other = make_host(config(Forgetful))
-        assert other.set_state(state, np.zeros(2, np.bool_)) == ["the attribute Forgetful.lock is a _thread.lock"] * 2
+        assert other.set_state(state, np.zeros(2, np.bool_), ["too long"] * 2) == ["too long"] * 2
         obs, _ = other.reset()
         assert obs["observed"].tolist() == [[1, 0]] * 2 and obs["obs"]["block_0"][:, 0, 0].tolist() == [0, 0]
         play(other, 7)  # whoever has to act is asked

@@ -12,7 +12,7 @@ from hypothesis import given as each_of
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from corral.envs.env_state import continues, get_env_state, set_env_state
+from corral.envs.env_state import find_obstacle, get_env_state, set_env_state
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv, from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
@@ -277,13 +277,13 @@ def test_an_env_with_methods_for_its_state_continues() -> None:
     for _ in range(5):
         env.step(actions)
     state = get_env_state(env)
-    assert continues(other, state)
+    assert find_obstacle(other, state) == ""
     set_env_state(other, state)
     assert other.ended.tolist() == [True, False, False]
     for _ in range(3):
         found, again = env.step(actions), other.step(actions)
         assert found[1:] == again[1:] and found[0]["rewards"].tolist() == again[0]["rewards"].tolist()
-    assert not continues(SeatedEnv(PettingZooEnv(Dwindling())), state)
+    assert find_obstacle(SeatedEnv(PettingZooEnv(Dwindling())), state) == "it has no get_state and set_state any more"
 
 
 def test_an_env_without_a_list_of_its_agents() -> None:

@@ -1202,8 +1202,7 @@ class Algorithm(metaclass=_WithHints):
     def get_state(self) -> dict[str, Any]:
         """Return a copy of the whole state, plain data and arrays by part; docs/checkpoints.md lists it.
 
-        Raises:
-            CheckpointError: An env or a callback returned a state that is not plain data.
+        A part that cannot be had is left out, with a warning.
         """
         return get_algorithm_state(self)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.plain import check_parts
+from corral.core.plain import check_parts, check_plain
 from corral.core.seeding import check_global_rngs, check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
@@ -36,28 +36,62 @@ PARTS = ("attributes", "metrics", "learners", "exploration", "runners", "policy"
 def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     """Return a copy of the state of an algorithm by part: plain data and arrays.
 
-    Raises:
-        CheckpointError: An env or a callback returned a state that is not plain data.
+    A part that cannot be had is `None` or missing, and `lost` has its name: it costs that part, and not the checkpoint.
     """
+    lost: list[str] = []
+    part = partial(_collect, lost)
     algorithm.take_changed_weights()
-    group, evaluation = algorithm.env_runner_group.get_state(), algorithm._evaluator.get_state()
-    # An iteration that an exception ended has not collected the metrics of steps that count.
-    algorithm.env_runner_group.collect_metrics(algorithm.metrics, algorithm.timers)
-    return {
-        **({} if evaluation is None else {"evaluation": evaluation}),
-        **({} if algorithm.recorded is None else {"data": algorithm.recorded.get_state()}),
-        **({"transforms": copy_nested(transforms)} if (transforms := algorithm.get_transform_states()) else {}),
-        "attributes": {name.lstrip("_"): _plain_attribute(getattr(algorithm, name)) for name in algorithm.STATE},
-        "metrics": algorithm.metrics.get_state(),
+    runners = algorithm.env_runner_group.get_state()
+    optional = {
+        "evaluation": part("evaluation", algorithm._evaluator.get_state),
+        "data": None if algorithm.recorded is None else part("data", algorithm.recorded.get_state),
+        "transforms": part("transforms", lambda: copy_nested(algorithm.get_transform_states())) or None,
+    }
+    attributes = {
+        name: part(f"attributes/{name}", partial(_plain_attribute, algorithm, name)) for name in algorithm.STATE
+    }
+    state = {
+        **{name: found for name, found in optional.items() if found is not None},
+        "attributes": {name.lstrip("_"): value for name, value in attributes.items()},
+        "metrics": part("metrics", lambda: _get_metrics(algorithm)),
         "learners": algorithm.learner_group.get_state(),
-        "exploration": _joined(
-            algorithm, {name: copy_nested(part.get_state()) for name, part in algorithm.explorations.items()}
+        "exploration": part(
+            "exploration",
+            lambda: _joined(
+                algorithm, {name: copy_nested(each.get_state()) for name, each in algorithm.explorations.items()}
+            ),
         ),
-        "runners": group,
-        "policy": _joined(algorithm, {name: record.policy.get_state() for name, record in algorithm.records.items()}),
+        "runners": runners,
+        "policy": part(
+            "policy",
+            lambda: _joined(algorithm, {name: each.policy.get_state() for name, each in algorithm.records.items()}),
+        ),
         "callbacks": algorithm._callbacks.get_state(),
         "rngs": get_global_rngs(),
     }
+    return {**state, "lost": lost} if lost else state
+
+
+def _collect(lost: list[str], name: str, get: Callable[[], Any]) -> Any:
+    """Return a part of the state; if it cannot be had, warn and return `None`."""
+    try:
+        found = get()
+        check_plain(found, name, CheckpointError)
+    except Exception as error:
+        lost.append(name)
+        log.warning(
+            "The checkpoint has no %s, so that a restored run begins without it: %s: %s",
+            *(name, type(error).__name__, error),
+            exc_info=True,
+        )
+        return None
+    return found
+
+
+def _get_metrics(algorithm: Algorithm) -> dict[str, Any]:
+    # An iteration that an exception ended has not collected the metrics of steps that count.
+    algorithm.env_runner_group.collect_metrics(algorithm.metrics, algorithm.timers)
+    return algorithm.metrics.get_state()
 
 
 @contextmanager
@@ -95,25 +129,30 @@ def set_algorithm_state(
         set_first: Functions that set further parts after the checks. One that raises an exception changes nothing.
     """
     _check_state(algorithm, state)
-    if algorithm.recorded is not None:
+    lost = set(state.get("lost", ()))
+    if lost:
+        log.warning("The checkpoint has no %s, because of an exception when it was saved.", ", ".join(sorted(lost)))
+    if algorithm.recorded is not None and "data" not in lost:
         set_first = [*set_first, partial(algorithm.recorded.set_state, state.get("data", {}))]
     for set_part in set_first:
         set_part()
         algorithm._restored = dict(NOT_RESTORED)
     algorithm._restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
-    algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
+    if "metrics" not in lost:
+        algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
     algorithm._restored |= _name_envs(algorithm.env_runner_group.set_state(state["runners"]))
     algorithm._may_be_early = True  # there may be more runners than in the state
     algorithm._evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
-    algorithm.set_transform_states(copy_nested(state.get("transforms", {})))
-    for name in algorithm.STATE:
-        _set_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
-    for module_id, exploration in algorithm.explorations.items():
-        restore_exploration(exploration, copy_nested(_of_module(algorithm, state["exploration"], module_id)))
-    for module_id, record in algorithm.records.items():
-        record.policy.set_state(_of_module(algorithm, state["policy"], module_id))
+    if "transforms" not in lost:
+        algorithm.set_transform_states(copy_nested(state.get("transforms", {})))
+    for name, value in _saved_attributes(algorithm, state):
+        _set_attribute(algorithm, name, value)
+    for exploration, saved in _with_saved(algorithm.explorations, algorithm, state, "exploration"):
+        restore_exploration(exploration, copy_nested(saved))
+    for record, saved in _with_saved(algorithm.records, algorithm, state, "policy"):
+        record.policy.set_state(saved)
     set_global_rngs(state["rngs"])
     algorithm.sync_weights()
     algorithm.env_runner_group.take_costs()
@@ -133,15 +172,18 @@ def _name_envs(restored: Mapping[str, Any]) -> dict[str, Any]:
 def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
     """Check all parts that can be checked without changing anything, in all processes."""
     check_parts(state, PARTS, "an algorithm", CheckpointError)
+    lost = set(state.get("lost", ()))
     algorithm.learner_group.check_state(state["learners"])
-    _check_transforms(algorithm, state.get("transforms", {}))
-    for name in algorithm.STATE:
-        _check_attribute(algorithm, name, _saved_attribute(algorithm, name, state))
-    check_metrics_state(state["metrics"])
-    for module_id, exploration in algorithm.explorations.items():
-        check_exploration_state(exploration, _of_module(algorithm, state["exploration"], module_id))
-    for module_id, record in algorithm.records.items():
-        record.policy.check_state(_of_module(algorithm, state["policy"], module_id))
+    if "transforms" not in lost:
+        _check_transforms(algorithm, state.get("transforms", {}))
+    for name, value in _saved_attributes(algorithm, state):
+        _check_attribute(algorithm, name, value)
+    if "metrics" not in lost:
+        check_metrics_state(state["metrics"])
+    for exploration, saved in _with_saved(algorithm.explorations, algorithm, state, "exploration"):
+        check_exploration_state(exploration, saved)
+    for record, saved in _with_saved(algorithm.records, algorithm, state, "policy"):
+        record.policy.check_state(saved)
     int(state["callbacks"]["num_errors"])
     check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
@@ -166,12 +208,25 @@ def _joined(algorithm: Algorithm, states: dict[str, Any]) -> Any:
     return states if algorithm.config.is_multi_agent else next(iter(states.values()))
 
 
-def _of_module(algorithm: Algorithm, states: Any, module_id: str) -> Any:
-    """Return the state of a module: the inverse of `_joined`."""
-    return states[module_id] if algorithm.config.is_multi_agent else states
+def _with_saved(
+    members: Mapping[str, Any], algorithm: Algorithm, state: Mapping[str, Any], part: str
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each member by module id with its state, the inverse of `_joined`; none if the part was lost."""
+    if part not in state.get("lost", ()):
+        states = state[part]
+        for module_id, member in members.items():
+            yield member, states[module_id] if algorithm.config.is_multi_agent else states
 
 
-def _plain_attribute(value: Any) -> Any:
+def _saved_attributes(algorithm: Algorithm, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of the attributes that were not lost."""
+    for name in algorithm.STATE:
+        if f"attributes/{name}" not in state.get("lost", ()):
+            yield name, _saved_attribute(algorithm, name, state)
+
+
+def _plain_attribute(algorithm: Algorithm, name: str) -> Any:
+    value = getattr(algorithm, name)
     return get_rng(value) if isinstance(value, np.random.Generator) else copy_nested(value)
 
 

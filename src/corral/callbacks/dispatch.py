@@ -130,18 +130,19 @@ class Dispatcher:
     def get_state(self) -> dict[str, Any]:
         """Return the states of the callbacks that have `get_state` and `set_state`, by place, and the error count.
 
-        Raises:
-            CheckpointError: A callback raised in `get_state`, or returned something that is not plain data.
+        A callback that raises, or returns something that is not plain data, is left out, with a warning.
         """
         states = {}
         for index, instance in self._stateful():
-            source = f"callback {type(instance).__name__}: get_state()"
+            name = type(instance).__name__
             try:
                 state = instance.get_state()
+                check_plain(state, f"callback {name}: get_state()", CheckpointError)
             except Exception as error:
-                raise CheckpointError(f"{source} raised {type(error).__name__}: {error}") from error
-            check_plain(state, source, CheckpointError)
-            states[index] = [type(instance).__name__, copy_nested(state)]
+                problem = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+                log.warning("The checkpoint has no state of callback %s: %s", name, problem, exc_info=True)
+            else:
+                states[index] = [name, copy_nested(state)]
         return {"num_errors": self.num_errors, "callbacks": states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -660,7 +660,8 @@ class EnvHost:
 
     def _continue(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_], replays: Sequence[Any]) -> list[str]:
         """Let all envs continue, or prepare all of them to restart; return for each sub-env what is in the way."""
-        deadline_s = time.monotonic() + LIMIT_S
+        limit_s = self._config.worker_timeout_s  # of the call in which a runner restores its state
+        deadline_s = time.monotonic() + (min(LIMIT_S, limit_s / 2) if isinstance(limit_s, (int, float)) else LIMIT_S)
         if not self.steps_one_by_one:
             self._reset_seed = self._next_seed()
             self.reset()  # so that wrappers and processes are ready

@@ -65,16 +65,6 @@ class MaskedResets(VectorWrapper):
         self._inner = [_Lane(env, index) for index in range(env.num_envs)]
         self.lanes = [wrap(lane, index) for index, lane in enumerate(self._inner)]
 
-    @property
-    def num_episodes(self) -> list[int]:
-        """Episodes begun so far in each sub-env."""
-        return [lane.num_episodes for lane in self.lanes]
-
-    @num_episodes.setter
-    def num_episodes(self, numbers: list[int]) -> None:
-        for lane, number in zip(self.lanes, numbers, strict=True):
-            lane.num_episodes = number
-
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[Any, Any]]:

@@ -219,8 +219,7 @@ def make_vector_env(
             first = make_ready(first)
             _check_vector_env(first, name, check, limits)
             if check and not isinstance(first, EnvPoolVectorEnv):  # which makes its sub-envs again with its seed
-                close_quietly(first)  # a new one, because wrappers count the reset and the step of the check
-                first = make_ready(make(0))
+                first = make_ready(_make_again(first, make))
             if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
                 log.warning(
                     "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
@@ -235,9 +234,7 @@ def make_vector_env(
         if check:
             with _check_limit(name, limits):
                 check_env(first, name)
-            if vectorization != "async":
-                close_quietly(first)  # a new one, because wrappers count the reset and the step of the check
-                first = make(0)
+            first = first if vectorization == "async" else _make_again(first, make)
         with _errors_of(name, "its sub-envs were put into one vector env"):
             if vectorization == "async":
                 # `first` is closed on return: only its spaces were needed.
@@ -312,6 +309,12 @@ def _resetting(env: VectorEnv[Any, Any, Any], context: EnvContext, outermost: An
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
         return env
     return MaskedResets(env, lambda lane, index: (outermost or EpisodeResets)(lane, context.at(index)))
+
+
+def _make_again(checked: Any, make: Callable[[int], Any]) -> Any:
+    """Return a new env in place of one that the check has reset and stepped, which wrappers count."""
+    close_quietly(checked)
+    return make(0)
 
 
 def _itself(env: Any) -> Any:

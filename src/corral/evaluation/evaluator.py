@@ -628,11 +628,7 @@ class Evaluator:
     # State.
 
     def get_state(self) -> dict[str, Any] | None:
-        """Return the state of the runners, the metrics and the latest round as plain data; `None` if there is none.
-
-        Raises:
-            CheckpointError: An env or a callback returned a state that is not plain data.
-        """
+        """Return the state of the runners, the metrics and the latest round as plain data; `None` if there is none."""
         if self._is_playing():
             log.warning("The checkpoint has no state of evaluation, because a round of evaluation did not end.")
             return None

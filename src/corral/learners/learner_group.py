@@ -239,9 +239,6 @@ class LearnerGroup:
 
         If the workers are gone, the state has the weights of the last update and optimizers that begin again, because
         the state of the optimizers was in the workers.
-
-        Raises:
-            CheckpointError: A callback returned a state that is not plain data.
         """
         arguments = [(rank == 0, self._own_processes) for rank in range(self.num_learners)]
         states = self._call_each(_get_state, arguments)

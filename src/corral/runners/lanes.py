@@ -49,8 +49,8 @@ class Lanes:
         is_used: Whether the module acts for the agent in the current episode, bool `[L]`.
         begins: Whether the agent has not acted yet in its episode, bool `[L]`.
         rollout: The rollout that is being written.
-        played: Of the rollout that was finished last: distribution of its actions, columns of actions `[T, L, ...]` and
-            of rows of observations, which of its rows hold an action, bool `[T, L]`, and sub-env and place of each lane.
+        played: What the rollout that was finished last played: distribution, columns of actions `[T, L, ...]` and
+            of rows of observations, which rows hold an action, bool `[T, L]`, and sub-env and place of each lane.
         rows_of_envs: Rows of the env steps of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of
             their own; `None` where all have as many.
     """

@@ -210,6 +210,14 @@ class MultiAgentStepping(Stepping):
             if module_id in self.lanes:
                 self.lanes[module_id].check_state(part)
 
+        def check(here: NDArray[Any], leaf: NDArray[Any]) -> None:
+            if leaf.shape[1:] != here.shape[1:] or leaf.dtype != here.dtype:
+                raise CheckpointError(f"the actions of agents of a runner are {leaf.dtype}{leaf.shape}.")
+
+        for actions in state.get("played", ()):
+            if actions is not None:
+                map_tree(check, self._actions, actions)
+
     def set_unfinished(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `get_unfinished`."""
         self._forget_seats()

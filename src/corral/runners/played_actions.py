@@ -61,7 +61,9 @@ class PlayedActions:
             (rows,) = begins[:, env_index].nonzero()
             start = int(rows[-1]) + 1 if len(rows) else 0
             is_known = (len(rows) or self.is_whole) and len(valid) - start <= MAX_STEPS
-            found.append(map_tree(lambda leaf, i=env_index: leaf[start:, i].copy(), joined) if is_known else None)
+            found.append(
+                map_tree(lambda leaf, i=env_index, start=start: leaf[start:, i].copy(), joined) if is_known else None
+            )
         return found
 
     def set(self, actions: Sequence[Tree]) -> None:

@@ -667,9 +667,6 @@ class EnvRunnerGroup:
         A runner that does not answer within `sample_timeout_s` has the state of its replacement. So has an evaluation
         runner that is busy, because the round that wanted its answer is over. Steps of a fragment
         that has not been returned yet count as lost in the state, because the runners are past them.
-
-        Raises:
-            CheckpointError: An env or a callback returned a state that is not plain data.
         """
         held: Counter[int] = Counter()
         for index, rollout in self._taken:

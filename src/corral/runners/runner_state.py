@@ -7,13 +7,14 @@ The state from which a replacement of a failed runner continues is smaller, beca
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.core.plain import check_parts, is_plain
+from corral.core.plain import check_parts, check_plain, is_plain
 from corral.core.seeding import (
     check_global_rngs,
     get_global_rngs,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
     from corral.runners.runner import EnvRunner
 
+log = logging.getLogger("corral")
+
 _NUMBERS = ("num_env_steps_sampled_lifetime", "num_env_steps_lost", "_timestep", "_last_num_rows", "_num_resets")
 _PARTS = (
     *("numbers", "id_prefix", "env", "episodes", "actions", "weights_noise", "exploration", "metrics"),
@@ -46,9 +49,9 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
     """Return the whole state of a runner without the weights, as copies of plain data.
 
     Raises:
-        CheckpointError: An env or a callback returned a state that is not plain data.
+        CheckpointError: A part of it is not plain data.
     """
-    return {
+    state = {
         "numbers": {name: getattr(runner, name) for name in _NUMBERS},
         "id_prefix": runner._id_prefix,
         "num_episodes_over": runner.num_episodes_over.tolist(),
@@ -56,11 +59,24 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
         "episodes": None if runner._needs_reset else _get_episodes(runner),
         "actions": runner.of_actors(lambda actor: actor.row_distribution.get_state()),
         "weights_noise": runner.of_actors(lambda actor: actor.inference.get_noise()),
-        "exploration": copy_nested(runner.of_actors(lambda actor: actor.exploration.get_state())),
+        "exploration": _get_explorations(runner),
         "metrics": runner.metrics.get_state(),
         "callbacks": runner.callbacks.get_state(),
         "rngs": get_global_rngs() if runner.has_own_process else None,
     }
+    check_plain(state, f"runner {runner.worker_index}", CheckpointError)
+    return state
+
+
+def _get_explorations(runner: EnvRunner) -> Any:
+    """Return the states of the explorations; if one raises or is not plain data, none, with a warning."""
+    try:
+        found = copy_nested(runner.of_actors(lambda actor: actor.exploration.get_state()))
+        check_plain(found, "get_state() of an exploration", CheckpointError)
+    except Exception:
+        log.warning("The checkpoint has no state of the exploration of runner %d.", runner.worker_index, exc_info=True)
+        return {}
+    return found
 
 
 def make_runner_state(config: RunnerConfig, worker_index: int, num_restarts: int, known: Mapping[str, Any]) -> Any:

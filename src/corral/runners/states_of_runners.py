@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import asdict
@@ -18,6 +19,8 @@ from corral.runners.runner_state import (
     make_runner_state,
     set_runner_state,
 )
+
+log = logging.getLogger("corral")
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
@@ -46,11 +49,10 @@ class StatesOfRunners:
         Args:
             lost: Env steps of each runner, by index, that it is past and that no call has returned yet.
 
-        Raises:
-            CheckpointError: An env or a callback returned a state that is not plain data.
+        A runner that raises has the state of its replacement, with a warning.
         """
         if self._local is not None:
-            state = get_runner_state(self._local)
+            state = self._state_of_local(self._local)
             state["numbers"]["num_env_steps_lost"] += lost.get(0, 0)
             return [state, *self._spare]
         runners = self._runners.values()
@@ -61,6 +63,14 @@ class StatesOfRunners:
         wait([call for call in calls if call is not None], self._config.sample_timeout_s)
         pairs = zip(runners, calls, strict=True)
         return [*(self._state_of(runner, call, lost.get(runner.index, 0)) for runner, call in pairs), *self._spare]
+
+    def _state_of_local(self, runner: EnvRunner) -> dict[str, Any]:
+        try:
+            return get_runner_state(runner)
+        except Exception as error:
+            _warn_of(0, error)
+            made: dict[str, Any] = make_runner_state(self._config, 0, 1, runner.get_state())
+            return made
 
     @property
     def _limit_s(self) -> float | None:
@@ -73,8 +83,8 @@ class StatesOfRunners:
     def _state_of(self, runner: RemoteRunner, call: Future[Any] | None, num_lost: int) -> dict[str, Any]:
         """Return the state of a runner of the engine, with what its place has counted."""
         error = call.exception() if call is not None and call.done() else None
-        if isinstance(error, CheckpointError):
-            raise error
+        if error is not None:
+            _warn_of(runner.index, error)
         num_lost += sum(call.num_env_steps for call in runner.requests)
         counts = asdict(runner.counts + WorkerCounts(num_env_steps_lost=num_lost))
         if call is None or not call.done() or error is not None:
@@ -127,3 +137,11 @@ class StatesOfRunners:
         futures = [runner.handle.call(function, state, timeout_s=limit_s) for runner, state in pairs if runner.ready]
         wait(futures)
         return [future.result() for future in futures]
+
+
+def _warn_of(index: int, error: BaseException) -> None:
+    log.warning(
+        "The checkpoint has no state of runner %d, so that a restored run continues as with a new one: %s: %s",
+        *(index, type(error).__name__, error),
+        exc_info=error,
+    )

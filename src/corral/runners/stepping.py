@@ -171,7 +171,7 @@ class Stepping(ABC):
         """Return what each sub-env plays again to stand where the episodes of a state stood; see `continue_env`.
 
         Args:
-            state: A state of `get_unfinished`, with `resetting`, the sub-envs that the next row only resets, bool `[N]`.
+            state: A state of `get_unfinished`, and `resetting`, the sub-envs that the next row only resets, bool `[N]`.
         """
         ended, actions = state["resetting"].tolist(), state.get("played")
         if actions is None:
