@@ -194,6 +194,32 @@ def test_a_callback_may_freeze_shared_layers_between_the_steps() -> None:
             assert torch.equal(frozen[0][name], value)
 
 
+def test_a_callback_may_unfreeze_shared_layers_before_the_step_of_the_other_module() -> None:
+    found: list[dict[str, Tensor]] = []
+
+    def first_gradients_of_right(modules: dict[str, Module], unfreezes: bool) -> None:
+        def note(policy_id: str, gradients: dict[str, Tensor]) -> None:
+            if unfreezes:
+                modules["right"].requires_grad_(True)
+            if policy_id == "right" and len(found) == unfreezes:
+                found.append({name: gradient.clone() for name, gradient in gradients.items()})
+
+        spec = LearningSpec(algorithm_loss("ppo"))
+        callbacks = Dispatcher([], {"on_gradients": [note]})
+        learner = Learner(modules, dict.fromkeys(modules, spec), device="cpu", callbacks=callbacks)
+        how = UpdateSettings(lr=0.01, coefficients=PPO_COEFFICIENTS)
+        learner.update(dict.fromkeys(modules, algorithm_batch("ppo", 12)), dict.fromkeys(modules, how))
+
+    first_gradients_of_right({"right": make_pair("ppo")["right"]}, False)
+    modules = make_pair("ppo")
+    modules["left"].policy_encoder.requires_grad_(False)  # type: ignore[operator,union-attr]
+    first_gradients_of_right(modules, True)
+    alone, shared = found
+    assert alone.keys() == shared.keys() and any("policy_encoder" in name for name in alone)
+    for name, gradient in alone.items():
+        torch.testing.assert_close(shared[name], gradient)
+
+
 class WithMemory(Module):
     """A recurrent layer, batch statistics, and a weight that is tied to another place in the module."""
 
