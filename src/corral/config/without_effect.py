@@ -232,7 +232,7 @@ _NEEDS_OF_SPACES: dict[str, tuple[Callable[[ModuleSpec, NetworkConfig], bool], s
 
 
 def refuse_settings_without_use(config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
-    """Refuse settings of the default module for which the spaces of no module have a use; warn of those of the env.
+    """Refuse settings of the default module for which the spaces of no module have a use; warn of settings of the env.
 
     Args:
         config: The config of all modules.
