@@ -121,7 +121,7 @@ def test_runners_are_restored_before_each_step_and_round() -> None:
     calls: list[Any] = []
 
     class Mine(PPO):
-        def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        def restore_env_runners(self, env_runner_group: Any) -> list[int]:  # type: ignore[override]
             found = super().restore_env_runners(env_runner_group)
             calls.append((env_runner_group is not None and env_runner_group._native is self._of_evaluation, found))
             return found
@@ -178,7 +178,7 @@ def test_evaluate_may_play_nothing_but_must_return_metrics() -> None:
     class Old(PPO):
         found: Any = None
 
-        def evaluate(self) -> Any:
+        def evaluate(self) -> Any:  # type: ignore[override]
             return self.found
 
     with small(Old, evaluation_interval=1).build() as algo:

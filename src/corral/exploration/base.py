@@ -220,7 +220,7 @@ class Exploration:
         self.model = model
         self.num_workers, self.worker_index, self.framework = num_workers, worker_index, framework
         given = vars(self)  # what the constructor of the subclass does not take, see `make_exploration`
-        self.policy_config = policy_config
+        self.policy_config: Any = policy_config
         self.config = given.get("config", policy_config)
         self.inference = given.get("inference") if inference is None else inference
         self.num_envs = given.get("num_envs", 1) if num_envs is None else num_envs

@@ -357,12 +357,13 @@ class Algorithm:
             )
         return TrainingResult(Checkpoint(path), self._latest_result)
 
-    def save_checkpoint(self, checkpoint_dir: Any) -> None:
-        """Write a checkpoint; other files in the directory stay."""
+    def save_checkpoint(self, checkpoint_dir: Any) -> str | None:
+        """Write a checkpoint; other files in the directory stay. A subclass may return the directory."""
         if str(checkpoint_dir) == self._free and not overrides(self, "save_to_path"):
             checkpoints.save(self, Path(checkpoint_dir), is_free=True)
         else:
             self.save_to_path(checkpoint_dir)
+        return None
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""

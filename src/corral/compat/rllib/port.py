@@ -29,12 +29,13 @@ from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.own_algorithm import RestoreEvents
 from corral.compat.rllib.own_learner import OwnLearner
-from corral.compat.rllib.script_source import NotPortable, Script, read_names, unwrapped
+from corral.compat.rllib.script_source import NotPortable, Script, unwrapped
 from corral.compat.rllib.tune_hook import HOOKS
 from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.config.display import changed_arguments
 from corral.config.settings import GROUPS
 from corral.config.without_effect import find_useless, network_settings, without_unused_settings
+from corral.core.scripts import read_names
 from corral.core.settings import default_of, find_unused, found_by_name, same_value
 from corral.engines import make_engine
 from corral.errors import ConfigError, CorralError
