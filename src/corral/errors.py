@@ -164,7 +164,8 @@ def nearest_name(name: object, known: Iterable[str]) -> str | None:
     """Return the known name that a user most likely meant, or `None` if none is near.
 
     A name is near if it differs in one letter, in a third of its letters if it is longer, or in a missing end. The last
-    part of a path counts too: `episode_return_mean` finds `env_runners/episode_return_mean`.
+    part of a path counts too: `episode_return_mean` finds `env_runners/episode_return_mean`. A name whose first word
+    says what kind of thing it is, as `num_` and `set_` do, finds names of this kind only.
 
     Args:
         name: What the user wrote. A file may hold another key than a string, to which no name is near.
@@ -188,7 +189,10 @@ def _near(name: object, known: Iterable[str]) -> Iterator[tuple[_Near, str]]:
     if not isinstance(name, str):
         return
     parent = name.removesuffix(_last_part(name))
+    kind = _kind(name)
     for full in known:
+        if kind and _kind(full) != kind:
+            continue
         found = _distance(parent, full.removesuffix(_last_part(full))) if parent else 0
         parent_distance = len(full) if found is None else found
         for is_part, written, meant in ((False, name, full), (True, _last_part(name), _last_part(full))):
@@ -199,6 +203,16 @@ def _near(name: object, known: Iterable[str]) -> Iterator[tuple[_Near, str]]:
             for end in range(len(meant) // 2, len(meant)):
                 if meant[end] == "_" and (distance := _distance(written, meant[:end])) is not None:
                     yield _Near(distance + meant.count("_", end), is_part, True, parent_distance, len(full)), full
+
+
+_KINDS = ("num", "is", "has", "get", "set", "add", "remove", "on", "min", "max", "eval", "evaluation")
+"""First words of names that say what kind of thing the rest is; no other kind was meant."""
+
+
+def _kind(path: str) -> str:
+    """Return the word with which a name says what kind of thing it is, or `""`."""
+    word, separator, _ = _last_part(path).casefold().partition("_")
+    return word[:4] if separator and word in _KINDS else ""
 
 
 def _last_part(path: str) -> str:

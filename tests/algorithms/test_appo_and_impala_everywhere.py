@@ -95,7 +95,8 @@ def test_it_learns_with_all_spaces(
 ) -> None:
     given = {"observations": OBSERVATIONS[observations], "actions": ACTIONS[actions]}
     config = small(base).environment(Anything, env_config=given)
-    config.rl_module(model_config={"fcnet_hiddens": [8], "conv_features": 8, **memory})
+    convolutions = {"conv_features": 8} if "image" in observations else {}
+    config.rl_module(model_config={"fcnet_hiddens": [8], **convolutions, **memory})
     with config.build() as algorithm:
         before = copied(algorithm.get_module())
         result = algorithm.train()["learners"]["default_policy"]

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from corral import Callback, PPOConfig, make_multi_callbacks
 from corral.callbacks import EVENTS
+from corral.callbacks.dispatch import Dispatcher
 from corral.errors import CallbackError, ConfigError, CorralError, EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
 from corral.runners.runner import EnvRunner
@@ -326,6 +327,28 @@ class TestSeveral:
         instance = Naming()
         self.sample(instance)
         assert self.sample(instance, Naming) == ["Naming 3", "Naming 1", "Naming 4", "Naming 2"]
+
+    def test_a_state_goes_to_the_class_that_it_is_of(self) -> None:
+        class Holds(Callback):
+            def __init__(self) -> None:
+                self.held = 0
+
+            def get_state(self) -> dict[str, int]:
+                return {"held": self.held}
+
+            def set_state(self, state: dict[str, int]) -> None:
+                self.held = state["held"]
+
+        class Other(Holds): ...
+
+        saved, same, other = [Holds(), Holds()], [Holds(), Holds()], [Other(), Holds()]
+        for number, callback in enumerate(saved, 1):
+            callback.held = number
+        state = Dispatcher(saved, {}).get_state()
+        for instances in (same, other):
+            Dispatcher(instances, {}).set_state(state)
+        assert [callback.held for callback in same] == [1, 2]
+        assert [callback.held for callback in other] == [0, 2]
 
     def test_algorithm_runner_and_learner_have_instances_of_their_own(self) -> None:
         made: list[Everywhere] = []

@@ -505,7 +505,7 @@ if __name__ == "__main__":
     for what in ("save", "load"):
         done = subprocess.run([sys.executable, str(script), what], cwd=tmp_path, capture_output=True, text=True)
         assert done.stdout == "MyPPO\n"
-        said = r"Checkpoints .* algo \(train.py:MyConfig\) by import path: .* in another script with .*algo=...\)\.\n"
+        said = r"Checkpoints .* algo \(train.py:MyConfig\) by import path: .* from another folder with .*algo=...\)\.\n"
         assert re.fullmatch(said if what == "save" else "", done.stderr)
     message = r"'train.py:MyConfig' cannot be imported: it is in the script train.py, .* Move the class .* of its own"
     with pytest.raises(ConfigError, match=message):

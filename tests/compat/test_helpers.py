@@ -128,7 +128,9 @@ def test_schedules() -> None:
     piecewise = schedules.PiecewiseSchedule([(0, 1.0), (10, 3.0), (20, 0.0)], outside_value=7.0)
     assert [piecewise(t) for t in (0, 5, 10, 15, 20)] == [1.0, 2.0, 3.0, 1.5, 7.0]
     assert schedules.LinearSchedule(schedule_timesteps=10, initial_p=1.0, final_p=0.0).value(4) == pytest.approx(0.6)
-    assert schedules.PolynomialSchedule(10, 0.0).value(5) == pytest.approx(0.25)
+    polynomial = schedules.PolynomialSchedule(10, 0.5)
+    assert [polynomial.value(t) for t in (0, 5, 10, 20)] == pytest.approx([1.0, 0.625, 0.5, 0.5])
+    assert schedules.LinearSchedule(schedule_timesteps=10, initial_p=1.0, final_p=0.25).value(20) == 0.25
     assert schedules.ExponentialSchedule(10).value(20) == pytest.approx(0.01)
     scheduler = schedules.Scheduler([[0, 1.0], [10, 2.0]])
     assert (scheduler.get_current_value(), scheduler.update(5), scheduler.get_current_value()) == (1.0, 1.5, 1.5)

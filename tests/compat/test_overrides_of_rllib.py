@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from corral.callbacks.callback import Callback
 from corral.compat.rllib.algorithm import PPO, Algorithm, PPOConfig
+from corral.compat.rllib.batch_infos import _waiting
 from corral.compat.rllib.callbacks import RLlibCallback
-from corral.compat.rllib.overrides import BY_SCRIPTS, CALLED, REFUSED
+from corral.compat.rllib.overrides import BY_SCRIPTS, CALLED, REFUSED, REFUSED_OF_EXPLORATIONS
 from corral.errors import CallbackError, ConfigError, CorralError
+from corral.exploration.base import Exploration
 
 
 def small(algo_class: Any = None, **evaluation: Any) -> PPOConfig:
@@ -118,7 +121,7 @@ def test_runners_are_restored_before_each_step_and_round() -> None:
     calls: list[Any] = []
 
     class Mine(PPO):
-        def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        def restore_env_runners(self, env_runner_group: Any) -> list[int]:  # type: ignore[override]
             found = super().restore_env_runners(env_runner_group)
             calls.append((env_runner_group is not None and env_runner_group._native is self._of_evaluation, found))
             return found
@@ -175,7 +178,7 @@ def test_evaluate_may_play_nothing_but_must_return_metrics() -> None:
     class Old(PPO):
         found: Any = None
 
-        def evaluate(self) -> Any:
+        def evaluate(self) -> Any:  # type: ignore[override]
             return self.found
 
     with small(Old, evaluation_interval=1).build() as algo:
@@ -307,3 +310,95 @@ def test_an_algorithm_of_corral_that_overrides_evaluate_is_asked_too() -> None:
     config.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
     with config.callbacks(Callback).build() as algo:
         assert algo.train()["evaluation"]["mine"] == 1
+
+
+# Explorations.
+
+
+class Own(Exploration):
+    def __init__(
+        self,
+        action_space: Any,
+        *,
+        framework: str,
+        policy_config: Any,
+        model: Any,
+        num_workers: int,
+        worker_index: int,
+        constructor_arg: str = "",
+    ) -> None:
+        assert policy_config["exploration_config"]["constructor_arg"] == constructor_arg
+        super().__init__(
+            action_space,
+            framework=framework,
+            policy_config=policy_config,
+            model=model,
+            num_workers=num_workers,
+            worker_index=worker_index,
+        )
+
+    def get_exploration_action(self, *, action_distribution: Any, timestep: Any, explore: bool = True) -> Any:
+        assert self.num_envs == 3 and self.rng is action_distribution.rng and self.policy_config["lr"] == 0.25
+        action = action_distribution.sample() if explore else action_distribution.deterministic_sample()
+        return action, action_distribution.logp(action)
+
+
+def exploring(kind: Any, **settings: Any) -> PPOConfig:
+    config = small().training(lr=0.25).env_runners(num_envs_per_env_runner=3)
+    return config.exploration(exploration_config={"type": kind, **settings})
+
+
+def test_an_exploration_may_have_exactly_the_constructor_of_rllib() -> None:
+    with exploring(Own, constructor_arg="value").build() as algo:
+        assert algo.train()["num_env_steps_sampled_lifetime"] > 0
+
+
+@pytest.mark.parametrize("name", REFUSED_OF_EXPLORATIONS)
+def test_a_method_of_an_exploration_that_is_never_called_is_refused(name: str) -> None:
+    cls = type("Mine", (Own,), {name: lambda self, *args, **kwargs: None})
+    with pytest.raises(ConfigError, match=rf"exploration Mine\.{name}: Corral does not call this method: override"):
+        exploring(cls, constructor_arg="value").build()
+
+
+# Infos of batches.
+
+
+class Infos(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose every second step has an info: the observation before the step."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.num_steps, self.before = 0, np.zeros(4)
+
+    def reset(self, **settings: Any) -> Any:
+        self.before, info = super().reset(**settings)
+        return self.before, info
+
+    def step(self, action: Any) -> Any:
+        before = self.before
+        self.before, *others, _ = super().step(action)
+        self.num_steps += 1
+        return self.before, *others, {"before": before} if self.num_steps % 2 else {}
+
+
+def test_infos_are_in_the_batches_that_callbacks_are_shown() -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    def look(train_batch: Any, **kwargs: Any) -> None:
+        seen.extend(zip(train_batch["obs"], train_batch["infos"], strict=True))
+
+    config = small().environment(Infos).callbacks(on_learn_on_batch=look).training(minibatch_size=20)
+    with config.build() as algo:
+        algo.train()
+        algo.train()
+        assert len(seen) == 80 and len(_waiting) == 20
+    assert not _waiting
+    with_info = [(obs, info) for obs, info in seen if info]
+    assert len(with_info) == 40 and all(np.array_equal(obs, info["before"]) for obs, info in with_info)
+
+
+def test_infos_cost_nothing_where_no_callback_is_shown_batches() -> None:
+    with small().environment(Infos).build() as algo:
+        assert not algo.native.READS_INFOS and algo.native.batch_infos is None
+        algo.train()
+    assert not _waiting

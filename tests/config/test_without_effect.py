@@ -73,10 +73,26 @@ def test_a_setting_of_layers_that_are_off_is_refused(model_config: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("algo", "model_config", "message"),
+    [
+        ("PPO", {"initial_log_std": -1.0}, "initial_log_std=-1.0 has no effect without Box actions"),
+        ("PPO", {"free_log_std": False}, "free_log_std=False has no effect without Box actions alone"),
+        ("PPO", {"conv_activation": "tanh"}, "conv_activation='tanh' has no effect without an image"),
+        ("SAC", {"log_std_bounds": [-1, 1]}, r"log_std_bounds=.* has no effect without Box actions"),
+    ],
+)
+def test_a_setting_for_other_spaces_is_refused_when_the_env_is_known(
+    algo: str, model_config: dict[str, Any], message: str
+) -> None:
+    config = CONFIGS[algo]().environment("CartPole-v1").rl_module(model_config=model_config)
+    config.validate()
+    with pytest.raises(ConfigError, match=f"^model_config: {message}.*: leave it out\\.$"):
+        config.build()
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_config": {"initial_log_std": -1.0}}, "initial_log_std has no effect without Box actions"),
-        ({"model_config": {"conv_activation": "tanh"}}, "conv_activation has no effect without an image"),
         ({"normalize_actions": False}, "normalize_actions=False has no effect without Box actions"),
         ({"action_masks": False}, "action_masks=False has no effect without a mask"),
         ({"sample_timeout_s": 5}, "sample_timeout_s=5.0 has no effect without env runners of the engine"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace as replace_fields
 from functools import partial
 from typing import Any
 
@@ -192,6 +193,28 @@ def test_a_callback_may_freeze_shared_layers_between_the_steps() -> None:
     for later in frozen[1:]:
         for name, value in later.items():
             assert torch.equal(frozen[0][name], value)
+
+
+def test_tensors_of_another_module_may_be_replaced_between_the_steps() -> None:
+    found = []
+    for replaces in (False, True):
+        modules, num_steps = make_pair("ppo"), itertools.count(1)
+
+        def replace(module: Module, groups: Any, right: Module = modules["right"], counts: Any = num_steps) -> None:
+            if next(counts) == 1:  # after the first step of the left module, before the first one of the right
+                for parameter in right.parameters():
+                    parameter.data = parameter.data.clone()
+
+        spec = LearningSpec(algorithm_loss("ppo"))
+        learner = Learner(modules, dict.fromkeys(modules, spec), device="cpu")
+        how = UpdateSettings(lr=0.01, minibatch_size=6, shuffle=False, coefficients=PPO_COEFFICIENTS)
+        how = replace_fields(how, after_step=replace) if replaces else how
+        learner.update(dict.fromkeys(modules, algorithm_batch("ppo", 12)), dict.fromkeys(modules, how))
+        assert next(num_steps) == 1 + 4 * replaces
+        found.append(learner.get_weights())
+    for key, weights in found[0].items():
+        for weight, array in weights.items():
+            np.testing.assert_allclose(found[1][key][weight], array, rtol=1e-6, atol=1e-7, err_msg=weight)
 
 
 class WithMemory(Module):

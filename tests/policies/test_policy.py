@@ -15,7 +15,8 @@ from gymnasium import spaces
 
 from corral import DQNConfig, Module, Policy, PPOConfig, load_policy
 from corral.algorithms.registry import config_class
-from corral.core.tree import map_tree
+from corral.core.spaces import space_tree
+from corral.core.tree import leaves, map_tree
 from corral.errors import CheckpointError, ObservationError
 from corral.modules.module import ActorCritic
 from corral.modules.spec import ModuleSpec
@@ -48,8 +49,9 @@ def small_config(algo: str, observation_space: Any, action_space: Any) -> Any:
     if algo in ("APPO", "IMPALA"):
         config.env_runners(num_env_runners=0)
     config.environment(SpacesEnv, env_config={"observation_space": observation_space, "action_space": action_space})
-    config.rl_module(model_config={"fcnet_hiddens": [16], "conv_features": 16}).debugging(seed=1)
-    return config
+    has_image = any(len(leaf.shape or ()) == 3 for leaf in leaves(space_tree(observation_space)))
+    model_config = {"fcnet_hiddens": [16], **({"conv_features": 16} if has_image else {})}
+    return config.rl_module(model_config=model_config).debugging(seed=1)
 
 
 def batch_of(space: spaces.Space[Any], size: int) -> Any:

@@ -36,7 +36,7 @@ from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
 from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import num_env_steps_per_round, optimizer_class, reconfigured, warn_of_mistakes
-from corral.config.without_effect import warn_of_settings_without_use
+from corral.config.without_effect import refuse_settings_without_use
 from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
@@ -227,7 +227,7 @@ class Algorithm(metaclass=_WithHints):
             log.info("Engine: %s.", self.env_runner_group.engine_name)
             self.num_env_steps_per_round = num_env_steps_per_round(config, self.env_runner_group.num_envs)
             specs = self.env_runner_group.module_specs
-            warn_of_settings_without_use(config, specs)
+            refuse_settings_without_use(config, specs)
             modules: dict[str, Module] = {}
             for module_id, spec in specs.items():
                 modules[module_id] = self.make_module(module_id, spec, modules)

@@ -94,7 +94,7 @@ def _say_what_is_missing(algorithm: Algorithm, missing: dict[str, str], scripted
     if (missing or scripted) and algorithm not in _warned:
         _warned.add(algorithm)
         values = [f"{place} ({text})" for place, text in {**missing, **scripted}.items()]
-        where = "" if missing else " in another script"
+        where = "" if missing else " from another folder"
         log.warning(
             "Checkpoints of this run cannot name %s by import path: load them%s with %s.",
             ", ".join(values),

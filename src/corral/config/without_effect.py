@@ -20,6 +20,8 @@ from corral.core.tree import leaves
 from corral.engines import engine_for
 from corral.errors import ConfigError
 from corral.exploration.build import exploration_class, resolved, settings_of
+from corral.modules.distributions import ActionDistribution, DiagGaussian
+from corral.modules.make_distribution import make_distribution
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import has_image
 from corral.modules.q_module import QModule
@@ -157,6 +159,10 @@ def memory_class(base: type[Module]) -> type[Module] | None:
     return RecurrentSACModule if issubclass(base, SACModule) else None
 
 
+_PLAIN = {"action_bounds": "clip", "action_parts": "independent", "action_distribution": None}
+"""What modules have that take no such settings."""
+
+
 def _has_image(spec: ModuleSpec, network: NetworkConfig) -> bool:
     return has_image(without_mask(spec.module_space), network)
 
@@ -167,6 +173,20 @@ def _has_hidden_layers(spec: ModuleSpec, network: NetworkConfig) -> bool:
 
 def _has_box(spec: ModuleSpec, network: NetworkConfig | None = None) -> bool:
     return any(isinstance(leaf, spaces.Box) for leaf in leaves(space_tree(spec.action_space)))
+
+
+def _distribution(spec: ModuleSpec, network: NetworkConfig) -> ActionDistribution:
+    """Return the distribution of a module; modules that take no such settings have the plain one."""
+    given = (spec.model_config.get(name, getattr(network, name, plain)) for name, plain in _PLAIN.items())
+    return make_distribution(spec.action_space, *given)
+
+
+def _has_deviation(spec: ModuleSpec, network: NetworkConfig) -> bool:
+    return bool(len(_distribution(spec, network).log_std_columns))
+
+
+def _has_one_gaussian(spec: ModuleSpec, network: NetworkConfig) -> bool:
+    return isinstance(_distribution(spec, network), DiagGaussian) and _has_deviation(spec, network)
 
 
 def _has_mask(spec: ModuleSpec, network: NetworkConfig | None = None) -> bool:
@@ -198,7 +218,12 @@ _NEEDS_OF_SPACES: dict[str, tuple[Callable[[ModuleSpec, NetworkConfig], bool], s
         "an image in the observations, or features_extractor: nothing before the hidden layers learns",
     ),
     "action_masks": (_has_mask, "a mask in the observations"),
-    **dict.fromkeys(("initial_log_std", "free_log_std", "action_bounds"), (_has_box, "Box actions")),
+    "action_bounds": (_has_box, "Box actions"),
+    **dict.fromkeys(
+        ("initial_log_std", "log_std_bounds", "log_std_clip"),
+        (_has_deviation, "Box actions, whose deviation is learned"),
+    ),
+    "free_log_std": (_has_one_gaussian, "Box actions alone, with a Gaussian distribution"),
     "action_parts": (
         lambda spec, network: isinstance(spec.action_space, (spaces.Dict, spaces.Tuple)),
         "Dict or Tuple actions",
@@ -206,12 +231,15 @@ _NEEDS_OF_SPACES: dict[str, tuple[Callable[[ModuleSpec, NetworkConfig], bool], s
 }
 
 
-def warn_of_settings_without_use(config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
-    """Warn of settings of actions and of the default module for which the spaces of no module have a use.
+def refuse_settings_without_use(config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
+    """Refuse settings of the default module for which the spaces of no module have a use; warn of settings of the env.
 
     Args:
         config: The config of all modules.
         specs: The specs of the modules, by module id.
+
+    Raises:
+        ConfigError: Names the setting, its value and what it needs.
     """
     if config.origin is not None:
         return
@@ -223,8 +251,10 @@ def warn_of_settings_without_use(config: AlgorithmConfig, specs: Mapping[str, Mo
             for name in names:
                 if getattr(config, name) != getattr(type(config), name):
                     log.warning("%s=%r has no effect without %s.", name, getattr(config, name), need)
+    first = config.for_module(next(iter(specs)))
     for name, need in find_useless(config, specs).items():
-        log.warning("model_config: %s has no effect without %s.", name, need)
+        value = first.model_config[name]
+        raise ConfigError(f"model_config: {name}={value!r:.80} has no effect without {need}: leave it out.")
 
 
 def find_useless(config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> dict[str, str]:

@@ -87,7 +87,7 @@ class LaneRollout(Rollout):
         """Return the info that came with the observation after a step."""
         return self.info_at(row + 1, lane)
 
-    def _step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         for row, lane in np.argwhere(self.valid).tolist() if self.parent.info_rows else ():
             yield row, lane, self.next_info_at(row, lane)
 

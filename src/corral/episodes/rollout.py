@@ -276,7 +276,7 @@ class Rollout(StepColumns):
         """
         check_sent(self.info_rows)
         keys = (key,) if isinstance(key, str) else key
-        found = [(row, n, value) for row, n, info in self._step_infos() for value in value_at(info, keys)]
+        found = [(row, n, value) for row, n, info in self.step_infos() for value in value_at(info, keys)]
         if not found:
             return np.full((self.num_rows, self.num_envs), default)
         rows, envs, values = zip(*found, strict=True)
@@ -285,7 +285,7 @@ class Rollout(StepColumns):
         column[rows, envs] = entries
         return column
 
-    def _step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Yield row, lane and info of the steps that may have one."""
         for row, infos in self.info_rows.items():
             if row > 0:  # row 0 came with a reset, or with the last step of the rollout before

@@ -159,12 +159,13 @@ class Exploration:
 
     Each runner has an exploration for its sub-envs. The algorithm has one more, for `compute_actions` and for learning
     from all rollouts. The keyword arguments of a subclass's `__init__` are the settings in `exploration_config`; the
-    subclass passes all other arguments to the base class in `**kwargs`, and raises a `ConfigError` for a setting whose
-    value is not allowed, which ends the build.
+    subclass passes all other arguments to the base class in `**kwargs`, or takes and passes some of them by name. It
+    raises a `ConfigError` for a setting whose value is not allowed, which ends the build.
 
     Attributes:
         action_space: Action space of one sub-env.
         config: Config of the algorithm.
+        policy_config: The same, or the config of another library that it was made from.
         model: Module whose outputs determine the actions.
         inference: Inference that computes the outputs, or `None` if no actions are chosen.
         num_workers: Number of runners in addition to the embedded one.
@@ -210,18 +211,20 @@ class Exploration:
         inference: Inference | None = None,
         num_workers: int = 0,
         worker_index: int = 0,
-        num_envs: int = 1,
+        num_envs: int | None = None,
         rng: np.random.Generator | None = None,
         framework: str = "torch",
     ) -> None:
         """Keep the arguments of the runner; subclasses receive them in `**kwargs`."""
         self.action_space = action_space
-        self.config = policy_config
         self.model = model
-        self.inference = inference
-        self.num_workers, self.worker_index, self.num_envs = num_workers, worker_index, num_envs
-        self.rng = rng or np.random.default_rng()
-        self.framework = framework
+        self.num_workers, self.worker_index, self.framework = num_workers, worker_index, framework
+        given = vars(self)  # what the constructor of the subclass does not take, see `make_exploration`
+        self.policy_config: Any = policy_config
+        self.config = given.get("config", policy_config)
+        self.inference = given.get("inference") if inference is None else inference
+        self.num_envs = given.get("num_envs", 1) if num_envs is None else num_envs
+        self.rng = rng or given.get("rng") or np.random.default_rng()
 
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True

@@ -180,7 +180,21 @@ def make_exploration(config: ExplorationConfig, action_space: spaces.Space[Any],
     """
     check_exploration(config, action_space)
     kind, settings = _split(config)
-    return exploration_class(kind)(action_space, policy_config=config, framework="torch", **given, **settings)
+    cls = exploration_class(kind)
+    arguments = {"policy_config": config.origin or config, "framework": "torch", "num_workers": 0, "worker_index": 0}
+    arguments |= given
+    exploration = cls.__new__(cls)
+    vars(exploration).update(given, config=config)  # for a constructor that does not take all of it
+    exploration.__init__(action_space, **_taken_by(cls, arguments), **settings)  # type: ignore[misc]
+    return exploration
+
+
+def _taken_by(cls: type[Exploration], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the constructor of a class takes, which may name some and have no `**kwargs`."""
+    parameters = inspect.signature(cls.__init__).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any] | None) -> Exploration:

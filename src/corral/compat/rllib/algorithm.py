@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from corral.checkpoint.directory import check_free
 from corral.checkpoint.places import place_of
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
+from corral.compat.rllib.batch_infos import BatchInfos
 from corral.compat.rllib.column_views import ESTIMATES
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.learner_connectors import LearnerConnectors, make_pipeline
@@ -30,12 +31,15 @@ from corral.compat.rllib.module_changes import add_module, module_states, remove
 from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.overrides import check_overrides, note_originals, overrides
+from corral.compat.rllib.own_algorithm import OwnConfig
 from corral.compat.rllib.policy_views import Policy, state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
 from corral.core.paths import resolve_path
 from corral.errors import ConfigError, CorralError
 from corral.metrics.result import merge_nested
+
+_MOST_BATCHES = 256  # of which an asynchronous algorithm keeps the infos
 
 
 class Checkpoint:
@@ -353,12 +357,13 @@ class Algorithm:
             )
         return TrainingResult(Checkpoint(path), self._latest_result)
 
-    def save_checkpoint(self, checkpoint_dir: Any) -> None:
-        """Write a checkpoint; other files in the directory stay."""
+    def save_checkpoint(self, checkpoint_dir: Any) -> str | None:
+        """Write a checkpoint; other files in the directory stay. A subclass may return the directory."""
         if str(checkpoint_dir) == self._free and not overrides(self, "save_to_path"):
             checkpoints.save(self, Path(checkpoint_dir), is_free=True)
         else:
             self.save_to_path(checkpoint_dir)
+        return None
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""
@@ -689,6 +694,39 @@ class _MovesTargetsOnce:
         """Wait for the end of the iteration."""
 
 
+class _ReadsInfos:
+    """An algorithm whose runners hand out infos if connectors of learners or callbacks of batches may read them."""
+
+    config: Any
+    _callbacks: Any
+    batch_infos: BatchInfos | None = None
+
+    @property
+    def READS_INFOS(self) -> bool:
+        """Whether rollouts need infos. Replay buffers and learners in other processes have none."""
+        config, algorithm = self.config, cast(Any, super())
+        shows = config.samples and not (config.num_learners or isinstance(config, (OffPolicyConfig, OwnConfig)))
+        if shows and "on_learn_on_batch" in self._callbacks.heard:
+            self.batch_infos = BatchInfos(1 if isinstance(config, NativePPOConfig) else _MOST_BATCHES)
+        reads: bool = algorithm.READS_INFOS
+        return reads or self.batch_infos is not None or config.origin.learner_connector is not None
+
+    def group_trained(self, rollouts: Any) -> dict[str, list[Any]]:
+        """Return the rollouts of each module that learns, with the infos that callbacks of batches may read."""
+        algorithm: Any = super()
+        grouped: dict[str, list[Any]] = algorithm.group_trained(rollouts)
+        if self.batch_infos is not None:
+            self.batch_infos.add([rollout for each in grouped.values() for rollout in each])
+        return grouped
+
+    def stop(self) -> None:
+        """End all workers, and forget the infos of batches."""
+        algorithm: Any = super()
+        algorithm.stop()
+        if self.batch_infos is not None:
+            self.batch_infos.clear()
+
+
 class _AsksView:
     """An algorithm whose view has the methods of the script's class, which call the ones of Corral's algorithm."""
 
@@ -753,12 +791,11 @@ def make_viewed(name: str, config: Any) -> Any:
     base: Any = config.algo_class
     more: list[type] = [_TakesEstimates] if isinstance(config, NativePPOConfig) else []
     more += [_MovesTargetsOnce] if isinstance(config, OffPolicyConfig) and not config.samples else []
-    bases = (_Connects, _AsksView, *more, base)
+    bases = (_Connects, _ReadsInfos, _AsksView, *more, base)
 
     class Viewed(*bases):  # type: ignore[misc]
         """An algorithm that keeps its view, and runs the `training_step` of a view that overrides it."""
 
-        READS_INFOS = base.READS_INFOS or config.origin.learner_connector is not None
         num_env_steps_sampled_lifetime: int
 
         def __init__(self, config: Any, view: Algorithm) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from corral.compat.rllib.batch_infos import COLUMN, find_infos
 from corral.compat.rllib.batches import MultiAgentBatch, SampleBatch, concat_samples
 from corral.compat.rllib.constants import Columns
 from corral.compat.rllib.policy_views import view_policy
@@ -52,7 +53,10 @@ class ColumnView(SampleBatch):
     def __init__(self, native: Any, estimate: Callable[[], Mapping[str, Any]] | None = None) -> None:
         """Take the columns."""
         self._native, self._estimate = native, estimate
-        super().__init__({_RLLIB.get(name, name): column for name, column in native.items()})
+        columns = {_RLLIB.get(name, name): column for name, column in native.items()}
+        if COLUMN in columns:
+            columns[Columns.INFOS] = find_infos(columns.pop(COLUMN))
+        super().__init__(columns)
 
     def __missing__(self, name: str) -> Any:
         """Return what is put together on request: `new_obs`, `infos` and `dones`."""

@@ -34,7 +34,7 @@ from corral.compat.rllib.learner import DEFAULTS, Learner, TorchLearner, steps_b
 from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.model_config import to_model_config
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
-from corral.compat.rllib.overrides import overrides
+from corral.compat.rllib.overrides import check_exploration_class, overrides
 from corral.compat.rllib.own_algorithm import OwnConfig, own_events
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.policy_servers import served_settings
@@ -214,6 +214,8 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
         "num_cpus_per_learner": 1 if config.num_cpus_per_learner == "auto" else config.num_cpus_per_learner,
     }
     if config.exploration_config:
+        if "type" in config.exploration_config:
+            check_exploration_class(config.exploration_config["type"])
         settings["exploration_config"] = dict(config.exploration_config)
     if (
         config.delay_between_env_runner_restarts_s

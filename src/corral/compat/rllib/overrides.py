@@ -12,6 +12,7 @@ from typing import Any
 
 from corral.compat.rllib.missing import REMEDIES
 from corral.errors import ConfigError
+from corral.exploration.build import exploration_class
 
 CALLED = frozenset(
     "setup train step training_step evaluate _before_evaluate log_result restore_env_runners save save_checkpoint "
@@ -86,6 +87,18 @@ REFUSED: Mapping[str, str] = {
 }
 """By name of a method that Corral calls nowhere, what to override in its place; also names of older versions."""
 
+REFUSED_OF_EXPLORATIONS: Mapping[str, str] = {
+    "before_compute_actions": "override begin_episodes, which is called before each row of actions",
+    "on_episode_start": "override begin_episodes, or use a callback",
+    "on_episode_end": "override begin_episodes, or use a callback",
+    "postprocess_trajectory": "override learn, which may change the rewards, or use a callback",
+    "get_exploration_optimizer": "override learn, in which the exploration steps its own optimizer",
+    **dict.fromkeys(
+        ("_get_torch_exploration_action", "_get_tf_exploration_action_op"), "override get_exploration_action"
+    ),
+}
+"""By name of a method of RLlib's `Exploration` that Corral calls nowhere, what to do in its place."""
+
 _UNDER_TUNE = {"save": "save_checkpoint", "restore": "load_checkpoint"}
 
 _originals: dict[str, Any] = {}
@@ -141,6 +154,21 @@ def check_overrides(cls: type, config: Any) -> None:
                 f"{cls.__name__}.validate_env: it needs the sub-envs in the processes of runners: leave "
                 "gym_env_vectorize_mode='async' out."
             )
+
+
+def check_exploration_class(kind: Any) -> None:
+    """Refuse an exploration of a script with a method that would not be called.
+
+    Args:
+        kind: The key `type` of an `exploration_config`.
+
+    Raises:
+        ConfigError: Names the class, the method and the remedy, or the type is unknown.
+    """
+    cls = exploration_class(kind)
+    for name, remedy in REFUSED_OF_EXPLORATIONS.items():
+        if hasattr(cls, name):
+            raise ConfigError(f"exploration {cls.__name__}.{name}: Corral does not call this method: {remedy}.")
 
 
 def check_for_tune(cls: type) -> None:

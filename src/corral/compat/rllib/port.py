@@ -27,14 +27,15 @@ from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.env_connectors import Connect, ConnectorEvents
 from corral.compat.rllib.learner_connectors import LearnerConnectorEvents
 from corral.compat.rllib.native import algorithm_name, to_native
-from corral.compat.rllib.own_algorithm import RestoreEvents
+from corral.compat.rllib.own_algorithm import RestoreEvents, ValidateEvents
 from corral.compat.rllib.own_learner import OwnLearner
-from corral.compat.rllib.script_source import NotPortable, Script, read_names, unwrapped
+from corral.compat.rllib.script_source import NotPortable, Script, unwrapped
 from corral.compat.rllib.tune_hook import HOOKS
 from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.config.display import changed_arguments
 from corral.config.settings import GROUPS
 from corral.config.without_effect import find_useless, network_settings, without_unused_settings
+from corral.core.scripts import read_names
 from corral.core.settings import default_of, find_unused, found_by_name, same_value
 from corral.engines import make_engine
 from corral.errors import ConfigError, CorralError
@@ -56,7 +57,7 @@ _NATIVE_PATHS = {
 """Corral's paths in a result of numbers at which experiments end."""
 _OF_RLLIB = {"callbacks_class", "episode_class", "log_level"}
 """Settings that hold objects for RLlib's interface, or that only serve it."""
-_REPLACED = (_OldMetrics, ConnectorEvents, LearnerConnectorEvents, RestoreEvents)
+_REPLACED = (_OldMetrics, ConnectorEvents, LearnerConnectorEvents, RestoreEvents, ValidateEvents)
 """Callbacks of the translation itself. What they serve is named where the user gave it."""
 
 
