@@ -440,7 +440,9 @@ def test_an_attribute_that_is_null_or_missing_is_not_needed_or_named(name: str, 
             actions = from_sb3(path).policy.batch(computed(name)["obs"])
         except CheckpointError as error:
             assert str(error).startswith(str(path)) and group.removesuffix("_space") in str(error), error
-            assert re.search(r"give (it|them)[,:] from_sb3|save the model again|Only the default MlpPolicy", str(error)), error
+            assert re.search(
+                r"give (it|them)[,:] from_sb3|save the model again|Only the default MlpPolicy", str(error)
+            ), error
         else:
             assert np.allclose(actions, computed(name)["actions"], rtol=0, atol=1e-5)
 

@@ -89,7 +89,9 @@ def _refuse_start(space: spaces.Space[Any], name: str, path: Path) -> None:
         CheckpointError: `start` of the space is another number.
     """
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
-        plain = f"Discrete({space.n})" if isinstance(space, spaces.Discrete) else f"MultiDiscrete({space.nvec.tolist()})"
+        plain = (
+            f"Discrete({space.n})" if isinstance(space, spaces.Discrete) else f"MultiDiscrete({space.nvec.tolist()})"
+        )
         raise CheckpointError(
             f"{path}: {name} is {space}, and Stable-Baselines3 leaves start out, so that the values in predict() begin at "
             f"0. Give from_sb3(path, {name}=gymnasium.spaces.{plain}), and convert the values for the env."

@@ -20,8 +20,8 @@ from corral.core.paths import resolve_path
 from corral.core.settings import LARGEST_SEED, check_values, import_path, same_value
 from corral.engines import engine_for
 from corral.engines.base import TRAITS
-from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.env_arguments import check_env_config
+from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import env_name, resolve_env
 from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
 from corral.evaluation.config import EvaluationSettings

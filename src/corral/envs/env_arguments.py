@@ -148,7 +148,11 @@ def _check_keys(parameters: Mapping[str, Parameter], given: Mapping[str, Any], n
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     for key in given:
         if key not in names and not takes_any:
-            hint = f" To receive the whole env_config, call its first parameter 'config', not {names[0]!r}." if names else ""
+            hint = (
+                f" To receive the whole env_config, call its first parameter 'config', not {names[0]!r}."
+                if names
+                else ""
+            )
             raise ConfigError(_unknown(key, name, names, hint=hint))
     if lacking := _lacking(parameters, given):
         listed = " and ".join(map(repr, lacking))
