@@ -26,7 +26,7 @@ CONTEXT_NAMES = frozenset(
 """Names of a first parameter that receives the whole `EnvContext`."""
 
 MIN_LIKENESS = 0.82
-"""Share of equal letters from which a key counts as a misspelt required parameter: `lenght` for `length`."""
+"""Share of equal letters from which a key counts as a misspelt required parameter: `lengths` for `length`."""
 
 _BATCH = frozenset({"num_envs", "device"})
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -38,12 +38,12 @@ def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) ->
     """Return what a class or factory makes of an `env_config`.
 
     The rule, which docs/environments.md has too. The first parameter that can be given by position receives the whole
-    `EnvContext` in these cases:
+    `EnvContext` in these cases, unless it is a number, text or list by its annotation or its default:
 
     1. Its name is in `CONTEXT_NAMES`.
     2. It is a dict by its annotation or its default, and `env_config` has no key of its name.
-    3. It is the only required parameter for which `env_config` has no value, is not annotated as a number, text or
-       list, and no key of `env_config` looks like its name.
+    3. It is the only required parameter for which `env_config` has no value, and no key of `env_config` looks like its
+       name.
     4. The factory takes only `*args`.
 
     All other parameters receive the values that `env_config` has under their names. Where no parameter receives the
@@ -92,14 +92,6 @@ def check_env_config(factory: Callable[..., Any], env_config: Mapping[str, Any],
         _check_keys(parameters, given, name)
 
 
-def receives_context(factory: Callable[..., Any], env_config: Mapping[str, Any]) -> bool:
-    """Return whether a class or factory receives the `EnvContext` rather than keyword arguments; see `call_factory`."""
-    try:
-        return _context_parameter(inspect.signature(factory).parameters, env_config) is not None
-    except (ValueError, TypeError):
-        return False
-
-
 def _context_parameter(parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> Parameter | None:
     """Return the parameter that receives the context, or `None` if all are given by name; see `call_factory`."""
     by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -108,17 +100,15 @@ def _context_parameter(parameters: Mapping[str, Parameter], given: Mapping[str, 
         return None
     if first.kind is Parameter.VAR_POSITIONAL:
         return first if len(parameters) == 1 else None
+    annotation = "" if first.annotation is Parameter.empty else str(first.annotation)
+    is_dict = isinstance(first.default, dict) or bool(_OF_DICTS.search(annotation))
+    if not is_dict and (isinstance(first.default, (int, float, str, list, tuple)) or _OF_VALUES.search(annotation)):
+        return None
     if first.name in CONTEXT_NAMES:
         return first
-    if first.name in given:
-        return None
-    annotation = "" if first.annotation is Parameter.empty else str(first.annotation)
-    if isinstance(first.default, dict) or _OF_DICTS.search(annotation):
-        return first
     alike = difflib.get_close_matches(first.name, [str(key) for key in given], 1, MIN_LIKENESS)
-    if alike or _OF_VALUES.search(annotation) or _lacking(parameters, given) != [first.name]:
-        return None
-    return first
+    is_only_one = _lacking(parameters, given) == [first.name] and not alike
+    return first if first.name not in given and (is_dict or is_only_one) else None
 
 
 def _lacking(parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> list[str]:
@@ -148,11 +138,7 @@ def _check_keys(parameters: Mapping[str, Parameter], given: Mapping[str, Any], n
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     for key in given:
         if key not in names and not takes_any:
-            hint = (
-                f" To receive the whole env_config, call its first parameter 'config', not {names[0]!r}."
-                if names
-                else ""
-            )
+            hint = " To receive the whole env_config, call its first parameter 'config'." if names else ""
             raise ConfigError(_unknown(key, name, names, hint=hint))
     if lacking := _lacking(parameters, given):
         listed = " and ".join(map(repr, lacking))
