@@ -105,7 +105,6 @@ def train_on(row: Row, run_dir: Path, kept: int) -> None:
     assert steps == sorted(set(steps))
     restored = rows[-1]["restored"]
     assert restored["training_iteration"] == kept
-    print(restored)
     assert bool(restored["num_envs_restarted"]) == row.restarts, restored
 
 
