@@ -9,14 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
 from corral.errors import ConfigError, nearest_name
-
-if TYPE_CHECKING:
-    from corral.envs.vector import EnvContext
 
 log = logging.getLogger("corral")
 
@@ -34,7 +31,14 @@ _OF_DICTS = re.compile("EnvContext|[Dd]ict|Mapping")
 _OF_VALUES = re.compile(r"\b(int|float|bool|str|bytes|list|tuple|set|Path|ndarray|Literal|Callable|Sequence)\b")
 
 
-def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) -> Any:
+def call_factory(
+    factory: Callable[..., Any],
+    context: dict[str, Any],
+    name: str,
+    *,
+    of_batch: Callable[[], dict[str, Any]] = dict,
+    warns: bool = True,
+) -> Any:
     """Return what a class or factory makes of an `env_config`.
 
     The rule, which docs/environments.md has too. The first parameter that can be given by position receives the whole
@@ -52,8 +56,10 @@ def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) ->
 
     Args:
         factory: The class or factory.
-        context: The `env_config` with the indices of the sub-env.
+        context: The `env_config`, an `EnvContext`.
         name: Name of the env for messages.
+        of_batch: Function that returns `num_envs` and `device` for a vector env of tensors.
+        warns: Whether to warn of keys that look like mistakes and that `**kwargs` takes.
 
     Raises:
         ConfigError: `env_config` has a key that is no parameter, or lacks a required one.
@@ -62,11 +68,11 @@ def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) ->
         parameters = inspect.signature(factory).parameters
     except (ValueError, TypeError):  # a class in C may have no signature
         return factory(**context)
-    given = {**(_batch(context) if _makes_batch(parameters, context) else {}), **context}
+    given = {**(of_batch() if _makes_batch(parameters, context) else {}), **context}
     first = _context_parameter(parameters, given)
     if first is None:
         _check_keys(parameters, given, name)
-    if first is None and context.vector_index == 0:
+    if first is None and warns:
         _warn_of_likely_mistakes(parameters, given, name)
     args: list[Any] = [] if first is None else [context]
     for parameter in parameters.values():
@@ -123,13 +129,6 @@ def _makes_batch(parameters: Mapping[str, Parameter], given: Mapping[str, Any]) 
     """Return whether a factory makes a vector env of tensors, which receives N and a device."""
     takes_both = parameters.keys() >= _BATCH and next(iter(parameters)) not in CONTEXT_NAMES
     return takes_both and _BATCH.issuperset(_lacking(parameters, given))
-
-
-def _batch(context: EnvContext) -> dict[str, Any]:
-    """Return N and the device of the learners."""
-    from corral.core.devices import find_device  # it imports torch, which processes of sub-envs do not need
-
-    return {"num_envs": context.num_envs, "device": find_device(context.device)}
 
 
 def _check_keys(parameters: Mapping[str, Parameter], given: Mapping[str, Any], name: str) -> None:

@@ -62,7 +62,7 @@ def render(env: gym.Env[Any, Any]) -> Any:
             raise
         raise EnvError(
             f"there is nothing to draw on ({type(error).__name__}: {error!s:.80}). Without a display, set the "
-            "environment variable MUJOCO_GL=egl, or MUJOCO_GL=osmesa with the system's OSMesa, before the program starts"
+            "environment variable MUJOCO_GL=egl, or MUJOCO_GL=osmesa where there is no GPU, before the program starts"
         ) from error
 
 
