@@ -85,8 +85,8 @@ class Row:
         short: Settings of the env that keep its episodes short.
         needs: Modules without which there is no such env.
         in_make_test: Whether `make test` runs the short form of it.
-        single: The single env that is played, `--env` and `--env-config`, if what is trained is a vector env without.
         pictures: Why it has no video, in the words of the error; with `""` it has one.
+        single: `--env` and the single env that is played then.
         modules: Modules of its policy, each of which is exported.
         restarts: Whether its episodes begin again where a killed run continues.
     """
@@ -183,7 +183,14 @@ FAMILIES: Mapping[str, Row] = {
         needs=("pettingzoo",),
         modules=("main",),
     ),
-    "EnvPool": _row("PPO", "envpool:CartPole-v1", needs=("envpool",), pictures="is a vector env", restarts=True),
+    "EnvPool": _row(
+        "PPO",
+        "envpool:CartPole-v1",
+        needs=("envpool",),
+        pictures="is a vector env",
+        single=("--env", "CartPole-v1"),
+        restarts=True,
+    ),
     "VMAS": _row(
         "PPO",
         "corral.envs.vmas_env:VmasVectorEnv",

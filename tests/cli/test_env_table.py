@@ -110,14 +110,14 @@ def train_on(row: Row, run_dir: Path, kept: int) -> None:
 
 def check_files(row: Row, run_dir: Path, command: Callable[..., str]) -> None:
     """Evaluate, play into a video and export; `command` runs `corral` with arguments."""
-    printed = command("evaluate", str(run_dir), "--episodes", "2", "--json", *row.single)
+    printed = command("evaluate", str(run_dir), "--episodes", "2", "--json")
     report = json.loads(printed[printed.index("{") :])
     assert report["num_episodes"] == 2 and np.isfinite(report["episode_return_mean"])
     if row.pictures:
         assert row.pictures in command("play", str(run_dir), "--record", "videos", status=2)
-    else:
+    if not row.pictures or row.single:
         status = 0 if can_draw() or "mujoco" not in row.needs else 3
-        printed = command("play", str(run_dir), "--record", "videos", "--episodes", "1", status=status)
+        printed = command("play", str(run_dir), "--record", "videos", "--episodes", "1", *row.single, status=status)
         if status:
             assert "set the environment variable MUJOCO_GL=egl" in printed
         else:
