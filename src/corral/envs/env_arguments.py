@@ -184,11 +184,11 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
 
 def _parameters_of_id(env_id: str) -> list[str]:
     """Return the names of the parameters that an id takes: of its class, its base classes, and of `gymnasium.make`."""
-    made = gym.spec(env_id.rpartition(":")[2]).entry_point
+    made: Any = gym.spec(env_id.rpartition(":")[2]).entry_point
     made = gym.envs.registration.load_env_creator(made) if isinstance(made, str) else made
     names: dict[str, None] = {}
     for part in made.__mro__ if inspect.isclass(made) else [made]:
-        signature = inspect.signature(part.__init__ if inspect.isclass(part) else part).parameters  # type: ignore[misc]
+        signature = inspect.signature(part.__init__ if inspect.isclass(part) else part).parameters
         names |= dict.fromkeys(key for key, p in signature.items() if p.kind in _BY_NAME and key != "self")
         if not any(p.kind is Parameter.VAR_KEYWORD for p in signature.values()):
             break
