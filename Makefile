@@ -11,6 +11,8 @@ LOWEST_VENV := .venv-lowest
 LOWEST_READY := $(LOWEST_VENV)/.ready
 LOWEST_TESTS := core envs episodes modules metrics replay runners/test_runner.py learners/test_learner.py \
 	learners/test_optimizers.py learners/test_numpy_q_learning.py algorithms/test_ppo.py checkpoint loggers
+SAMPLES_VENV := .venv-samples
+SAMPLES_READY := $(SAMPLES_VENV)/.ready
 SERVICES_VENV := .venv-services
 SERVICES_READY := $(SERVICES_VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
@@ -21,7 +23,7 @@ WALK_READY := $(WALK_VENV)/.ready
 NARROW_PAGES := $(wildcard docs/*.md docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test pytest check slow lowest services wheel walk campaign bench bench-quick defaults tuned quality docs format clean
+.PHONY: help train test pytest check slow lowest services samples wheel walk campaign bench bench-quick defaults tuned quality docs format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -69,6 +71,16 @@ $(LOWEST_READY): requirements/lowest.txt pyproject.toml
 lowest: $(LOWEST_READY) ## the fast tests of the core, with the lowest version of each dependency that pyproject.toml declares
 	PYTHONPATH=$(CURDIR)/src $(LOWEST_VENV)/bin/python -m pytest -n 3 -W ignore::pytest.PytestUnraisableExceptionWarning \
 		$(addprefix tests/,$(LOWEST_TESTS))
+
+$(SAMPLES_READY): requirements/torch.txt requirements/base.txt requirements/dev.txt requirements/samples.txt
+	$(PYTHON) -m venv $(SAMPLES_VENV)
+	$(SAMPLES_VENV)/bin/pip install --quiet --requirement requirements/torch.txt
+	$(SAMPLES_VENV)/bin/pip install --quiet --constraint requirements/base.txt --constraint requirements/dev.txt \
+		--requirement requirements/samples.txt
+	@touch $@
+
+samples: $(SAMPLES_READY) ## write the sample files of other programs that tests read, with the pinned versions
+	$(SAMPLES_VENV)/bin/python tests/make_foreign_samples.py
 
 $(SERVICES_READY): $(READY) requirements/services.txt
 	$(PYTHON) -m venv $(SERVICES_VENV)
@@ -158,4 +170,4 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format --line-length 88 $(NARROW_PAGES)
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) $(SERVICES_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(LOWEST_VENV) $(SAMPLES_VENV) $(SERVICES_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

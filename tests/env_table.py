@@ -85,9 +85,10 @@ class Row:
         short: Settings of the env that keep its episodes short.
         needs: Modules without which there is no such env.
         in_make_test: Whether `make test` runs the short form of it.
-        single: The single env that is played, `--env` and `--env-config`, if what is trained is a vector env without.
         pictures: Why it has no video, in the words of the error; with `""` it has one.
+        single: `--env` and the single env that is played then.
         modules: Modules of its policy, each of which is exported.
+        restarts: Whether its episodes begin again where a killed run continues.
     """
 
     args: tuple[str, ...]
@@ -98,6 +99,7 @@ class Row:
     single: tuple[str, ...] = ()
     pictures: str = ""
     modules: tuple[str, ...] = ("default_policy",)
+    restarts: bool = False
 
     @property
     def train(self) -> list[str]:
@@ -140,6 +142,7 @@ def _examples() -> dict[str, Row]:
             needs=("envpool",) if in_pool else ("ale_py",),
             in_make_test=file.stem == "ppo_pong",
             pictures="is a vector env" if in_pool else "",
+            restarts=in_pool or algo == "PPO",  # the vector env of ale-py has no state either
         )
     return rows
 
@@ -154,7 +157,7 @@ FAMILIES: Mapping[str, Row] = {
         "SAC",
         "FetchReach-v4",
         {**NETS, "training.replay_buffer_config.type": "hindsight"},
-        needs=("gymnasium_robotics",),
+        needs=("gymnasium_robotics", "mujoco"),
     ),
     "MiniGrid": _row(
         "PPO",
@@ -180,7 +183,14 @@ FAMILIES: Mapping[str, Row] = {
         needs=("pettingzoo",),
         modules=("main",),
     ),
-    "EnvPool": _row("PPO", "envpool:CartPole-v1", needs=("envpool",), pictures="is a vector env"),
+    "EnvPool": _row(
+        "PPO",
+        "envpool:CartPole-v1",
+        needs=("envpool",),
+        pictures="is a vector env",
+        single=("--env", "CartPole-v1"),
+        restarts=True,
+    ),
     "VMAS": _row(
         "PPO",
         "corral.envs.vmas_env:VmasVectorEnv",

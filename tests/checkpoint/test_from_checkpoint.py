@@ -16,6 +16,7 @@ from forging import data, forge
 
 from corral import PPO, SAC, Algorithm, Callback, PPOConfig, SACConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
+from corral.checkpoint.imports import check_import
 from corral.checkpoint.settings import unnamed
 from corral.core.settings import main_name, path_of, set_sender
 from corral.errors import CheckpointError, ConfigError
@@ -363,3 +364,35 @@ def test_what_another_script_sent_is_named_by_that_script(monkeypatch: pytest.Mo
     assert unnamed(config.callbacks(on_train_result=local)), "what a function made is in no script"
     set_sender(main_name())
     assert unnamed(PPOConfig().environment(OfScript))
+
+
+ENV_FILES = {
+    "class of PettingZoo": "from pettingzoo import ParallelEnv\nclass Env(ParallelEnv): ...",
+    "class without a base": "class Env:\n    def reset(self): ...\n    def step(self, action): ...",
+    "module of PettingZoo": "import pettingzoo\ndef Env(): return pettingzoo.make('aec', 'classic/tictactoe_v3')",
+    "module of EnvPool": "import envpool\ndef Env(): return envpool.make_gymnasium('CartPole-v1')",
+    "function of Gymnasium": "from gymnasium import make\ndef Env(): return make('CartPole-v1')",
+}
+NO_ENV_FILES = {
+    "class that only resets": "import gymnasium\nclass Env:\n    def reset(self): ...",
+    "function next to no env": "import numpy\ndef Env(): return numpy.load('evil.npy')",
+}
+
+
+@pytest.mark.parametrize("case", [*ENV_FILES, *NO_ENV_FILES])
+def test_envs_of_every_library_are_taken(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = next((name for name in ("pettingzoo", "envpool") if name in ENV_FILES.get(case, "")), "corral")
+    pytest.importorskip(package)
+    name = f"envs_with_a_{case.replace(' ', '_')}"
+    (tmp_path / f"{name}.py").write_text({**ENV_FILES, **NO_ENV_FILES}[case], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    if case in ENV_FILES:
+        check_import(f"{name}:Env", "env", "checkpoint")
+    else:
+        with pytest.raises(CheckpointError, match=r"it is no (class of envs|function of a module with envs)"):
+            check_import(f"{name}:Env", "env", "checkpoint")
+
+
+def test_the_function_of_pettingzoo_is_taken() -> None:
+    pytest.importorskip("pettingzoo")
+    check_import("pettingzoo:make", "env", "checkpoint")

@@ -19,6 +19,7 @@ from corral.compat.rllib.model_config import DefaultModelConfig
 from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import to_native
 from corral.compat.rllib.settings import RENAMED, SETTINGS, TRAINING
+from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError
 from corral.transforms.observations import NormalizeObservations
 from corral.transforms.rewards import ClipRewards
@@ -390,3 +391,24 @@ def test_functions_at_events_are_settings_that_each_config_has() -> None:
     assert listening.callbacks(on_episode_end=None).callback_functions == {"on_algorithm_init": [print]}
     again = PPOConfig.from_dict(listening.to_dict())
     assert again.callback_functions == {"on_algorithm_init": [print]}
+
+
+@pytest.mark.parametrize("env_config", [{}, {"length": 3}])
+def test_the_first_parameter_of_an_env_receives_the_context_whatever_its_name_is(env_config: dict[str, Any]) -> None:
+    seen: list[Any] = []
+
+    class Named(gym.Env[Any, Any]):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+        def __init__(self, c=None) -> None:  # type: ignore[no-untyped-def]
+            seen.append(c)
+
+    class Unusual(Named):
+        def __init__(self, settings=None) -> None:  # type: ignore[no-untyped-def]
+            seen.append(settings)
+
+    for env in (Named, Unusual) if env_config else (Named,):
+        native = to_native(PPOConfig().environment(env, env_config=env_config))
+        native.validate()
+        make_vector_env(native.env, EnvContext(native.env_config), num_envs=1, check=False).close()
+        assert isinstance(seen[-1], EnvContext) and seen[-1] == env_config

@@ -103,6 +103,11 @@ class Short(Line):
         self.given = {"c": c}
 
 
+class Constants(Line):
+    def __init__(self, c=3.0, g=9.8) -> None:  # type: ignore[no-untyped-def]
+        self.given = {"c": c, "g": g}
+
+
 class Both(Line):
     def __init__(self, config=None, length=5) -> None:  # type: ignore[no-untyped-def]
         self.given = {"config": config, "length": length}
@@ -127,6 +132,8 @@ LENGTH = {"length": 7}
         (Required, {"depth": 2}, {"length": {"depth": 2}, "width": 3}),  # RLlib's form: one required parameter
         (Short, LENGTH, {"c": LENGTH}),
         (Short, {}, {"c": {}}),
+        (Constants, {"g": 1.6}, {"c": 3.0, "g": 1.6}),
+        (lambda config="easy", length=5: Line(length), LENGTH, LENGTH),
         (Both, LENGTH, {"config": LENGTH, "length": 7}),
         (Star, LENGTH, {"args": (LENGTH,)}),
         (partial(Line, render_mode="human"), LENGTH, LENGTH),
@@ -149,16 +156,16 @@ def make_required(length: int) -> Line:
 @pytest.mark.parametrize(
     ("factory", "key", "message"),
     [
-        (Line, "lenght", r"its parameters are length, render_mode\. Did you mean 'length'\?$"),
+        (Line, "longth", r"its parameters are length, render_mode\. Did you mean 'length'\?$"),
         (Line, "colour", r"its parameters are length, render_mode\. To receive the whole env_config, call"),
-        (Required, "lenght", r"its parameters are length, width\. Did you mean 'length'\?$"),
+        (Required, "longth", r"its parameters are length, width\. Did you mean 'length'\?$"),
         (make_required, "depth", r"its parameters are length\."),  # an int is no env_config
-        (Positional, "heigth", r"Did you mean 'height'\?$"),
-        (partial(Line, render_mode="human"), "lenght", r"Did you mean 'length'\?$"),
-        (partial(Required, 4), "widht", r"its parameters are width\. Did you mean 'width'\?$"),
+        (Positional, "heights", r"Did you mean 'height'\?$"),
+        (partial(Line, render_mode="human"), "longth", r"Did you mean 'length'\?$"),
+        (partial(Required, 4), "widths", r"its parameters are width\. Did you mean 'width'\?$"),
         (lambda: Line(), "length", r"it has no parameters\.$"),
-        (lambda **given: Line(**given), "lenght", r"Line.__init__\(\) has no such parameter"),
-        (corral.make_multi_agent(Line), "lenght", r"Did you mean 'length'\?$"),
+        (lambda **given: Line(**given), "longth", r"Line.__init__\(\) has no such parameter"),
+        (corral.make_multi_agent(Line), "longth", r"Did you mean 'length'\?$"),
         (TorchCartPole, "num_env", r"Did you mean 'num_envs'\?$"),
         ("CartPole-v1", "sutton_barto_rewrd", r"Did you mean 'sutton_barto_reward'\?$"),
         ("CartPole-v1", "max_episode_step", r"Did you mean 'max_episode_steps'\?$"),
@@ -174,10 +181,10 @@ def test_a_key_that_the_env_does_not_take_is_refused(factory: Any, key: str, mes
 
 
 def test_wrong_keys_are_known_before_anything_starts() -> None:
-    config = PPOConfig().environment(Line, env_config={"lenght": 7}).env_runners(num_env_runners=2)
+    config = PPOConfig().environment(Line, env_config={"longth": 7}).env_runners(num_env_runners=2)
     with pytest.raises(ConfigError, match="Did you mean 'length'"):
         config.validate()
-    with pytest.raises(ConfigError, match="'make' needs 'length' and 'width', which env_config {'depth': 2} lacks"):
+    with pytest.raises(ConfigError, match="'make' needs 'length' and 'width', which env_config"):
         check_env_config(lambda length, width, depth: Line(), {"depth": 2}, "make")
     config = PPOConfig().environment(Line).evaluation(evaluation_interval=1, evaluation_config={"env_config": {"x": 1}})
     with pytest.raises(ConfigError, match=r"env_config\['x'\] does not apply to env 'Line'"):
@@ -185,8 +192,8 @@ def test_wrong_keys_are_known_before_anything_starts() -> None:
 
 
 def test_a_key_that_kwargs_take_may_be_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
-    call_factory(Keywords, EnvContext({"lenght": 7}), "Keywords")
-    assert "receives env_config['lenght'] in its **kwargs. Did you mean its parameter 'length'?" in caplog.text
+    call_factory(Keywords, EnvContext({"longth": 7}), "Keywords")
+    assert "receives env_config['longth'] in its **kwargs. Did you mean its parameter 'length'?" in caplog.text
     caplog.clear()
     call_factory(Keywords, EnvContext({**LENGTH, "depth": 7}), "Keywords")
     assert not caplog.records

@@ -1,9 +1,9 @@
 """Write the small models of Stable-Baselines3 that `from_sb3` must read, and what they do.
 
-`python make_sb3_samples.py`, in this directory and in an environment with Stable-Baselines3 (`make bench` makes one),
-writes `sb3_samples/<name>.zip`, as `model.save` does, and `sb3_samples/<name>.npz` with observations, and the actions
-and values that Stable-Baselines3 computes for them. The zips are compressed again without the optimizers and the
-description of the machine, which nothing reads.
+`make samples` calls it with a folder, to which it writes `<name>.zip`, as `model.save` does, and `<name>.npz` with
+observations, and the actions and values that Stable-Baselines3 computes for them. The zips are compressed again without
+the optimizers and the description of the machine, which nothing reads. The samples in `sb3_samples/` itself are of
+Gymnasium 1.2, under which spaces have other fields; they stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from gymnasium import spaces
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from torch import nn
 
-SAMPLES = Path(__file__).parent / "sb3_samples"
 NUM_ROWS = 64
 LOPSIDED = spaces.Box(np.array([-1, 0.1], np.float32), np.array([3, 0.7], np.float32))
 
@@ -117,18 +116,17 @@ def compress(path: Path) -> None:
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # with the date 1980
 
 
-def make_sample(name: str) -> None:
+def make_sample(folder: Path, name: str) -> None:
     """Train a little, and write the model and what it does."""
     algo, env, policy_kwargs, settings = MODELS[name]
     model = algo("MlpPolicy", env, policy_kwargs=policy_kwargs, seed=0, device="cpu", **settings)
     model.learn(200)
-    SAMPLES.mkdir(exist_ok=True)
-    model.save(SAMPLES / f"{name}.zip")
-    compress(SAMPLES / f"{name}.zip")
-    np.savez_compressed(SAMPLES / f"{name}.npz", **behaviour(model))
+    model.save(folder / f"{name}.zip")
+    compress(folder / f"{name}.zip")
+    np.savez_compressed(folder / f"{name}.npz", **behaviour(model))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for sample in sys.argv[1:] or MODELS:
-        make_sample(sample)
+    for sample in MODELS:
+        make_sample(Path(sys.argv[1]), sample)

@@ -111,3 +111,16 @@ def test_a_directory_that_cannot_be_made_is_named(policy: Policy, tmp_path: Path
     for record in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(ConfigError, match=f"record='{record}' cannot be made a directory: "):
             list(play_episodes(policy, Brightening, record=record, file_format="gif"))
+
+
+class NothingToDrawOn(Brightening):
+    """Fails as MuJoCo does on a machine without a display."""
+
+    def render(self) -> Any:
+        raise RuntimeError("an OpenGL platform library has not been loaded into this process")
+
+
+def test_without_a_display_the_error_says_what_to_set(policy: Policy, tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=r"raised in render\(\), step 0: .*nothing to draw on .*MUJOCO_GL=egl"):
+        list(play_episodes(policy, NothingToDrawOn, episodes=1, record=tmp_path, file_format="gif"))
+    assert not list(tmp_path.iterdir())

@@ -1,7 +1,4 @@
-"""Writes messages of RLlink as Ray sends them, for tests: needs `ray[rllib]` and `msgpack_numpy`.
-
-python tests/serving/make_rllink_messages.py
-"""
+"""Writes messages of RLlink as Ray sends them, for tests; `make samples` calls it."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def from_sb3(
         seed: Seed of the actions that the policy draws with `explore=True`; `None` draws others in each process.
 
     Raises:
-        CheckpointError: There is no such file, it is damaged, or a part of it is not plain; the message names the part. Or
-            a space of discrete values has a `start`, which Stable-Baselines3 leaves out.
+        CheckpointError: There is no such file, it is damaged, or a part of it is not plain; the message names the part.
+            Or a space of discrete values has a `start`, which Stable-Baselines3 leaves out.
     """
     file = read_sb3(path)
     observation_space = file.space("observation_space") if observation_space is None else observation_space
@@ -93,6 +93,6 @@ def _refuse_start(space: spaces.Space[Any], name: str, path: Path) -> None:
             f"Discrete({space.n})" if isinstance(space, spaces.Discrete) else f"MultiDiscrete({space.nvec.tolist()})"
         )
         raise CheckpointError(
-            f"{path}: {name} is {space}, and Stable-Baselines3 leaves start out, so that the values in predict() begin at "
-            f"0. Give from_sb3(path, {name}=gymnasium.spaces.{plain}), and convert the values for the env."
+            f"{path}: {name} is {space}, and Stable-Baselines3 leaves start out: its values begin at 0. "
+            f"Give from_sb3(path, {name}=gymnasium.spaces.{plain}), and convert the values for the env."
         )

@@ -46,7 +46,7 @@ def unsupported(observation_space: spaces.Space[Any], action_space: spaces.Space
         if not isinstance(leaf, SUPPORTED_LEAVES):
             return (
                 f"unsupported observation space {leaf} at {path}; use Box, Discrete, MultiDiscrete, MultiBinary, or a "
-                "Dict or Tuple of these spaces"
+                "Dict or Tuple of these spaces, and leave other parts out with .environment(wrappers=[...])"
             )
     for path, leaf in named_leaves(space_tree(action_space), "action_space"):
         is_float_box = isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)

@@ -9,14 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
 from corral.errors import ConfigError, nearest_name
-
-if TYPE_CHECKING:
-    from corral.envs.vector import EnvContext
 
 log = logging.getLogger("corral")
 
@@ -26,7 +23,7 @@ CONTEXT_NAMES = frozenset(
 """Names of a first parameter that receives the whole `EnvContext`."""
 
 MIN_LIKENESS = 0.82
-"""Share of equal letters from which a key counts as a misspelt required parameter: `lenght` for `length`."""
+"""Share of equal letters from which a key counts as a misspelt required parameter: `lengths` for `length`."""
 
 _BATCH = frozenset({"num_envs", "device"})
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -34,16 +31,23 @@ _OF_DICTS = re.compile("EnvContext|[Dd]ict|Mapping")
 _OF_VALUES = re.compile(r"\b(int|float|bool|str|bytes|list|tuple|set|Path|ndarray|Literal|Callable|Sequence)\b")
 
 
-def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) -> Any:
+def call_factory(
+    factory: Callable[..., Any],
+    context: dict[str, Any],
+    name: str,
+    *,
+    of_batch: Callable[[], dict[str, Any]] = dict,
+    warns: bool = True,
+) -> Any:
     """Return what a class or factory makes of an `env_config`.
 
     The rule, which docs/environments.md has too. The first parameter that can be given by position receives the whole
-    `EnvContext` in these cases:
+    `EnvContext` in these cases, unless it is a number, text or list by its annotation or its default:
 
     1. Its name is in `CONTEXT_NAMES`.
     2. It is a dict by its annotation or its default, and `env_config` has no key of its name.
-    3. It is the only required parameter for which `env_config` has no value, is not annotated as a number, text or
-       list, and no key of `env_config` looks like its name.
+    3. It is the only required parameter for which `env_config` has no value, and no key of `env_config` looks like its
+       name.
     4. The factory takes only `*args`.
 
     All other parameters receive the values that `env_config` has under their names. Where no parameter receives the
@@ -52,8 +56,10 @@ def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) ->
 
     Args:
         factory: The class or factory.
-        context: The `env_config` with the indices of the sub-env.
+        context: The `env_config`, an `EnvContext`.
         name: Name of the env for messages.
+        of_batch: Function that returns `num_envs` and `device` for a vector env of tensors.
+        warns: Whether to warn of keys that look like mistakes and that `**kwargs` takes.
 
     Raises:
         ConfigError: `env_config` has a key that is no parameter, or lacks a required one.
@@ -62,11 +68,11 @@ def call_factory(factory: Callable[..., Any], context: EnvContext, name: str) ->
         parameters = inspect.signature(factory).parameters
     except (ValueError, TypeError):  # a class in C may have no signature
         return factory(**context)
-    given = {**(_batch(context) if _makes_batch(parameters, context) else {}), **context}
+    given = {**(of_batch() if _makes_batch(parameters, context) else {}), **context}
     first = _context_parameter(parameters, given)
     if first is None:
         _check_keys(parameters, given, name)
-    if first is None and context.vector_index == 0:
+    if first is None and warns:
         _warn_of_likely_mistakes(parameters, given, name)
     args: list[Any] = [] if first is None else [context]
     for parameter in parameters.values():
@@ -92,14 +98,6 @@ def check_env_config(factory: Callable[..., Any], env_config: Mapping[str, Any],
         _check_keys(parameters, given, name)
 
 
-def receives_context(factory: Callable[..., Any], env_config: Mapping[str, Any]) -> bool:
-    """Return whether a class or factory receives the `EnvContext` rather than keyword arguments; see `call_factory`."""
-    try:
-        return _context_parameter(inspect.signature(factory).parameters, env_config) is not None
-    except (ValueError, TypeError):
-        return False
-
-
 def _context_parameter(parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> Parameter | None:
     """Return the parameter that receives the context, or `None` if all are given by name; see `call_factory`."""
     by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -108,17 +106,15 @@ def _context_parameter(parameters: Mapping[str, Parameter], given: Mapping[str, 
         return None
     if first.kind is Parameter.VAR_POSITIONAL:
         return first if len(parameters) == 1 else None
+    annotation = "" if first.annotation is Parameter.empty else str(first.annotation)
+    is_dict = isinstance(first.default, dict) or bool(_OF_DICTS.search(annotation))
+    if not is_dict and (isinstance(first.default, (int, float, str, list, tuple)) or _OF_VALUES.search(annotation)):
+        return None
     if first.name in CONTEXT_NAMES:
         return first
-    if first.name in given:
-        return None
-    annotation = "" if first.annotation is Parameter.empty else str(first.annotation)
-    if isinstance(first.default, dict) or _OF_DICTS.search(annotation):
-        return first
     alike = difflib.get_close_matches(first.name, [str(key) for key in given], 1, MIN_LIKENESS)
-    if alike or _OF_VALUES.search(annotation) or _lacking(parameters, given) != [first.name]:
-        return None
-    return first
+    is_only_one = _lacking(parameters, given) == [first.name] and not alike
+    return first if first.name not in given and (is_dict or is_only_one) else None
 
 
 def _lacking(parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> list[str]:
@@ -135,24 +131,13 @@ def _makes_batch(parameters: Mapping[str, Parameter], given: Mapping[str, Any]) 
     return takes_both and _BATCH.issuperset(_lacking(parameters, given))
 
 
-def _batch(context: EnvContext) -> dict[str, Any]:
-    """Return N and the device of the learners."""
-    from corral.core.devices import find_device  # it imports torch, which processes of sub-envs do not need
-
-    return {"num_envs": context.num_envs, "device": find_device(context.device)}
-
-
 def _check_keys(parameters: Mapping[str, Parameter], given: Mapping[str, Any], name: str) -> None:
     """Refuse keys that are no parameter, and required parameters without a key."""
     names = [key for key, p in parameters.items() if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     for key in given:
         if key not in names and not takes_any:
-            hint = (
-                f" To receive the whole env_config, call its first parameter 'config', not {names[0]!r}."
-                if names
-                else ""
-            )
+            hint = " To receive the whole env_config, call its first parameter 'config'." if names else ""
             raise ConfigError(_unknown(key, name, names, hint=hint))
     if lacking := _lacking(parameters, given):
         listed = " and ".join(map(repr, lacking))
@@ -199,11 +184,11 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
 
 def _parameters_of_id(env_id: str) -> list[str]:
     """Return the names of the parameters that an id takes: of its class, its base classes, and of `gymnasium.make`."""
-    made = gym.spec(env_id.rpartition(":")[2]).entry_point
+    made: Any = gym.spec(env_id.rpartition(":")[2]).entry_point
     made = gym.envs.registration.load_env_creator(made) if isinstance(made, str) else made
     names: dict[str, None] = {}
     for part in made.__mro__ if inspect.isclass(made) else [made]:
-        signature = inspect.signature(part.__init__ if inspect.isclass(part) else part).parameters  # type: ignore[misc]
+        signature = inspect.signature(part.__init__ if inspect.isclass(part) else part).parameters
         names |= dict.fromkeys(key for key, p in signature.items() if p.kind in _BY_NAME and key != "self")
         if not any(p.kind is Parameter.VAR_KEYWORD for p in signature.values()):
             break

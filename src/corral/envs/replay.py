@@ -90,9 +90,11 @@ def _lasting(layers: list[Any]) -> list[tuple[str, Any]]:
 
 
 def _games(layers: list[Any]) -> list[Any]:
-    """Return the emulators of Atari games, whose generator is their own."""
+    """Return the emulators of Atari games, whose generator is their own; the one of a vector env gives no state."""
     games = [getattr(layer, "__dict__", {}).get("ale") for layer in layers]
-    return [game for game in games if type(game).__module__.partition(".")[0] == "ale_py"]
+    return [
+        game for game in games if type(game).__module__.partition(".")[0] == "ale_py" and hasattr(game, "cloneState")
+    ]
 
 
 def keep(env: Any) -> dict[str, Any]:

@@ -385,7 +385,9 @@ def make_one(
             with _needs_said(resolved):
                 made = _make_id(resolved, context)
         else:
-            made = call_factory(resolved, context, name)
+            made = call_factory(
+                resolved, context, name, of_batch=partial(_of_batch, context), warns=context.vector_index == 0
+            )
         with _named(name):
             made = adapt_vector_env(from_pettingzoo(made))
         if isinstance(made, gym.Env):
@@ -401,6 +403,13 @@ def make_one(
             f"{type(made).__name__}."
         )
     return made
+
+
+def _of_batch(context: EnvContext) -> dict[str, Any]:
+    """Return the number of sub-envs, and the device of the learners."""
+    from corral.core.devices import find_device  # it imports torch, which processes of sub-envs do not need
+
+    return {"num_envs": context.num_envs, "device": find_device(context.device)}
 
 
 def _make_id(env_id: str, context: EnvContext) -> gym.Env[Any, Any]:

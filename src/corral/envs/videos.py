@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,6 +19,7 @@ Frame = NDArray[np.uint8]
 """An image, uint8 `[H, W, 3]`."""
 
 DEFAULT_FPS = 30
+_NO_DISPLAY = re.compile("OpenGL|opengl|glGetError|EGL|GLFW")
 PREVIEW_SIZE, PREVIEW_FRAMES = 160, 200
 """Largest width and height in pixels, and largest number of frames, of the small copy of a video."""
 
@@ -45,6 +47,23 @@ def check_frame(frame: Any) -> Frame:
         return frame
     got = f"{frame.dtype}{list(frame.shape)}" if isinstance(frame, np.ndarray) else type(frame).__name__
     raise EnvError(f"render() must return an image, uint8 [H, W, 3], and returned {got}.")
+
+
+def render(env: gym.Env[Any, Any]) -> Any:
+    """Return what an env renders.
+
+    Raises:
+        EnvError: MuJoCo finds no display to draw on; the message says what to set.
+    """
+    try:
+        return env.render()
+    except Exception as error:
+        if not _NO_DISPLAY.search(f"{type(error).__name__} {error}"):
+            raise
+        raise EnvError(
+            f"there is nothing to draw on ({type(error).__name__}: {error!s:.80}). Without a display, set the "
+            "environment variable MUJOCO_GL=egl, or MUJOCO_GL=osmesa where there is no GPU, before the program starts"
+        ) from error
 
 
 def frames_per_second(env: gym.Env[Any, Any]) -> float:
@@ -100,7 +119,7 @@ class Recording:
 
     def add(self) -> None:
         """Render a frame and add it."""
-        frame = check_frame(self._env.render())
+        frame = check_frame(render(self._env))
         self._encoder.add(frame)
         if self._num_frames % self._every == 0:
             self._small.append(_shrunk(frame))

@@ -23,7 +23,7 @@ from corral.envs.step_checks import check_step
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.unread_parts import unread_wrappers
 from corral.envs.vector import EnvContext, env_name, make_vector_env
-from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second
+from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second, render
 from corral.errors import ConfigError, EnvError, MissingPackageError
 from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
 from corral.policies.evaluate import MAX_EPISODE_STEPS, check_spaces_fit
@@ -166,7 +166,7 @@ class _Episode:
     def frames(self, max_episode_steps: int) -> Iterator[Any]:
         """Play the episode, and yield what the env renders after the reset and after each step."""
         obs, _ = self._called("reset", partial(self._env.reset, seed=self._seed))
-        yield self._called("render", self._env.render)
+        yield self._called("render", partial(render, self._env))
         ended, reward = False, 0.0
         while not ended:
             if self.length == max_episode_steps:
@@ -179,7 +179,7 @@ class _Episode:
             self.total += float(reward)
             self.length += 1
             ended = bool(terminated or truncated)
-            yield self._called("render", self._env.render)
+            yield self._called("render", partial(render, self._env))
 
     def _step(self, action: Any) -> Any:
         return check_step(self._env.step(action))

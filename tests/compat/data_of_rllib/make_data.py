@@ -1,8 +1,6 @@
 """Records the files in this directory with RLlib itself, and what RLlib's own objects say is in them.
 
-Run it in an environment that has `ray[rllib]` 2.60, msgpack_numpy and lz4, and not in Corral's:
-
-    python make_data.py DIRECTORY
+`make samples` calls it with this directory.
 
 RLlib writes the file of a table or of packed episodes after each sample. Each data set here is one evaluation round of
 a few short episodes; `expected.npz` has the columns of each of its episodes, from RLlib's episode objects.
@@ -69,7 +67,7 @@ def columns_of(episode: object) -> dict[str, np.ndarray]:
 
 def write(directory: Path, target: Path, episodes: list) -> None:
     """Put the Parquet files of RLlib under short names, and what is expected, into a directory."""
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     for number, file in enumerate(sorted(directory.rglob("*.parquet"))):
         shutil.copyfile(file, target / f"{number:02d}.parquet")
     write_expected(target, episodes)
@@ -85,7 +83,7 @@ def write_expected(target: Path, episodes: list) -> None:
 
 def write_json(target: Path, episodes: list, compress_columns: list[str]) -> None:
     """Write episodes as earlier versions of RLlib did: a `SampleBatch` in each line."""
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     writer = JsonWriter(target.as_posix(), compress_columns=compress_columns)
     for number, episode in enumerate(episodes):
         columns = columns_of(episode)
@@ -108,7 +106,7 @@ def write_json(target: Path, episodes: list, compress_columns: list[str]) -> Non
             "t": np.arange(size),
         }
         writer.write(SampleBatch(batch))
-    (file,) = target.glob("*.json")
+    (file,) = target.glob("output-*.json")
     file.rename(target / "steps.json")
     write_expected(target, episodes)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from corral.compat.rllib.results import add_rllib_keys
+from corral.envs.env_arguments import check_env_config
+from corral.errors import ConfigError
 
 if TYPE_CHECKING:
     from corral.compat.rllib.config import AlgorithmConfig
@@ -27,7 +29,7 @@ def env_settings(config: AlgorithmConfig) -> dict[str, Any]:
     elif isinstance(env, str):
         env = creators.get(env, env)
     return {
-        "env": env,
+        "env": _with_context(env, dict(config.env_config)),
         "env_config": dict(config.env_config),
         "env_task_fn": task_fn and functools.partial(_choose_task, task_fn),
     }
@@ -40,6 +42,28 @@ def resolve_env(env: Any) -> Any:
         known = registry._global_registry
         if known.contains(registry.ENV_CREATOR, env):
             return known.get(registry.ENV_CREATOR, env)
+    return env
+
+
+class WithContext:
+    """A class or function whose first parameter receives the `EnvContext`, as RLlib does it, whatever its name is."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        """Keep what makes the env."""
+        self.make, self.__name__ = make, getattr(make, "__name__", type(make).__name__)
+
+    def __call__(self, env_config: Any) -> Any:
+        """Return the env."""
+        return self.make(env_config)
+
+
+def _with_context(env: Any, env_config: dict[str, Any]) -> Any:
+    """Return what makes an env; if it takes `env_config` neither whole nor by name, its first parameter receives it."""
+    if callable(env):
+        try:
+            check_env_config(env, env_config, "")
+        except ConfigError:
+            return WithContext(env)
     return env
 
 
