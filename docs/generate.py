@@ -93,8 +93,14 @@ def settings_list(place: str, owner: type, names: list[str] | None = None) -> st
     return "\n".join(entries)
 
 
-def algorithm_section(name: str) -> list[str]:
-    """Return the part of the config page on one algorithm: its own settings, and the defaults that it changes."""
+def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[str]:
+    """Return the part of the config page on one algorithm: its own settings, and the defaults that it changes.
+
+    Args:
+        name: The algorithm.
+        listed: Anchor and default by name and meaning of each setting that the page has already, which is extended. Such
+            a setting is a link.
+    """
     cls, base = config_class(name), {f.name: f for f in dataclasses.fields(AlgorithmConfig)}
     fields = dataclasses.fields(cls)
     own = [f.name for f in fields if f.name not in base]
@@ -103,10 +109,21 @@ def algorithm_section(name: str) -> list[str]:
     rows.append(
         ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
     )
+    new, links = [], []
+    for setting in describe_settings(cls, own):
+        anchor, default = listed.setdefault(
+            f"{setting.name}: {setting.meaning}", (f"{name.lower()}-{setting.name}", setting.default)
+        )
+        if anchor == f"{name.lower()}-{setting.name}":
+            new.append(setting.name)
+        else:
+            other = "" if setting.default == default else f" (default {literal(setting.default)})"
+            links.append(f"[`{setting.name}`](#{anchor}){other}")
     return [
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
-        settings_list(name, cls, own),
+        *([settings_list(name, cls, new)] if new else []),
+        *([f"{'And as' if new else 'As'} above: {', '.join(links)}."] if links else []),
         f"{name} has defaults of its own for these:",
         table(["setting", name, "in general"], rows),
     ]
@@ -129,8 +146,9 @@ def config_page() -> str:
         "Settings of the default module, given with `.rl_module(model_config={...})`.",
         settings_list("model_config", ModelConfig),
     ]
+    listed: dict[str, tuple[str, object]] = {}
     for name in ALGORITHMS:
-        parts += algorithm_section(name)
+        parts += algorithm_section(name, listed)
     return "\n\n".join(parts) + "\n"
 
 
@@ -256,7 +274,7 @@ def rllib_page() -> str:
         "",
         NOTE,
         "",
-        "What becomes of each setting of RLlib 2.60 in a script that Corral runs; see",
+        "What becomes of each setting of RLlib 2.60 in a script that Corral runs, with RLlib's default; see",
         "[RLlib scripts](../rllib-migration.md). `same` settings have the same meaning in Corral. `ignored` settings",
         "change no result. Any value of a `refused` setting but the default is an error.",
         "",
@@ -269,13 +287,13 @@ def rllib_page() -> str:
 
 
 def _rllib_rows(settings: dict[str, Setting]) -> list[str]:
-    rows = ["| Setting | Default of RLlib | In Corral |", "| --- | --- | --- |"]
+    by_fate: dict[str, list[str]] = {}
     for name, setting in settings.items():
         note = f"`{setting.note}`" if setting.kind == "same" and setting.note else setting.note
-        what = f"{setting.kind}: {note}" if note else setting.kind
         default = repr(setting.default).replace("'", '"')
-        rows.append(f"| `{name}` | `{default}` | {what} |")
-    return [*rows, ""]
+        by_fate.setdefault(f"{setting.kind}: {note}" if note else setting.kind, []).append(f"`{name}={default}`")
+    rows = [f"| {', '.join(names)} | {fate} |" for fate, names in by_fate.items()]
+    return ["| Setting | In Corral |", "| --- | --- |", *rows, ""]
 
 
 def rllib_names_page() -> str:
@@ -289,15 +307,17 @@ def rllib_names_page() -> str:
         "",
         NOTE,
         "",
-        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). A name is one",
-        "object at all its paths. `ray.rllib.` is left out before paths.",
+        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). `ray.rllib.` is",
+        "left out before paths. A name is one object at all paths where RLlib has it, of which the shortest is listed.",
         "",
-        "| Name | Paths | What it is |",
+        "| Name | Path | What it is |",
         "| --- | --- | --- |",
     ]
     for (name, home, original), modules in sorted(paths.items()):
-        listed = ", ".join(f"`{module}`" if module else "`ray.rllib` itself" for module in modules)
-        lines.append(f"| `{name}` | {listed} | {_summary_of(getattr(home_module(home), original))} |")
+        path = min(modules, key=len)
+        lines.append(
+            f"| `{name}` | {f'`{path}`' if path else '`ray.rllib` itself'} | {_summary_of(getattr(home_module(home), original))} |"
+        )
     lines += ["", "## Modules whose names are all served", "", "| Path | Names |", "| --- | --- |"]
     for module in RLLIB_MODULES:
         names = sorted({name for home in open_homes(module) for name in public_names(home_module(home))})

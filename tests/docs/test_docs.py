@@ -22,8 +22,11 @@ from pages import (
     commands,
     first_column,
     links,
+    named_paths,
     output_problem,
     page_id,
+    paragraphs,
+    repeated_sentences,
     run_blocks,
 )
 
@@ -42,6 +45,7 @@ from corral.search.settings import make_search
 DOCS = ROOT / "docs"
 METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"
 LEARNER = "learners/default_policy/"
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"  # written by `make bench`
 
 
@@ -147,7 +151,7 @@ def test_commands_are_found() -> None:
 
 def test_relative_links_resolve() -> None:
     broken = []
-    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]:
+    for page in TEXTS:
         for target in links(page):
             name, _, anchor = target.partition("#")
             file = (page.parent / name).resolve() if name else page
@@ -156,6 +160,31 @@ def test_relative_links_resolve() -> None:
             if not file.exists() or (anchor and anchor not in anchors(file)):
                 broken.append(f"{page_id(page)}: {target}")
     assert not broken, "\n".join(broken)
+
+
+def test_paths_that_pages_name_exist() -> None:
+    tests = {name for file in ROOT.glob("tests/**/*.py") for name in re.findall(r"\bdef (test_\w+)", file.read_text())}
+    places, pages = (ROOT, ROOT / "src/corral", ROOT / "examples"), [*TEXTS, *(ROOT / "benchmarks").glob("*.md")]
+    named = [(page, path) for page in pages for path in named_paths(page)]
+    assert len(named) > 100
+    missing = [
+        f"{page_id(page)}: {path}"
+        for page, path in named
+        if path not in tests and not any(list(place.glob(path.rstrip("/"))) for place in places)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_no_sentence_stands_twice_on_a_page() -> None:
+    written = [page for page in TEXTS if "reference" not in page.parts]  # the reference has what docstrings say
+    found = [f"{page_id(page)}: {sentence}" for page in written for sentence in repeated_sentences(page)]
+    assert not found, "\n".join(found)
+
+
+def test_paragraphs_are_whole() -> None:
+    ends = (".", ":", "?", "!", ")", "`", "*", "}", ";")
+    cut = [f"{page_id(page)}: {text}" for page in TEXTS for text in paragraphs(page) if not text.endswith(ends)]
+    assert not cut, "\n".join(cut)
 
 
 def test_building_blocks_take_three_imports_and_25_lines_from_env_to_update() -> None:
