@@ -98,8 +98,8 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
 
     Args:
         name: The algorithm.
-        listed: Anchor and default by name and meaning of each setting that the page has already, which is extended. Such
-            a setting is a link.
+        listed: Anchor and default, by name and meaning, of each setting that the page has already. Such a setting is a
+            link; others are added.
     """
     cls, base = config_class(name), {f.name: f for f in dataclasses.fields(AlgorithmConfig)}
     fields = dataclasses.fields(cls)
@@ -307,17 +307,16 @@ def rllib_names_page() -> str:
         "",
         NOTE,
         "",
-        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). `ray.rllib.` is",
-        "left out before paths. A name is one object at all paths where RLlib has it, of which the shortest is listed.",
+        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). `ray.rllib.`",
+        "is left out before paths. A name is one object at all paths where RLlib has it; the shortest is listed.",
         "",
         "| Name | Path | What it is |",
         "| --- | --- | --- |",
     ]
     for (name, home, original), modules in sorted(paths.items()):
         path = min(modules, key=len)
-        lines.append(
-            f"| `{name}` | {f'`{path}`' if path else '`ray.rllib` itself'} | {_summary_of(getattr(home_module(home), original))} |"
-        )
+        place, what = f"`{path}`" if path else "`ray.rllib` itself", _summary_of(getattr(home_module(home), original))
+        lines.append(f"| `{name}` | {place} | {what} |")
     lines += ["", "## Modules whose names are all served", "", "| Path | Names |", "| --- | --- |"]
     for module in RLLIB_MODULES:
         names = sorted({name for home in open_homes(module) for name in public_names(home_module(home))})

@@ -31,7 +31,7 @@ from pages import (
 )
 
 import corral
-from corral import PPOConfig
+from corral import PPOConfig, make_multi_agent
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
@@ -200,6 +200,37 @@ def result() -> dict[str, Any]:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
     with config.build() as algo:
         return algo.train()
+
+
+def small(algorithm: str, **training: Any) -> Any:
+    """Return the config of an iteration of 64 steps."""
+    config = config_from_dict({"algo": algorithm}).environment("CartPole-v1").debugging(seed=0)
+    config.rl_module(model_config={"fcnet_hiddens": [8]}).reporting(
+        min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=64
+    )
+    return config.training(train_batch_size_per_learner=64, **training).env_runners(num_envs_per_env_runner=2)
+
+
+def test_each_key_of_a_result_is_on_a_page(result: dict[str, Any]) -> None:
+    agents = small("PPO").environment(make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+    agents.multi_agent(policies={"p", "q"}, policy_mapping_fn=lambda agent_id, episode: "pq"[int(agent_id)])
+    configs = [agents, *(small(name).env_runners(num_env_runners=1).engine("local") for name in ("PPO", "APPO"))]
+    configs += [small("PPO").exploration(exploration_config={"type": kind}) for kind in ("Curiosity", "RND", "RE3")]
+    keys = {*flat_result(result)}
+    for config in configs:
+        with config.build() as algo:
+            keys |= {*flat_result(algo.train())}
+    for name in registry.ALGORITHMS:
+        cls = registry.config_class(name)().algo_class
+        keys |= {f"{LEARNER}{metric}" for metric in cls.METRICS}
+    assert len(keys) > 150
+    written = [page for page in PAGES if "reference" not in page.parts]
+    words = {word for page in written for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))}
+    ids = {"p", "q", "0", "1", "default_policy", "__all_modules__"}
+    missing = {
+        key for key in keys for word in [next(w for w in key.split("/")[::-1] if w not in ids)] if word not in words
+    }
+    assert not missing, sorted(missing)
 
 
 def test_result_keys_match_the_page(result: dict[str, Any]) -> None:
