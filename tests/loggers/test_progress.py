@@ -238,7 +238,7 @@ def test_text_of_others_moves_no_cursor_in_the_panel_or_in_lines(capsys: pytest.
     display.end("Done")
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"The run is stored in {shown}")
     returns = {"episode_return_mean": 1.0, "episode_return_min": 1.0, "episode_return_max": 1.0}
-    display._mode = "panel"
+    display._mode, display._shown_s = "panel", -math.inf
     text = "\n".join(lines_of_panel(display, {**returns, "num_episodes": 5}, 120))
     assert text.count(shown) == 4  # title, criterion, warning and path
     assert text.replace("\n", "").isprintable()
