@@ -310,13 +310,18 @@ def rllib_names_page() -> str:
         "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). `ray.rllib.`",
         "is left out before paths. A name is one object at all paths where RLlib has it; the shortest is listed.",
         "",
-        "| Name | Path | What it is |",
-        "| --- | --- | --- |",
+        "| Path | Names |",
+        "| --- | --- |",
     ]
+    by_path: dict[str, list[str]] = {}
+    stand_ins: list[str] = []
     for (name, home, original), modules in sorted(paths.items()):
-        path = min(modules, key=len)
-        place, what = f"`{path}`" if path else "`ray.rllib` itself", _summary_of(getattr(home_module(home), original))
-        lines.append(f"| `{name}` | {place} | {what} |")
+        by_path.setdefault(min(modules, key=len), []).append(f"`{name}`")
+        if (what := _summary_of(getattr(home_module(home), original))).startswith("Stands for"):
+            stand_ins.append(f"| `{name}` | {what} |")
+    for path, names in sorted(by_path.items()):
+        lines.append(f"| {f'`{path}`' if path else '`ray.rllib` itself'} | {', '.join(names)} |")
+    lines += ["", "Some of them change nothing:", "", "| Name | What it is |", "| --- | --- |", *stand_ins]
     lines += ["", "## Modules whose names are all served", "", "| Path | Names |", "| --- | --- |"]
     for module in RLLIB_MODULES:
         names = sorted({name for home in open_homes(module) for name in public_names(home_module(home))})

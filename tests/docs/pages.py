@@ -212,10 +212,11 @@ def first_column(path: Path, heading: str) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of a page's headings, as Markdown makes them."""
+    """Return the anchors of a page's headings, as Markdown makes them, and the ones that it gives itself."""
     prose = _FENCE.sub("", path.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    given = re.findall(r'<a id="([^"]+)"', prose)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles} | {*given}
 
 
 if __name__ == "__main__":
