@@ -183,7 +183,13 @@ def test_no_sentence_stands_twice_on_a_page() -> None:
 
 def test_paragraphs_are_whole() -> None:
     ends = (".", ":", "?", "!", ")", "`", "*", "}", ";", ",")
-    cut = [f"{page_id(page)}: {text}" for page in TEXTS for text in paragraphs(page) if not text.endswith(ends)]
+    begins_low = re.compile(r"[\w`)]{3}[.?!] (?!macOS|mp4|sb3)[a-z]")  # the rest of a sentence that was cut
+    cut = [
+        f"{page_id(page)}: {text}"
+        for page in TEXTS
+        for text in paragraphs(page)
+        if not text.endswith(ends) or begins_low.search(text)
+    ]
     assert not cut, "\n".join(cut)
 
 
