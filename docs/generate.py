@@ -194,8 +194,12 @@ def suits(algorithm: str, kind: str) -> str:
     return "refused"
 
 
-def exploration_settings(kind: str) -> str:
+def exploration_settings(kind: str, listed: dict[str, str]) -> str:
     """Return the settings of a type as a table, with the docs of the class that each comes from.
+
+    Args:
+        kind: The type.
+        listed: The type by the row of each setting that the page has already; such settings are only named.
 
     Raises:
         KeyError: A setting is missing from the docstrings.
@@ -205,7 +209,15 @@ def exploration_settings(kind: str) -> str:
     for owner in reversed(cls.__mro__[: cls.__mro__.index(Exploration)]):
         docs |= section_of(owner, "Args")
     rows = [[f"`{name}`", literal(default), with_links(docs[name])] for name, default in settings_of(cls).items()]
-    return table(["setting", "default", "meaning"], rows) if rows else "It has no settings."
+    known = {row[0]: listed.setdefault(" ".join(row), kind) for row in rows}
+    new = [row for row in rows if known[row[0]] == kind]
+    by_kind: dict[str, list[str]] = {}
+    for name, other in known.items():
+        by_kind.setdefault(other, []).append(name)
+    same = [f"{', '.join(names)} as [{other}](#{other.lower()})" for other, names in by_kind.items() if other != kind]
+    parts = [table(["setting", "default", "meaning"], new)] if new else []
+    parts += [f"{'It also' if new else 'It'} takes {'; '.join(same)}."] if same else []
+    return "\n\n".join(parts) or "It has no settings."
 
 
 def exploration_page() -> str:
@@ -214,32 +226,48 @@ def exploration_page() -> str:
     for kind in BUILT_IN:
         cls = exploration_class(kind)
         taken = ", ".join(space.__name__ for space in cls.action_spaces)
-        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *(suits(name, kind) for name in ALGORITHMS)])
+        fates: dict[str, list[str]] = {"default": [], "yes": [], "refused": []}
+        for name in ALGORITHMS:
+            fates[suits(name, kind)].append(name)
+        shown = [", ".join(fates[fate]) or "-" for fate in ("default", "refused")]
+        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *shown])
     parts = [
         NOTE,
         "# Exploration types",
-        'What `exploration_config={"type": ...}` takes, with which actions, and in which algorithm: `default`, `yes`, '
-        "or `refused` at build. [Exploration](../exploration.md) says how to choose one.",
-        table(["type", "actions", *ALGORITHMS], rows),
+        'What `exploration_config={"type": ...}` takes, and with which actions. All algorithms take a type, except '
+        "the ones that refuse it at build. [Exploration](../exploration.md) says how to choose one.",
+        table(["type", "actions", "default of", "refused by"], rows),
     ]
+    listed: dict[str, str] = {}
     for kind in BUILT_IN:
         text = inspect.cleandoc(exploration_class(kind).__doc__ or "").partition("\n\nArgs:")[0]
         source = f"Source: {exploration_class(kind).paper}."
-        parts += [f"## {kind}", text.replace("\n    ", "\n"), source, exploration_settings(kind)]
+        parts += [f"## {kind}", text.replace("\n    ", "\n"), source, exploration_settings(kind, listed)]
     return "\n\n".join(parts) + "\n"
 
 
-def options_table(parser: argparse.ArgumentParser) -> str:
-    """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions."""
-    rows = []
+def options_table(parser: argparse.ArgumentParser, listed: dict[str, str]) -> str:
+    """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions.
+
+    Args:
+        parser: The parser of a command.
+        listed: The command by the row of each option that the page has already; such options are only named.
+    """
+    rows, same = [], dict[str, list[str]]()
     for action in parser._actions:
         is_left_out = action.help == argparse.SUPPRESS or (action.nargs == 0 and action.dest in ("help", "version"))
         if not action.option_strings or is_left_out:
             continue
         value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
         meaning = re.sub(r"(\S*<\S+>)", r"`\1`", action.help or "")  # bare, it would be an HTML tag
-        rows.append([f"`{', '.join(action.option_strings)}{value}`", meaning])
-    return table(["option", "meaning"], rows) if rows else ""
+        option = f"`{', '.join(action.option_strings)}{value}`"
+        if (command := listed.setdefault(f"{option} {meaning}", parser.prog)) == parser.prog:
+            rows.append([option, meaning])
+        else:
+            same.setdefault(command, []).append(option)
+    parts = [table(["option", "meaning"], rows)] if rows else []
+    parts += [f"As in `{command}`: {', '.join(options)}." for command, options in same.items()]
+    return "\n\n".join(parts)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -259,8 +287,9 @@ def cli_page() -> str:
         "# Command line",
         f"{parser.description} `-h` after any command lists its options. [Using it](../cli.md) says more.",
     ]
+    listed: dict[str, str] = {}
     for sub, help_text in commands_of(parser):
-        parts += [f"## {sub.prog}", f"{help_text.capitalize()}.", options_table(sub) or "It has no options."]
+        parts += [f"## {sub.prog}", f"{help_text.capitalize()}.", options_table(sub, listed) or "It has no options."]
         if sub.epilog:
             examples = "\n".join(line.strip() for line in sub.epilog.splitlines() if line.startswith("  "))
             parts += ["Examples:", f"```sh\n{examples}\n```"]
