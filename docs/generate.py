@@ -266,7 +266,9 @@ def options_table(parser: argparse.ArgumentParser, listed: dict[str, str]) -> st
         else:
             same.setdefault(command, []).append(option)
     parts = [table(["option", "meaning"], rows)] if rows else []
-    parts += [f"As in `{command}`: {', '.join(options)}." for command, options in same.items()]
+    parts += [
+        f"As in [{command}](#{command.replace(' ', '-')}): {', '.join(options)}." for command, options in same.items()
+    ]
     return "\n\n".join(parts)
 
 
