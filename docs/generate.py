@@ -98,8 +98,8 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
 
     Args:
         name: The algorithm.
-        listed: Anchor and default, by name and meaning, of each setting that the page has already. Such a setting is a
-            link; others are added.
+        listed: Algorithm and default, by name and meaning, of each setting that the page has already. Such a setting is
+            only named; others are added.
     """
     cls, base = config_class(name), {f.name: f for f in dataclasses.fields(AlgorithmConfig)}
     fields = dataclasses.fields(cls)
@@ -109,21 +109,20 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
     rows.append(
         ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
     )
-    new, links = [], []
+    new, by_algorithm = [], dict[str, list[str]]()
     for setting in describe_settings(cls, own):
-        anchor, default = listed.setdefault(
-            f"{setting.name}: {setting.meaning}", (f"{name.lower()}-{setting.name}", setting.default)
-        )
-        if anchor == f"{name.lower()}-{setting.name}":
+        other, default = listed.setdefault(f"{setting.name}: {setting.meaning}", (name, setting.default))
+        if other == name:
             new.append(setting.name)
         else:
-            other = "" if setting.default == default else f" (default {literal(setting.default)})"
-            links.append(f"[`{setting.name}`](#{anchor}){other}")
+            changed_default = "" if setting.default == default else f" (default {literal(setting.default)})"
+            by_algorithm.setdefault(other, []).append(f"`{setting.name}`{changed_default}")
+    same = [f"as [{other}](#{other.lower()}) has them: {', '.join(names)}" for other, names in by_algorithm.items()]
     return [
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
         *([settings_list(name, cls, new)] if new else []),
-        *([f"{'And as' if new else 'As'} above: {', '.join(links)}."] if links else []),
+        *([f"{'Also, ' if new else ''}{'; '.join(same)}."] if same else []),
         f"{name} has defaults of its own for these:",
         table(["setting", name, "in general"], rows),
     ]

@@ -212,14 +212,13 @@ def first_column(path: Path, heading: str) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of a page's headings, as Markdown makes them, and the ones that it gives itself."""
+    """Return the anchors of a page's headings, as Markdown makes them."""
     page = path.read_text(encoding="utf-8")
     for included in re.findall(r"^```{include} (\S+)$", page, flags=re.MULTILINE):
         page += (path.parent / included).read_text(encoding="utf-8")
     prose = _FENCE.sub("", page)
     titles = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
-    given = re.findall(r'<a id="([^"]+)"', prose)
-    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles} | {*given}
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 if __name__ == "__main__":

@@ -295,7 +295,6 @@ def test_examples_of_algorithms_match_the_page() -> None:
     assert sorted(first_column(DOCS / "write-an-algorithm.md", "Examples")) == sorted(files)
 
 
-
 def test_implementation_details_are_numbered_in_turn() -> None:
     for page in sorted((DOCS / "algorithms").glob("*.md")):
         numbers = re.findall(r"^(\d+)\. ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
