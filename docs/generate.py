@@ -93,8 +93,14 @@ def settings_list(place: str, owner: type, names: list[str] | None = None) -> st
     return "\n".join(entries)
 
 
-def algorithm_section(name: str) -> list[str]:
-    """Return the part of the config page on one algorithm: its own settings, and the defaults that it changes."""
+def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[str]:
+    """Return the part of the config page on one algorithm: its own settings, and the defaults that it changes.
+
+    Args:
+        name: The algorithm.
+        listed: Algorithm and default, by name and meaning, of each setting that the page has already. Such a setting is
+            only named; others are added.
+    """
     cls, base = config_class(name), {f.name: f for f in dataclasses.fields(AlgorithmConfig)}
     fields = dataclasses.fields(cls)
     own = [f.name for f in fields if f.name not in base]
@@ -103,10 +109,20 @@ def algorithm_section(name: str) -> list[str]:
     rows.append(
         ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
     )
+    new, by_algorithm = [], dict[str, list[str]]()
+    for setting in describe_settings(cls, own):
+        other, default = listed.setdefault(f"{setting.name}: {setting.meaning}", (name, setting.default))
+        if other == name:
+            new.append(setting.name)
+        else:
+            changed_default = "" if setting.default == default else f" (default {literal(setting.default)})"
+            by_algorithm.setdefault(other, []).append(f"`{setting.name}`{changed_default}")
+    same = [f"as [{other}](#{other.lower()}) has them: {', '.join(names)}" for other, names in by_algorithm.items()]
     return [
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
-        settings_list(name, cls, own),
+        *([settings_list(name, cls, new)] if new else []),
+        *([f"{'Also, ' if new else ''}{'; '.join(same)}."] if same else []),
         f"{name} has defaults of its own for these:",
         table(["setting", name, "in general"], rows),
     ]
@@ -129,8 +145,9 @@ def config_page() -> str:
         "Settings of the default module, given with `.rl_module(model_config={...})`.",
         settings_list("model_config", ModelConfig),
     ]
+    listed: dict[str, tuple[str, object]] = {}
     for name in ALGORITHMS:
-        parts += algorithm_section(name)
+        parts += algorithm_section(name, listed)
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,8 +193,12 @@ def suits(algorithm: str, kind: str) -> str:
     return "refused"
 
 
-def exploration_settings(kind: str) -> str:
+def exploration_settings(kind: str, listed: dict[str, str]) -> str:
     """Return the settings of a type as a table, with the docs of the class that each comes from.
+
+    Args:
+        kind: The type.
+        listed: The type by the row of each setting that the page has already; such settings are only named.
 
     Raises:
         KeyError: A setting is missing from the docstrings.
@@ -187,7 +208,15 @@ def exploration_settings(kind: str) -> str:
     for owner in reversed(cls.__mro__[: cls.__mro__.index(Exploration)]):
         docs |= section_of(owner, "Args")
     rows = [[f"`{name}`", literal(default), with_links(docs[name])] for name, default in settings_of(cls).items()]
-    return table(["setting", "default", "meaning"], rows) if rows else "It has no settings."
+    known = {row[0]: listed.setdefault(" ".join(row), kind) for row in rows}
+    new = [row for row in rows if known[row[0]] == kind]
+    by_kind: dict[str, list[str]] = {}
+    for name, other in known.items():
+        by_kind.setdefault(other, []).append(name)
+    same = [f"{', '.join(names)} as [{other}](#{other.lower()})" for other, names in by_kind.items() if other != kind]
+    parts = [table(["setting", "default", "meaning"], new)] if new else []
+    parts += [f"{'It also' if new else 'It'} takes {'; '.join(same)}."] if same else []
+    return "\n\n".join(parts) or "It has no settings."
 
 
 def exploration_page() -> str:
@@ -196,32 +225,50 @@ def exploration_page() -> str:
     for kind in BUILT_IN:
         cls = exploration_class(kind)
         taken = ", ".join(space.__name__ for space in cls.action_spaces)
-        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *(suits(name, kind) for name in ALGORITHMS)])
+        fates: dict[str, list[str]] = {"default": [], "yes": [], "refused": []}
+        for name in ALGORITHMS:
+            fates[suits(name, kind)].append(name)
+        shown = [", ".join(fates[fate]) or "-" for fate in ("default", "refused")]
+        rows.append([f"[`{kind}`](#{kind.lower()})", taken, *shown])
     parts = [
         NOTE,
         "# Exploration types",
-        'What `exploration_config={"type": ...}` takes, with which actions, and in which algorithm: `default`, `yes`, '
-        "or `refused` at build. [Exploration](../exploration.md) says how to choose one.",
-        table(["type", "actions", *ALGORITHMS], rows),
+        'What `exploration_config={"type": ...}` takes, and with which actions. All algorithms take a type, except '
+        "the ones that refuse it at build. [Exploration](../exploration.md) says how to choose one.",
+        table(["type", "actions", "default of", "refused by"], rows),
     ]
+    listed: dict[str, str] = {}
     for kind in BUILT_IN:
         text = inspect.cleandoc(exploration_class(kind).__doc__ or "").partition("\n\nArgs:")[0]
         source = f"Source: {exploration_class(kind).paper}."
-        parts += [f"## {kind}", text.replace("\n    ", "\n"), source, exploration_settings(kind)]
+        parts += [f"## {kind}", text.replace("\n    ", "\n"), source, exploration_settings(kind, listed)]
     return "\n\n".join(parts) + "\n"
 
 
-def options_table(parser: argparse.ArgumentParser) -> str:
-    """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions."""
-    rows = []
+def options_table(parser: argparse.ArgumentParser, listed: dict[str, str]) -> str:
+    """Return the options of a parser as a table, or nothing; argparse's own help differs between Python versions.
+
+    Args:
+        parser: The parser of a command.
+        listed: The command by the row of each option that the page has already; such options are only named.
+    """
+    rows, same = [], dict[str, list[str]]()
     for action in parser._actions:
         is_left_out = action.help == argparse.SUPPRESS or (action.nargs == 0 and action.dest in ("help", "version"))
         if not action.option_strings or is_left_out:
             continue
         value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
         meaning = re.sub(r"(\S*<\S+>)", r"`\1`", action.help or "")  # bare, it would be an HTML tag
-        rows.append([f"`{', '.join(action.option_strings)}{value}`", meaning])
-    return table(["option", "meaning"], rows) if rows else ""
+        option = f"`{', '.join(action.option_strings)}{value}`"
+        if (command := listed.setdefault(f"{option} {meaning}", parser.prog)) == parser.prog:
+            rows.append([option, meaning])
+        else:
+            same.setdefault(command, []).append(option)
+    parts = [table(["option", "meaning"], rows)] if rows else []
+    parts += [
+        f"As in [{command}](#{command.replace(' ', '-')}): {', '.join(options)}." for command, options in same.items()
+    ]
+    return "\n\n".join(parts)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -241,8 +288,9 @@ def cli_page() -> str:
         "# Command line",
         f"{parser.description} `-h` after any command lists its options. [Using it](../cli.md) says more.",
     ]
+    listed: dict[str, str] = {}
     for sub, help_text in commands_of(parser):
-        parts += [f"## {sub.prog}", f"{help_text.capitalize()}.", options_table(sub) or "It has no options."]
+        parts += [f"## {sub.prog}", f"{help_text.capitalize()}.", options_table(sub, listed) or "It has no options."]
         if sub.epilog:
             examples = "\n".join(line.strip() for line in sub.epilog.splitlines() if line.startswith("  "))
             parts += ["Examples:", f"```sh\n{examples}\n```"]
@@ -256,7 +304,7 @@ def rllib_page() -> str:
         "",
         NOTE,
         "",
-        "What becomes of each setting of RLlib 2.60 in a script that Corral runs; see",
+        "What becomes of each setting of RLlib 2.60 in a script that Corral runs, with RLlib's default; see",
         "[RLlib scripts](../rllib-migration.md). `same` settings have the same meaning in Corral. `ignored` settings",
         "change no result. Any value of a `refused` setting but the default is an error.",
         "",
@@ -269,13 +317,13 @@ def rllib_page() -> str:
 
 
 def _rllib_rows(settings: dict[str, Setting]) -> list[str]:
-    rows = ["| Setting | Default of RLlib | In Corral |", "| --- | --- | --- |"]
+    by_fate: dict[str, list[str]] = {}
     for name, setting in settings.items():
         note = f"`{setting.note}`" if setting.kind == "same" and setting.note else setting.note
-        what = f"{setting.kind}: {note}" if note else setting.kind
         default = repr(setting.default).replace("'", '"')
-        rows.append(f"| `{name}` | `{default}` | {what} |")
-    return [*rows, ""]
+        by_fate.setdefault(f"{setting.kind}: {note}" if note else setting.kind, []).append(f"`{name}={default}`")
+    rows = [f"| {', '.join(names)} | {fate} |" for fate, names in by_fate.items()]
+    return ["| Setting | In Corral |", "| --- | --- |", *rows, ""]
 
 
 def rllib_names_page() -> str:
@@ -289,15 +337,21 @@ def rllib_names_page() -> str:
         "",
         NOTE,
         "",
-        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). A name is one",
-        "object at all its paths. `ray.rllib.` is left out before paths.",
+        "What `ray.rllib` has in a script that Corral runs; see [RLlib scripts](../rllib-migration.md). `ray.rllib.`",
+        "is left out before paths. A name is one object at all paths where RLlib has it; the shortest is listed.",
         "",
-        "| Name | Paths | What it is |",
-        "| --- | --- | --- |",
+        "| Path | Names |",
+        "| --- | --- |",
     ]
+    by_path: dict[str, list[str]] = {}
+    stand_ins: list[str] = []
     for (name, home, original), modules in sorted(paths.items()):
-        listed = ", ".join(f"`{module}`" if module else "`ray.rllib` itself" for module in modules)
-        lines.append(f"| `{name}` | {listed} | {_summary_of(getattr(home_module(home), original))} |")
+        by_path.setdefault(min(modules, key=len), []).append(f"`{name}`")
+        if (what := _summary_of(getattr(home_module(home), original))).startswith("Stands for"):
+            stand_ins.append(f"| `{name}` | {what} |")
+    for path, names in sorted(by_path.items()):
+        lines.append(f"| {f'`{path}`' if path else '`ray.rllib` itself'} | {', '.join(names)} |")
+    lines += ["", "Some of them change nothing:", "", "| Name | What it is |", "| --- | --- |", *stand_ins]
     lines += ["", "## Modules whose names are all served", "", "| Path | Names |", "| --- | --- |"]
     for module in RLLIB_MODULES:
         names = sorted({name for home in open_homes(module) for name in public_names(home_module(home))})

@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corral import DQNConfig, SACConfig
 from corral.algorithms.dqn import DQN, dqn_loss
 from corral.algorithms.off_policy import OffPolicyConfig
+from corral.core.tree import map_tree
 from corral.errors import ConfigError, LossError
 from corral.modules.q_module import QModule
+from corral.replay import ReplayBuffer, ReplayConfig
 from corral.testing import CountingEnv, IdentityEnv
 
 CONFIGS: dict[str, type[OffPolicyConfig]] = {"dqn": DQNConfig, "sac": SACConfig}
@@ -129,3 +132,37 @@ def test_batches_have_the_steps_and_the_discount_of_the_config(algorithm: str, n
     with made.callbacks(on_learn_on_batch=note).build() as algo:
         algo.train()
     assert seen == {1: {0.5}, 2: {0.25}, 3: {0.125}}
+
+
+class LatestTwice(ReplayBuffer):
+    """Draws each transition twice."""
+
+    def sample(self, batch_size: int, **settings: Any) -> Any:
+        batch = super().sample(batch_size // 2, **settings)
+        return map_tree(lambda column: np.concatenate([column, column]), batch)
+
+
+class DQNOfLatest(DQN):
+    """DQN with a buffer of its own."""
+
+    def make_replay_buffer(self, module_id: str, config: ReplayConfig) -> ReplayBuffer:
+        return LatestTwice(config.capacity, seed=self.config.seed)
+
+
+def test_an_algorithm_makes_a_buffer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DQNConfig, "algo_class", DQNOfLatest)
+    seen: list[Any] = []
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=0)
+    config.training(num_steps_sampled_before_learning_starts=50, train_batch_size_per_learner=8)
+    config.reporting(min_sample_timesteps_per_iteration=60)
+    config.callbacks(on_learn_on_batch=lambda train_batch: seen.append(train_batch["obs"].copy()))
+    with config.build() as algo:
+        algo.train()
+    assert seen and all((obs[:4] == obs[4:]).all() and len(obs) == 8 for obs in seen)
+
+
+@pytest.mark.parametrize("kind", [LatestTwice, "my_buffers:Latest"])
+def test_a_class_of_a_buffer_is_refused_with_the_place_where_it_belongs(kind: Any) -> None:
+    config = DQNConfig().environment("CartPole-v1").training(replay_buffer_config={"type": kind})
+    with pytest.raises(ConfigError, match="override make_replay_buffer in a subclass of the algorithm"):
+        config.build()

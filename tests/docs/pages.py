@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -179,6 +180,30 @@ def links(path: Path) -> list[str]:
     return [target for target in found if not re.match(r"[a-z]+:", target)]
 
 
+def paragraphs(path: Path) -> list[str]:
+    """Return the paragraphs and list items of a page, each in one line, without headings, tables, code and pictures."""
+    page = re.sub(r"<!--.*?-->", "", _FENCE.sub("", path.read_text(encoding="utf-8")), flags=re.DOTALL)
+    page = re.sub(r"(?<=\n\n)(    .*\n)+|^(#+ |\||!\[).*$", "", page, flags=re.MULTILINE)
+    cut = re.split(r"\n[ \t]*\n|\n(?= *(?:[-*]|\d+\.) )", page)
+    found = [" ".join(re.sub(r"^\s*([-*]|\d+\.) ", "", part).split()) for part in cut]
+    return [text for text in found if text]
+
+
+def repeated_sentences(path: Path) -> list[str]:
+    """Return the sentences of at least 40 characters that stand on a page more than once."""
+    sentences = [text for part in paragraphs(path) for text in re.split(r"(?<=[.:?!]) (?=[A-Z`*\[])", part)]
+    return [text for text, times in Counter(sentences).items() if times > 1 and len(text) >= 40]
+
+
+def named_paths(path: Path) -> list[str]:
+    """Return the paths of the repository that a page names, and the tests, as `test_...`."""
+    page = path.read_text(encoding="utf-8")
+    folders = "src|tests|docs|examples|benchmarks|tools|clients|requirements"
+    found = re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./*-]*[\w/*])", page)
+    found += re.findall(r"`([a-z_]+/[\w/*]+\.py)`", page)  # of a room of src/corral, or of examples
+    return [*found, *re.findall(r"`(test_\w+)`", page)]
+
+
 def first_column(path: Path, heading: str) -> list[str]:
     """Return the code spans in the first column of the tables under a heading."""
     section = re.split(rf"^#+ {heading}$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1]
@@ -188,7 +213,10 @@ def first_column(path: Path, heading: str) -> list[str]:
 
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a page's headings, as Markdown makes them."""
-    prose = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    page = path.read_text(encoding="utf-8")
+    for included in re.findall(r"^```{include} (\S+)$", page, flags=re.MULTILINE):
+        page += (path.parent / included).read_text(encoding="utf-8")
+    prose = _FENCE.sub("", page)
     titles = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 

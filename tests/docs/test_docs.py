@@ -25,14 +25,17 @@ from pages import (
     commands,
     first_column,
     links,
+    named_paths,
     output_problem,
     page_id,
+    paragraphs,
+    repeated_sentences,
     run_blocks,
 )
 from walk import TRAININGS, FailedError, Reader, not_run, span_commands, steps
 
 import corral
-from corral import Algorithm, PPOConfig
+from corral import Algorithm, PPOConfig, make_multi_agent
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
@@ -46,6 +49,7 @@ from corral.search.settings import make_search
 DOCS = ROOT / "docs"
 METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"
 LEARNER = "learners/default_policy/"
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"  # written by `make bench`
 
 
@@ -251,7 +255,7 @@ def test_commands_are_found() -> None:
 
 def test_relative_links_resolve() -> None:
     broken = []
-    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]:
+    for page in TEXTS:
         for target in links(page):
             name, _, anchor = target.partition("#")
             file = (page.parent / name).resolve() if name else page
@@ -260,6 +264,37 @@ def test_relative_links_resolve() -> None:
             if not file.exists() or (anchor and anchor not in anchors(file)):
                 broken.append(f"{page_id(page)}: {target}")
     assert not broken, "\n".join(broken)
+
+
+def test_paths_that_pages_name_exist() -> None:
+    tests = {name for file in ROOT.glob("tests/**/*.py") for name in re.findall(r"\bdef (test_\w+)", file.read_text())}
+    places, pages = (ROOT, ROOT / "src/corral", ROOT / "examples"), [*TEXTS, *(ROOT / "benchmarks").glob("*.md")]
+    named = [(page, path) for page in pages for path in named_paths(page)]
+    assert len(named) > 100
+    missing = [
+        f"{page_id(page)}: {path}"
+        for page, path in named
+        if path not in tests and not any(list(place.glob(path.rstrip("/"))) for place in places)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_no_sentence_stands_twice_on_a_page() -> None:
+    written = [page for page in TEXTS if "reference" not in page.parts]  # the reference has what docstrings say
+    found = [f"{page_id(page)}: {sentence}" for page in written for sentence in repeated_sentences(page)]
+    assert not found, "\n".join(found)
+
+
+def test_paragraphs_are_whole() -> None:
+    ends = (".", ":", "?", "!", ")", "`", "*", "}", ";", ",")
+    begins_low = re.compile(r"[\w`)]{3}[.?!] (?!macOS|mp4|sb3)[a-z]")  # the rest of a sentence that was cut
+    cut = [
+        f"{page_id(page)}: {text}"
+        for page in TEXTS
+        for text in paragraphs(page)
+        if not text.endswith(ends) or begins_low.search(text)
+    ]
+    assert not cut, "\n".join(cut)
 
 
 def test_building_blocks_take_three_imports_and_25_lines_from_env_to_update() -> None:
@@ -275,6 +310,37 @@ def result() -> dict[str, Any]:
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=256, num_epochs=1)
     with config.build() as algo:
         return algo.train()
+
+
+def small(algorithm: str, **training: Any) -> Any:
+    """Return the config of an iteration of 64 steps."""
+    config = config_from_dict({"algo": algorithm}).environment("CartPole-v1").debugging(seed=0)
+    config.rl_module(model_config={"fcnet_hiddens": [8]}).reporting(
+        min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=64
+    )
+    return config.training(train_batch_size_per_learner=64, **training).env_runners(num_envs_per_env_runner=2)
+
+
+def test_each_key_of_a_result_is_on_a_page(result: dict[str, Any]) -> None:
+    agents = small("PPO").environment(make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+    agents.multi_agent(policies={"p", "q"}, policy_mapping_fn=lambda agent_id, episode: "pq"[int(agent_id)])
+    configs = [agents, *(small(name).env_runners(num_env_runners=1).engine("local") for name in ("PPO", "APPO"))]
+    configs += [small("PPO").exploration(exploration_config={"type": kind}) for kind in ("Curiosity", "RND", "RE3")]
+    keys = {*flat_result(result)}
+    for config in configs:
+        with config.build() as algo:
+            keys |= {*flat_result(algo.train())}
+    for name in registry.ALGORITHMS:
+        cls = registry.config_class(name)().algo_class
+        keys |= {f"{LEARNER}{metric}" for metric in cls.METRICS}
+    assert len(keys) > 150
+    written = [page for page in PAGES if "reference" not in page.parts]
+    words = {word for page in written for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))}
+    ids = {"p", "q", "0", "1", "default_policy", "__all_modules__"}
+    missing = {
+        key for key in keys for word in [next(w for w in key.split("/")[::-1] if w not in ids)] if word not in words
+    }
+    assert not missing, sorted(missing)
 
 
 def test_result_keys_match_the_page(result: dict[str, Any]) -> None:
@@ -331,10 +397,6 @@ def test_examples_of_search_match_the_page() -> None:
 def test_examples_of_algorithms_match_the_page() -> None:
     files = [path.name for path in (ROOT / "examples/algorithms").glob("*.py")]
     assert sorted(first_column(DOCS / "write-an-algorithm.md", "Examples")) == sorted(files)
-
-
-def test_module_settings_match_the_page() -> None:
-    assert first_column(DOCS / "modules.md", "The default module") == [field.name for field in fields(ModelConfig)]
 
 
 def test_implementation_details_are_numbered_in_turn() -> None:

@@ -47,7 +47,7 @@ def test_callback_errors_are_in_the_last_line_and_the_panel(tmp_path: Path, caps
 
     with small().callbacks(on_episode_end=fail, on_error="log").build() as algo:
         result = algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run")
-        progress = Progress(algo.config, {"training_iteration": 1})
+        progress = Progress(algo.config, {"training_iteration": 1}, "panel")
     count = result["fault_tolerance"]["num_callback_errors"]
     assert count > 1 and f", {count} callback errors:" in capsys.readouterr().out.splitlines()[-1]
     progress.update(result)

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from rich.console import Console
 from corral import PPOConfig
 from corral.errors import ConfigError
 from corral.loggers.progress import Progress, sparkline
+from corral.metrics.result import describe_return
 from corral.metrics.timers import PARTS
 from corral.testing import CountingEnv
 
@@ -140,7 +142,7 @@ def lines_of_panel(display: Progress, episodes: dict[str, Any], width: int) -> l
 
 def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     stop = {"num_env_steps": 4_000_000, "episode_return_mean": 100, "env_runners/num_episodes": 8}
-    display = Progress(PPOConfig().environment("CartPole-v1"), stop)
+    display = Progress(PPOConfig().environment("CartPole-v1"), stop, "panel")
     display.start(Path("run"))
     returns = {"episode_return_mean": math.nan, "episode_return_min": 3.0, "episode_return_max": 41.0}
     lines = lines_of_panel(display, {**returns, "num_episodes": 5}, 120)
@@ -148,7 +150,7 @@ def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
     assert "iteration 2 time 1.5 s" in lines
     assert "env steps 256 env steps/s 256" in lines
     assert "mean return nan min .. max 3.0 .. 41.0" in lines
-    assert [line.partition(" ")[0] for line in lines if line.endswith("256 of 4,000,000")] == ["num_env_steps"]
+    assert [line.partition(" ")[0] for line in lines if "256 of 4,000,000, " in line] == ["num_env_steps"]
     assert [line.partition(" ")[0] for line in lines if line.endswith("no value yet")] == ["episode_return_mean"]
     assert [line.partition(" ")[0] for line in lines if line.endswith("5 of 8")] == ["env_runners/num_episodes"]
     assert f"{PART} 75%" in lines  # parts without a share are left out
@@ -161,7 +163,7 @@ def test_the_panel_shows_numbers_progress_and_what_takes_the_time() -> None:
 def test_the_panel_shows_the_returns_of_modules_and_whole_names(num_modules: int, width: int) -> None:
     means = {f"warehouse_robot_{index:02d}": -1000.0 - index for index in range(num_modules)}
     [*_, last] = [f"env_runners/module_episode_return_mean/{name}" for name in means]
-    display = Progress(PPOConfig().environment("CartPole-v1"), {last: 3.5})
+    display = Progress(PPOConfig().environment("CartPole-v1"), {last: 3.5}, "panel")
     episodes = dict.fromkeys(("episode_return_mean", "episode_return_min", "episode_return_max"), 0.0)
     lines = lines_of_panel(display, {**episodes, "module_episode_return_mean": means}, width)
     text = " ".join(lines)
@@ -211,7 +213,7 @@ def test_a_round_of_few_episodes_has_no_interval(tmp_path: Path, capsys: pytest.
 def test_a_panel_says_that_there_was_no_round_yet() -> None:
     display = Progress(small_ppo().evaluation(evaluation_interval=2), {}, "panel")
     with small_ppo().evaluation(evaluation_interval=2).build() as algo:
-        display.result = algo.train()
+        display.update(algo.train())
     console = Console(file=io.StringIO(), width=100)
     console.print(display._panel())
     assert "no round yet" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -236,6 +238,53 @@ def test_text_of_others_moves_no_cursor_in_the_panel_or_in_lines(capsys: pytest.
     display.end("Done")
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"The run is stored in {shown}")
     returns = {"episode_return_mean": 1.0, "episode_return_min": 1.0, "episode_return_max": 1.0}
+    display._mode, display._shown_s = "panel", -math.inf
     text = "\n".join(lines_of_panel(display, {**returns, "num_episodes": 5}, 120))
     assert text.count(shown) == 4  # title, criterion, warning and path
     assert text.replace("\n", "").isprintable()
+
+
+def test_the_panel_is_drawn_again_while_no_result_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corral.loggers.progress.WAIT_SHOWN_S", 0.2)
+    screen = io.StringIO()
+    display = Progress(small_ppo(), {}, "panel")
+    display._console = Console(width=70, file=screen, force_terminal=True)
+
+    def wait_for(text: str) -> None:
+        deadline_s = time.monotonic() + 10
+        while text not in screen.getvalue():
+            assert time.monotonic() < deadline_s, screen.getvalue()
+            time.sleep(0.02)
+
+    with display:
+        wait_for("no new result for 0 s")
+        logging.getLogger("corral").warning("no simulator has connected yet")
+        wait_for("latest warning: no simulator has connected yet")
+        screen.truncate(screen.seek(0))
+        with small_ppo().build() as algo:
+            display.update(algo.train())
+        wait_for("takes")
+        wait_for("no new result for 0 s")
+        screen.truncate(screen.seek(0))
+    assert "takes" in screen.getvalue()
+    assert "no new result" not in screen.getvalue()
+
+
+def test_a_run_without_an_ended_episode_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_ppo().environment(CountingEnv, env_config={"episode_length": 1000})
+    with config.build() as algo:
+        result = algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run")
+    assert math.isnan(result["env_runners"]["episode_return_mean"])
+    assert " s, no episode has ended yet: training_iteration=1" in capsys.readouterr().out
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert "Iteration 1: 32 env steps, no episode has ended yet." in log and "nan" not in log
+    display = Progress(config, {}, "panel")
+    display.update(result)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(display._panel())
+    assert "none yet" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_run_that_samples_nothing_speaks_of_no_episode() -> None:
+    nan = {"episode_return_mean": math.nan, "num_env_steps_sampled_lifetime": math.nan}
+    assert describe_return({"env_runners": nan}) == ""

@@ -150,6 +150,19 @@ def test_a_label_names_first_what_tells_the_most_experiments_apart(tmp_path: Pat
     assert len({*labels}) == 4 and not any("(" in label for label in labels)
 
 
+def test_a_label_leaves_out_what_changes_no_learning(tmp_path: Path) -> None:
+    quiet = {"engine": {"engine_name": "ray"}, "evaluation": {"evaluation_interval": 5}, "learners": {"num_threads": 1}}
+    write_run(tmp_path / "a", settings=config(0, lr=0.1))
+    write_run(tmp_path / "b", settings=config(0, lr=0.2) | quiet)
+    assert [group.label for group in group_runs(read_runs([tmp_path]))] == [
+        "PPO CartPole-v1, lr=0.1",
+        "PPO CartPole-v1, lr=0.2",
+    ]
+    write_run(tmp_path / "c", settings=config(0, lr=0.2) | quiet | {"learners": {"num_threads": 2}})
+    labels = [group.label for group in group_runs(read_runs([tmp_path]))]  # only the threads tell b and c apart
+    assert len({*labels}) == 3 and "num_threads=1" in labels[1] and "num_threads=2" in labels[2]
+
+
 def test_runs_in_another_env_or_another_config_of_it_are_another_group(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings=config(0))
     write_run(tmp_path / "b", settings=config(1, env="Acrobot-v1"))

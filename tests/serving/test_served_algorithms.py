@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from simulators import free_ports
 
 from corral import APPOConfig, DDPGConfig, DQNConfig, ExternalEnv, IMPALAConfig, PPOConfig, SACConfig, TD3Config
@@ -123,3 +125,17 @@ def test_an_off_policy_run_continues_with_other_simulators(tmp_path: Any) -> Non
             result = algo.fit(stop={"training_iteration": iterations}, progress=False, **resume)
     assert result["training_iteration"] == 4
     assert result["num_env_steps_sampled_lifetime"] >= 400
+
+
+class SlowCartPole(CartPoleEnv):
+    """A simulator that takes its time."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.005)
+        return super().step(action)
+
+
+def test_the_bottleneck_of_slow_simulators_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym, "make", lambda *_, **__: gym.wrappers.TimeLimit(SlowCartPole(), 500))
+    config = PPOConfig().training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
+    assert serve(config, "CartPole-v1", 1)[0]["bottleneck"]["setting"] == "the speed and the number of the simulators"

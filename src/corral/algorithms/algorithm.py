@@ -1021,6 +1021,7 @@ class Algorithm(metaclass=_WithHints):
             num_single_steps=num_steps,
             num_envs=group.num_envs,
             setting_of_arrays=group.setting_of_arrays,
+            is_served=group.is_served,
         )
         num_errors = {"num_callback_errors": sum(part.num_callback_errors for part in self.callback_parts)}
         costs = {"timers": timers, "bottleneck": bottleneck, "time_total_s": self._time_total_s + iteration_s}

@@ -1,4 +1,4 @@
-"""CrossQ (Bhatt et al. 2024, arXiv:1902.05605): SAC without target networks, complete in this file.
+"""CrossQ (Bhatt et al. 2024, arXiv:1902.05605): SAC without target networks, on the parts of SAC.
 
 Observations and next observations go through the critics in one pass, whose layers are normalised by batches. Batch
 renormalisation makes target networks needless, and learning per env step faster. `docs/algorithms/crossq.md` lists the

@@ -1,4 +1,4 @@
-"""Deep Q-networks (Mnih et al. 2015, doi:10.1038/nature14236) and later additions, complete in this file.
+"""Deep Q-networks (Mnih et al. 2015, doi:10.1038/nature14236) and later additions, on off_policy.py.
 
 A round samples a few env steps into the replay buffer, and takes gradient steps on batches drawn from it. Each addition
 has its own setting; all of them together, with n_step=3, are Rainbow (Hessel et al. 2018, arXiv:1710.02298).

@@ -1,4 +1,4 @@
-"""Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169), complete in this file.
+"""Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169), on off_policy.py.
 
 The critics learn from recorded transitions without asking for the value of an action that was not recorded: a network
 of state values learns an upper expectile of the values of the recorded actions. The policy imitates the recorded

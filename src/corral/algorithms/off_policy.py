@@ -177,7 +177,7 @@ class OffPolicyAlgorithm(Algorithm):
     Each module that learns has its own buffer, its own credit of updates and its own target network.
 
     Subclasses define `make_loss`, whose loss reports the column `td_error`, and name in `METRICS` what their learners
-    report. They may override `lr`, `prepare_batch` and
+    report. They may override `lr`, `prepare_batch`, `make_replay_buffer` and
     `update_module`. A module that learns must have a method `update_target(tau)`.
 
     Attributes:
@@ -239,12 +239,7 @@ class OffPolicyAlgorithm(Algorithm):
             if self._takes_tensors:
                 self.replay_buffers[module_id] = self._make_device_buffer(config, module_id)
                 continue
-            self.replay_buffers[module_id] = make_replay_buffer(
-                self._replay_configs[module_id],
-                num_runners=max(1, config.num_env_runners),
-                seed=module_seed(config.seed, module_id),
-                find_goals=self._find_goals,
-            )
+            self.replay_buffers[module_id] = self.make_replay_buffer(module_id, self._replay_configs[module_id])
         check_memory(
             {
                 module_id: (config.capacity, self._bytes_per_step(module_id, config.frame_stack))
@@ -255,17 +250,31 @@ class OffPolicyAlgorithm(Algorithm):
         if self.recorded is not None:
             self.recorded.set_modules(self, lambda module_id: None)
 
+    def make_replay_buffer(self, module_id: str, config: ReplayConfig) -> ReplayBuffer:
+        """Return the replay buffer of a module, on arrays; override it for a class of your own."""
+        return make_replay_buffer(
+            config,
+            num_runners=max(1, self.config.num_env_runners),
+            seed=module_seed(self.config.seed, module_id),
+            find_goals=self._find_goals,
+        )
+
     def can_take_tensors(self) -> bool:
         """Return whether buffers and batches can stay on the device of the env, with the settings of this run."""
         configs = [self.config.for_module(module_id) for module_id in self.config.module_ids] or [self.config]
-        return super().can_take_tensors() and all(
-            config.input_ is None
-            and config.batch_mode == "truncate_episodes"  # else lanes are valid in different rows
-            and config.replay_config.type == "uniform"
-            and config.replay_config.directory is None
-            and config.loss is None
-            and config.learner_class is None
-            for config in configs
+        makes_own = type(self).make_replay_buffer is not OffPolicyAlgorithm.make_replay_buffer
+        return (
+            not makes_own
+            and super().can_take_tensors()
+            and all(
+                config.input_ is None
+                and config.batch_mode == "truncate_episodes"  # else lanes are valid in different rows
+                and config.replay_config.type == "uniform"
+                and config.replay_config.directory is None
+                and config.loss is None
+                and config.learner_class is None
+                for config in configs
+            )
         )
 
     def _make_device_buffer(self, config: OffPolicyConfig, module_id: str) -> Any:

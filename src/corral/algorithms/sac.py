@@ -1,4 +1,4 @@
-"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905), complete in this file.
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1801.01290 and arXiv:1812.05905), on off_policy.py.
 
 A round samples an env step into the replay buffer, and takes a gradient step on a batch drawn from it: of the critics,
 of the actor, which seeks value and entropy, and of the temperature that weighs the two. Discrete actions follow

@@ -1,4 +1,4 @@
-"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477), complete in this file.
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477), on off_policy.py.
 
 A round samples an env step into the replay buffer, and takes a gradient step of the critics on a batch drawn from it.
 Every second update also moves the actor, which seeks value, and all targets. DDPG (Lillicrap et al. 2016,

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -29,7 +29,7 @@ from corral.envs.vector import env_name
 from corral.errors import ConfigError, nearest
 from corral.loggers.run_summary import latest_results
 from corral.metrics.named_number import always_grows, find_value
-from corral.metrics.result import describe_faults, evaluated_return, flat_result, without_early_means
+from corral.metrics.result import describe_faults, describe_return, evaluated_return, flat_result, without_early_means
 from corral.metrics.summary import show_number
 from corral.metrics.time_left import WINDOW_S, seconds_left, show_duration
 from corral.metrics.timers import PARTS
@@ -41,6 +41,7 @@ BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 LINE_INTERVAL_S = 2.0
 PANEL_INTERVAL_S = 0.1
 SPARKLINE_WIDTH = 60
+WAIT_SHOWN_S = 3.0  # from when on the panel says for how long no result has come
 BAR_WIDTH, MIN_BAR_WIDTH = 30, 10
 MODULE_WIDTH = 36  # of an id of 24 characters and its mean return, at most
 
@@ -86,6 +87,8 @@ class Progress:
         shows_panel = self._console.is_terminal or self._console.is_jupyter
         self._mode = ("panel" if shows_panel else "lines") if mode == "auto" else mode
         self._show: Callable[[Panel], Any] | None = None  # replaces the panel
+        self._latest: tuple[RenderableType, ...] = ()  # what the panel shows of the latest result
+        self._since_s: float | None = None  # when the latest result came; `None` before and after the run
         self._live: Live | None = None
         self._returns: list[float] = []
         self._growing = [name for name in stop if always_grows(name)]
@@ -101,12 +104,14 @@ class Progress:
     def __enter__(self) -> Self:
         """Start the panel if there is one."""
         if self._mode == "panel":
+            self._latest, self._since_s = tuple(self._contents()), time.monotonic()
             logging.getLogger("corral").addHandler(self._warning)
             with self._muted_if_it_fails():
                 if self._console.is_jupyter:
                     self._show = _show_in_notebook(self._panel())
                 else:
-                    self._live = Live(self._panel(), console=self._console, refresh_per_second=8)
+                    # Its thread draws the panel again also while no result arrives.
+                    self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=8)
                     self._live.start()
                     self._show = self._live.update
         return self
@@ -115,6 +120,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the last panel on the screen, and print the last line."""
+        self._since_s = None
         self._update_panel()
         logging.getLogger("corral").removeHandler(self._warning)
         if self._live is not None:
@@ -141,6 +147,8 @@ class Progress:
     def update(self, result: dict[str, Any]) -> None:
         """Show a result, unless another one was shown a moment ago."""
         self.result = result
+        if self._since_s is not None:
+            self._since_s = time.monotonic()
         self._returns.append(self._return_of(result))
         interval_s = LINE_INTERVAL_S if self._mode == "lines" else PANEL_INTERVAL_S
         if (now_s := time.monotonic()) - self._shown_s <= interval_s:
@@ -161,6 +169,8 @@ class Progress:
             self._reached.popleft()
 
     def _update_panel(self) -> None:
+        if self._mode == "panel":
+            self._latest = tuple(self._contents())
         if self._show is not None:
             panel = self._panel()
             with self._muted_if_it_fails():
@@ -194,7 +204,7 @@ class Progress:
         result = self.result
         iterations, evaluated = result["training_iteration"], evaluated_return(result)
         num_steps = result["num_env_steps_sampled_lifetime"]
-        mean = f", mean return {result['env_runners']['episode_return_mean']:.1f}" if self._samples else ""
+        mean = f", {found}" if (found := describe_return(result)) else ""
         return (
             f"{iterations} iteration{'s' * (iterations != 1)}, {num_steps:,} {self._unit}, "
             f"{result['time_total_s']:.1f} s{mean}{'' if evaluated is None else f', evaluated return {evaluated[0]}'}"
@@ -203,11 +213,22 @@ class Progress:
 
     def _panel(self) -> Panel:
         # A terminal writes ^C after the panel: it must find place there, for another line would shift the next panel.
-        return _PrintablePanel(self._contents(), title=self._title, width=self._console.width - len("^C"))
+        # The thread that draws it reads no result, for callbacks change results.
+        width = self._console.width - len("^C")
+        return _PrintablePanel(Group(*self._latest, *self._news()), title=self._title, width=width)
 
-    def _contents(self) -> Group | Text:
+    def _news(self) -> Iterator[Text]:
+        """Yield what there is to say while no result arrives."""
+        if self._warning.text:
+            yield _one_line(f"latest warning: {self._warning.text}", "yellow")
+        if self._since_s is not None and (waited_s := time.monotonic() - self._since_s) >= WAIT_SHOWN_S:
+            yield _one_line(f"no new result for {show_duration(waited_s)}")
+
+    def _contents(self) -> Iterator[RenderableType]:
+        """Yield what is to show of the latest result."""
         if self.result is None:
-            return Text("sampling the first batch ..." if self._samples else "learning from the first batches ...")
+            yield Text("sampling the first batch ..." if self._samples else "learning from the first batches ...")
+            return
         result, episodes = self.result, self.result["env_runners"]
         if self._samples:
             num_new = episodes["num_env_steps_sampled"]
@@ -218,7 +239,9 @@ class Progress:
         numbers.add_row("iteration", f"{result['training_iteration']:,}", "time", f"{result['time_total_s']:.1f} s")
         rate = "env steps/s" if self._samples else "steps/s"
         numbers.add_row(self._unit, f"{num_steps:,}", rate, f"{steps_per_s:,.0f}")
-        if self._samples:
+        if describe_return(result).startswith("no episode"):
+            numbers.add_row("mean return", "none yet", "", "no episode has ended")
+        elif self._samples:
             numbers.add_row(
                 "mean return",
                 f"{episodes['episode_return_mean']:.1f}",
@@ -238,17 +261,15 @@ class Progress:
             if result["timers"][f"{part}_share"] >= 0.005
         )
         moved = f"{bottleneck['part']} takes {bottleneck['share']:.0%} of the time: see {bottleneck['setting']}"
-        return Group(
-            numbers,
-            *self._returns_by_module(episodes.get("module_episode_return_mean", {})),
-            Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan"),
-            *self._progress(),
-            *([_one_line(f"{faults}; run.log says why", "yellow")] if faults else []),
-            *([_one_line(f"latest warning: {self._warning.text}", "yellow")] if self._warning.text else []),
-            _one_line(shares),
-            _one_line(moved),
-            _one_line(_end_of(str(self.path), self._width)),
-        )
+        yield numbers
+        yield from self._returns_by_module(episodes.get("module_episode_return_mean", {}))
+        yield Text(sparkline(self._returns, ASCII_BARS if self._console.options.ascii_only else BARS), style="cyan")
+        yield from self._progress()
+        if faults:
+            yield _one_line(f"{faults}; run.log says why", "yellow")
+        yield _one_line(shares)
+        yield _one_line(moved)
+        yield _one_line(_end_of(str(self.path), self._width))
 
     @property
     def _width(self) -> int:

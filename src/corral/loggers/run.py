@@ -29,7 +29,7 @@ from corral.loggers.base import Logger
 from corral.loggers.files import CSVLogger, JSONLinesLogger, replaced
 from corral.loggers.images import ImageLogger
 from corral.loggers.tensorboard import TensorBoardLogger
-from corral.metrics.result import evaluated_return
+from corral.metrics.result import describe_return, evaluated_return
 from corral.metrics.result_html import Result
 
 if TYPE_CHECKING:
@@ -192,13 +192,9 @@ class Run:
                         self._rests_until_s[place] = now_s + REST_FACTOR * (now_s - start_s)
         if self._in_log == iteration:
             return
-        self._in_log, episodes = iteration, result["env_runners"]
-        log.info(
-            "Iteration %d: %d env steps, mean return %.2f.",
-            iteration,
-            result["num_env_steps_sampled_lifetime"],
-            episodes["episode_return_mean"],
-        )
+        self._in_log = iteration
+        found = f", {mean}" if (mean := describe_return(result)) else ""
+        log.info("Iteration %d: %d env steps%s.", iteration, result["num_env_steps_sampled_lifetime"], found)
         if result.get("evaluation", {}).get("fresh") and (evaluated := evaluated_return(result)):
             log.info("Evaluation with iteration %d: mean return %s, 95%% interval %s.", iteration, *evaluated)
 

@@ -60,6 +60,16 @@ def merge_nested(result: dict[str, Any], more: Mapping[str, Any]) -> None:
             result[key] = value
 
 
+def describe_return(result: Mapping[str, Any]) -> str:
+    """Return the mean return of training episodes as text, or why there is none; empty where nothing is sampled."""
+    episodes = result["env_runners"]
+    if not math.isnan(mean := episodes["episode_return_mean"]):
+        return f"mean return {mean:.1f}"
+    if not episodes.get("num_env_steps_sampled_lifetime", 0) > 0:
+        return ""
+    return "mean return nan" if episodes.get("num_episodes_lifetime", 0) > 0 else "no episode has ended yet"
+
+
 def evaluated_return(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the mean return of the latest evaluation round and its 95% interval as texts; `None` without a round."""
     found = result.get("evaluation", {}).get("env_runners", {})

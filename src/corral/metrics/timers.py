@@ -21,6 +21,9 @@ PARTS = {
     "evaluating": "evaluation.evaluation_duration",
 }
 
+SIMULATORS = "the speed and the number of the simulators"
+"""What changes the share of env steps where programs that drive themselves play the episodes."""
+
 WORTH_A_PROCESS_S = 5e-4
 """Seconds that a step of a sub-env takes at least where a process of its own pays: asking it takes about 100 us."""
 
@@ -69,6 +72,7 @@ def timer_results(
     num_single_steps: float = 0,
     num_envs: int = 1,
     setting_of_arrays: str = "",
+    is_served: bool = False,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return `result["timers"]` and `result["bottleneck"]`.
 
@@ -78,13 +82,15 @@ def timer_results(
         num_single_steps: Env steps of the iteration if runners step their sub-envs one by one; 0 if they do not.
         num_envs: Sub-envs of one runner.
         setting_of_arrays: The setting because of which an env of tensors is stepped on arrays; `""` if it is not.
+        is_served: Whether the runners wait for simulators that drive themselves.
 
     Returns:
         The timers: `iteration_s`, `<part>_s`, and `<part>_share` of the iteration, with `other_share` for the rest. The
         shares sum to 1; with several runners they are shares of the work of all runners. And the bottleneck: the `part`
         with the largest share, the `share`, and the `setting` that changes it. More sub-envs that are stepped one by
         one gain nothing: processes of their own do where their steps are slow, and more runners otherwise. Where an env
-        of tensors is stepped on arrays, sampling gets faster without the setting that asks for arrays.
+        of tensors is stepped on arrays, sampling gets faster without the setting that asks for arrays. No setting makes
+        a simulator faster that drives itself.
     """
     whole = max(iteration_s, sum(seconds.values()))
     shares = {part: seconds[part] / whole for part in PARTS}
@@ -97,6 +103,8 @@ def timer_results(
     if largest == "env_step" and num_single_steps:
         is_slow = seconds["env_step"] > WORTH_A_PROCESS_S * num_single_steps
         setting = "env_runners.vectorization" if is_slow and num_envs > 1 else PARTS["waiting"]
+    if is_served and largest in ("env_step", "waiting"):
+        setting = SIMULATORS
     if setting_of_arrays and largest in ("env_step", "inference", "storage"):
         setting = setting_of_arrays
     return timers, {"part": largest, "share": shares[largest], "setting": setting}

@@ -66,6 +66,12 @@ class ReplayConfig:
         Raises:
             ConfigError: A name is unknown, a value is out of bounds, or a setting of another type is given.
         """
+        kind = settings.get("type")
+        if isinstance(kind, type) or (isinstance(kind, str) and ":" in kind):
+            raise ConfigError(
+                f"replay_buffer_config: type={kind!r} must be 'uniform', 'prioritized' or 'hindsight'. For a class "
+                "of your own, override make_replay_buffer in a subclass of the algorithm: see docs/replay.md."
+            )
         config = parse_settings(cls, settings, "replay_buffer_config")
         for kind, names in SETTINGS_OF_TYPES.items():
             given = [name for name in names if name in settings]

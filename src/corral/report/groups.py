@@ -14,6 +14,16 @@ SEED = "debugging.seed"
 IGNORED = (SEED, "stop", "checkpointing", "debugging.log_level", "reporting.loggers")
 """Settings, and groups of them, in which runs of one experiment may differ: they do not change what is learned."""
 
+UNLEARNED = (
+    *("fault_tolerance", "engine", "evaluation", "debugging", "callbacks.on_error", "environment.disable_env_checking"),
+    *("env_runners.vectorization", "env_runners.sample_timeout_s", "env_runners.custom_resources_per_env_runner"),
+    *("env_runners.num_cpus_per_env_runner", "env_runners.num_gpus_per_env_runner", "learners.num_threads"),
+    *("learners.num_cpus_per_learner", "learners.num_gpus_per_learner", "training.store_buffer_in_checkpoints"),
+    *("offline_data.output", "offline_data.output_max_rows_per_file", "offline_data.output_infos"),
+    *("offline_data.map_directory", "reporting.metrics_num_episodes_for_smoothing"),
+)
+"""Settings, and groups of them, that change no learning: a label names one only where no other tells groups apart."""
+
 MAX_NAMED = 3
 """Number of settings that the label of a group names."""
 
@@ -60,11 +70,7 @@ def repeated_seeds(group: Group) -> list[str]:
 
 def comparable_settings(run: RunRecord) -> dict[str, Any]:
     """Return the settings of a run by dotted path, such as `training.lr`, without those that a group ignores."""
-    return {
-        path: value
-        for path, value in flat_settings(run.config)
-        if path not in IGNORED and path.partition(".")[0] not in IGNORED
-    }
+    return {path: value for path, value in flat_settings(run.config) if not _is_among(path, IGNORED)}
 
 
 def differing_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -118,9 +124,15 @@ def _difference(settings: Mapping[str, Any], telling: Sequence[str]) -> str:
 
 
 def _most_telling(alike: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings in which configs differ, first those by which the most configs are told apart together."""
+    """Return the settings in which configs differ, first those by which the most configs are told apart together.
+
+    Settings that change no learning are left out where the others tell all configs apart.
+    """
     texts = {path: [show_value(other.get(path)) for other in alike] for settings in alike for path in settings}
-    left = [path for path, values in texts.items() if len(set(values)) > 1]
+    differing = [path for path, values in texts.items() if len(set(values)) > 1]
+    learned = [path for path in differing if not _is_among(path, UNLEARNED)]
+    num_told = len({*zip(*(texts[path] for path in learned), strict=True)})
+    left = learned if num_told == len(alike) else differing
     ordered: list[str] = []
     told = [""] * len(alike)
     while left and len(ordered) < MAX_NAMED:
@@ -129,6 +141,11 @@ def _most_telling(alike: Sequence[Mapping[str, Any]]) -> list[str]:
         ordered.append(best)
         left.remove(best)
     return [*ordered, *left]
+
+
+def _is_among(path: str, settings: Sequence[str]) -> bool:
+    """Return whether a setting, or its group, is one of these."""
+    return path in settings or path.partition(".")[0] in settings
 
 
 def _shortened(text: str) -> str:

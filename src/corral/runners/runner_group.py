@@ -17,7 +17,7 @@ from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
-from corral.envs.vector import env_name
+from corral.envs.vector import env_name, resolve_env
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, WorkerDiedError
 from corral.metrics.logger import MetricsLogger, Parts
@@ -62,6 +62,7 @@ class EnvRunnerGroup:
         num_envs: Sub-envs of one runner.
         steps_envs_one_by_one: Whether a runner steps its sub-envs one after the other.
         num_agents: Possible agents of a sub-env.
+        is_served: Whether simulators that drive themselves play the episodes.
         gives_tensors: Whether who asks for tensors gets them, from an env of tensors in this process.
         setting_of_arrays: The setting because of which an env of tensors is stepped on arrays; `""` if it is not.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
@@ -72,6 +73,7 @@ class EnvRunnerGroup:
 
     setting_of_arrays: str = ""
     gives_tensors: bool = False
+    is_served: bool = False
 
     def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
         """Make the kind of group that the config asks for."""
@@ -153,6 +155,7 @@ class EnvRunnerGroup:
         """
         observation_space, action_space, self.num_envs, self.steps_envs_one_by_one = description
         self._spaces = observation_space, action_space
+        self.is_served = getattr(resolve_env(self._config.env), "IS_EXTERNAL", False)
         found = self._config.module_specs(observation_space, action_space, module_specs)
         self.module_specs = module_specs or found
         for module_id, spec in self.module_specs.items():
