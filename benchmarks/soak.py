@@ -5,7 +5,8 @@
 Each algorithm has a process of its own, in which it trains on two runners that raise, hang and are killed at random.
 Every 10 seconds this program notes memory, open files, threads and processes. After the first ten minutes, a line is
 fitted to each of them: the slope per hour, with a 95% interval from a bootstrap of blocks of the residuals, because
-neighbouring measurements are alike. The samples and the slopes are in soak.json, and a table is in benchmarks/RELIABILITY.md.
+neighbouring measurements are alike. The samples and the slopes are in soak.json, and a table is in
+benchmarks/RELIABILITY.md.
 """
 
 from __future__ import annotations

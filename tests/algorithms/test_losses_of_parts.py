@@ -1,4 +1,4 @@
-"""Every built-in loss is a mean over rows: gradients of parts of a batch, weighted by rows, are those of the whole.
+"""Every built-in loss is a mean over rows: parts of a batch, weighted by rows, have the gradients of the whole batch.
 
 Several learners see a part each, so a loss may not depend on statistics of its part. CrossQ is the exception: its
 layers normalise by the rows they see, as docs/algorithms/crossq.md says.

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +41,6 @@ from corral.algorithms.stopping import flat_result
 from corral.cli.experiment import read_experiment
 from corral.cli.main import make_parser
 from corral.metrics.timers import PARTS
-from corral.modules.module import ModelConfig
 from corral.policies.play import play_episodes
 from corral.search.settings import make_search
 
