@@ -282,5 +282,5 @@ def test_sharing_that_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match="share_features=True has no effect without a module without memory"):
         make_config("SAC", share_features=True, use_lstm=True).build()
     config: Any = config_class("SAC")().environment("Pendulum-v1").rl_module(model_config={"share_features": True})
-    with pytest.raises(ConfigError, match="share_features=True has no effect without an image in the observ"):
+    with pytest.raises(ConfigError, match="share_features=True has no effect without an image in the"):
         config.build()

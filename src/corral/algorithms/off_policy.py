@@ -492,7 +492,7 @@ class OffPolicyAlgorithm(Algorithm):
         """Add the column `recorded` if recorded actions are imitated; see `with_imitation`."""
         if not self.records[module_id].config.imitation_coeff:
             return batch
-        share = len(is_recorded) / max(1, np.count_nonzero(is_recorded))
+        share = len(is_recorded) / max(1, int(np.count_nonzero(is_recorded)))
         return batch | {"recorded": np.where(is_recorded, np.float32(share), np.float32(0.0))}
 
     def _imitation_coefficients(self, module_id: str, recorded: RecordedEpisodes, batch: Batch) -> dict[str, float]:
