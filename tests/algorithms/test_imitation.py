@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from corral import Callback, IQLConfig, SACConfig
-from corral.algorithms.imitation import imitation_losses
+from corral.algorithms.imitation import imitation_losses, recorded_weights
 from corral.algorithms.registry import config_class
 from corral.modules.distributions import Categorical, Deterministic, SquashedGaussian
 from exact_runs import Drift
@@ -59,7 +59,7 @@ def make_batch(algorithm: Any, module: Any, is_discrete: bool) -> dict[str, torc
         "weights": torch.ones(8),
         "noise": normal(8, 2),
         "next_noise": normal(8, 2),
-        "recorded": torch.arange(8) >= 5,
+        "recorded": torch.from_numpy(recorded_weights(np.arange(8) >= 5)),
     }
 
 
@@ -79,7 +79,8 @@ def test_the_loss_and_its_gradients_match_a_slow_loop(algo: str) -> None:
         loss, plain = algorithm.loss_of("default_policy"), algorithm.make_loss(algorithm.config)
         outputs: dict[str, torch.Tensor] = {}
         base, _ = plain(module, batch, {"actor_coeff": 1.0}, outputs=outputs)  # type: ignore[call-arg]
-        coefficients = {"actor_coeff": 1.0, "imitation_coeff": 0.3}
+        unit = 1.0 if name == "DQN" else 1.7
+        coefficients = {"actor_coeff": 1.0, "imitation_coeff": 0.3, "imitation_unit": unit}
         total, reported = loss(module, batch, coefficients)
 
         distances = []
@@ -93,7 +94,8 @@ def test_the_loss_and_its_gradients_match_a_slow_loop(algo: str) -> None:
                 aim = action.tanh() if algo == "SAC" else action
                 distances.append(((mode - aim) ** 2).mean())
         imitation = sum(distances) / 3
-        unit = 1.0 if name == "DQN" else outputs["q_taken"].detach().abs().mean()
+        if name != "DQN":  # for the next update
+            assert torch.allclose(reported["imitation_unit"], outputs["q_taken"].abs().mean())
         if isinstance(base, dict):
             assert isinstance(total, dict) and torch.equal(total["critic"], base["critic"])
             base, total = base["actor"], total["actor"]
@@ -167,7 +169,7 @@ def test_the_policy_imitates_although_values_say_something_else(algo: str) -> No
 class KeepColumns(Callback):
     """Keeps what the batches say about their rows."""
 
-    kept: ClassVar[list[list[bool]]] = []
+    kept: ClassVar[list[list[float]]] = []
 
     def on_learn_on_batch(self, *, train_batch: Any, **kwargs: Any) -> None:
         self.kept.append(np.asarray(train_batch["recorded"]).tolist())
@@ -178,10 +180,30 @@ def test_only_recorded_rows_are_marked() -> None:
     config = with_data("SAC", imitation_coeff=1.0, num_offline_updates=4, num_updates_per_iteration=4)
     with config.training(recorded_fraction=0.25).callbacks(KeepColumns).build() as algorithm:
         algorithm.train()
-        assert kept == [[True] * 32] * 4
+        assert kept == [[1] * 32] * 4
         kept.clear()
         algorithm.train()
-    assert kept and all(rows == [False, False, True, False] * 8 for rows in kept)
+    assert kept and all(rows == [0, 0, 4, 0] * 8 for rows in kept)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_imitation_has_the_unit_of_the_values_of_the_update_before(drops: bool) -> None:
+    """The first update takes the values of its own batch, and so does each one if a user's loss does not report it."""
+    units, values = [], []
+
+    def watched(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        total, reported, outputs = default_loss(module, batch, coefficients)
+        units.append(coefficients["imitation_unit"])
+        values.append(float(outputs["q_taken"].detach().abs().mean()))
+        return total, {"td_error": reported["td_error"]} if drops else reported
+
+    config = with_data("TD3", imitation_coeff=1.0, num_offline_updates=6, num_updates_per_iteration=6, loss=watched)
+    with config.build() as algorithm:
+        result = algorithm.train()["learners"]["default_policy"]
+        assert "imitation_unit" not in result
+        expected = values if drops else [values[0], *values[:-1]]
+        assert units == pytest.approx(expected, rel=0.02 if drops else 1e-5) and len(units) == 6
+        assert len(set(values)) == 6
 
 
 @pytest.mark.slow

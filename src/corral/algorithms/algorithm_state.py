@@ -177,7 +177,8 @@ def _plain_attribute(value: Any) -> Any:
 
 def _saved_attribute(algorithm: Algorithm, name: str, state: Mapping[str, Any]) -> Any:
     """Return an attribute of a state; one number, from when there were no numbers by module, is the only module's."""
-    saved = state["attributes"][name.lstrip("_")]
+    attributes, key = state["attributes"], name.lstrip("_")
+    saved = attributes.get(key, {}) if name == "_imitation_units" else attributes[key]  # which 0.1 did not have
     is_number = isinstance(saved, (int, float)) and isinstance(getattr(algorithm, name), dict)
     return dict.fromkeys(algorithm.module_ids, saved) if is_number else saved
 

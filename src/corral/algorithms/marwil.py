@@ -21,6 +21,7 @@ from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveFloat, Probability
 from corral.episodes.rollout import Rollout
 from corral.learners.losses import Batch, Loss, learner_metrics
+from corral.learners.update import to_tensors
 from corral.modules.module import Module
 from corral.offline.data import returns_to_go
 from corral.replay import ReplayBuffer
@@ -86,23 +87,34 @@ class MARWIL(OfflineAlgorithm):
         """Return the batch with the column `final_obs`: final observations, from which truncated episodes bootstrap."""
         pipeline = self.records[module_id].policy.pipeline
         final_obs = buffer.obs_after(batch["indices"], batch["steps_to_end"])
-        return {**batch, "final_obs": final_obs if pipeline is None else pipeline.from_stored(final_obs)}
+        batch = {**batch, "final_obs": final_obs if pipeline is None else pipeline.from_stored(final_obs)}
+        start = self.records[module_id].config.moving_average_sqd_adv_norm_start
+        if start is None and module_id not in self._mean_squares:
+            # Here and not in the loss, where each of several learners would take the mean of its own rows.
+            module = self.learner_group.get_module(module_id)
+            with torch.no_grad():
+                tensors = to_tensors(batch, next(module.parameters()).device)
+                advantages = _targets(module, tensors) - module.value(tensors["obs"])
+            self._mean_squares[module_id] = float(advantages.square().mean())
+        return batch
 
     def make_loss(self, config: MARWILConfig) -> Loss:
         """Return the loss with a config's constants."""
         return partial(marwil_loss, beta=config.beta, vf_coeff=config.vf_coeff, max_weight=config.max_advantage_weight)
 
     def coefficients(self, module_id: str) -> dict[str, float]:
-        """Return the mean squared advantage so far; NaN before the first update, which takes its own."""
+        """Return the mean squared advantage so far; before the first update, of its batch."""
         start = self.records[module_id].config.moving_average_sqd_adv_norm_start
-        return {"sqd_adv_norm": self._mean_squares.get(module_id, math.nan if start is None else start)}
+        return {"sqd_adv_norm": self._mean_squares[module_id] if start is None else self._mean_squares.get(module_id, start)}
 
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
         """Move the mean squared advantage towards the one of the update."""
         rate = self.records[module_id].config.moving_average_sqd_adv_norm_update_rate
         found, before = results.pop("sqd_adv", None), results.get("sqd_adv_norm")
-        if found is not None and before is not None:  # a user's loss may not report them
+        if found is not None and before is not None:
             self._mean_squares[module_id] = before + rate * (found - before)
+        else:  # a user's loss may not report them
+            self._mean_squares.pop(module_id, None)
 
 
 def marwil_loss(
@@ -125,7 +137,7 @@ def marwil_loss(
     Args:
         module: Module with a policy and values.
         batch: Columns `[B, ...]`: `obs`, `actions`, `final_obs`, and the columns of `returns_to_go`.
-        coefficients: `sqd_adv_norm`, the mean squared advantage; NaN is the mean of this batch.
+        coefficients: `sqd_adv_norm`, the mean squared advantage.
         beta: Weight of the advantages.
         vf_coeff: Weight of the value loss.
         max_weight: Largest weight of an action.
@@ -136,12 +148,10 @@ def marwil_loss(
     """
     dist_inputs, values = module.policy_and_value(batch["obs"])
     with torch.no_grad():
-        targets = batch["returns"]
-        if bool((batch["bootstrap_discounts"] != 0).any()):
-            targets = targets + batch["bootstrap_discounts"] * module.value(batch["final_obs"])
+        targets = _targets(module, batch)
         advantages = targets - values
         squares = advantages.square().mean()
-        norm = squares if math.isnan(coefficients["sqd_adv_norm"]) else squares.new_tensor(coefficients["sqd_adv_norm"])
+        norm = squares.new_tensor(coefficients["sqd_adv_norm"])
         weights = (beta * advantages / (norm.sqrt() + 1e-8)).exp().clamp(max=max_weight)
         variance = targets.var(correction=0)
         explained = 1 - (targets - values).var(correction=0) / variance.where(variance > 0, math.nan)
@@ -161,3 +171,11 @@ def marwil_loss(
         "sqd_adv_norm": norm,
         "sqd_adv": squares,
     }
+
+
+def _targets(module: Module, batch: Batch) -> Tensor:
+    """Return the discounted returns `[B]`, with the value of the final observation of truncated episodes."""
+    targets: Tensor = batch["returns"]
+    if bool((batch["bootstrap_discounts"] != 0).any()):
+        targets = targets + batch["bootstrap_discounts"] * module.value(batch["final_obs"])
+    return targets

@@ -184,7 +184,7 @@ class OffPolicyAlgorithm(Algorithm):
             `get_state`, `set_state` and `close`; empty if nothing is sampled.
     """
 
-    STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
+    STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at", "_imitation_units")
     FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {}
     """Coefficients of the loss on episodes for validation."""
@@ -205,6 +205,7 @@ class OffPolicyAlgorithm(Algorithm):
         self._warned_of_buffer = False
         self._update_credit: dict[str, float] = {}  # updates that are due but not made yet, in [0, 1)
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
+        self._imitation_units: dict[str, float] = {}  # mean absolute value in the last update; see `with_imitation`
         # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
         self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
         self._tensor_forms: dict[str, tuple[Pipeline, Callable[[Tree], Tree]]] = {}
@@ -218,6 +219,7 @@ class OffPolicyAlgorithm(Algorithm):
             self.replay_buffers.pop(module_id).close()
             self._update_credit.pop(module_id, None)
             self._target_updated_at.pop(module_id, None)
+            self._imitation_units.pop(module_id, None)
         for module_id in filter(self.trains, self.module_ids):
             if module_id in self.replay_buffers:
                 continue
@@ -477,12 +479,28 @@ class OffPolicyAlgorithm(Algorithm):
         return self._mark_recorded(module_id, batch, is_recorded), is_recorded
 
     def _mark_recorded(self, module_id: str, batch: Batch, is_recorded: NDArray[np.bool_]) -> Batch:
-        """Add the column `recorded`, bool `[B]`, if recorded actions are imitated."""
-        return batch | {"recorded": is_recorded} if self.records[module_id].config.imitation_coeff else batch
+        """Add the column `recorded`, float32 `[B]`, if recorded actions are imitated; see `recorded_weights`."""
+        if not self.records[module_id].config.imitation_coeff:
+            return batch
+        from corral.algorithms.imitation import recorded_weights
 
-    def _imitation_coefficients(self, module_id: str) -> dict[str, float]:
-        coeff = self.records[module_id].config.imitation_coeff
-        return {"imitation_coeff": schedule_value(coeff, self.num_env_steps_sampled_lifetime)} if coeff else {}
+        return batch | {"recorded": recorded_weights(is_recorded)}
+
+    def _imitation_coefficients(self, module_id: str, batch: Batch | None = None) -> dict[str, float]:
+        """Return the coefficients of imitation; the first update takes the mean absolute value of its own batch."""
+        config = self.records[module_id].config
+        if not config.imitation_coeff:
+            return {}
+        found = {"imitation_coeff": schedule_value(config.imitation_coeff, self.num_env_steps_sampled_lifetime)}
+        if not (self.SEEKS_VALUES and found["imitation_coeff"]):
+            return found
+        if module_id not in self._imitation_units and batch is not None:
+            from corral.algorithms.imitation import mean_value
+
+            module, loss = self.learner_group.get_module(module_id), self.default_loss(config)
+            coefficients = {**self.VALIDATION_COEFFICIENTS, **found}
+            self._imitation_units[module_id] = mean_value(loss, module, batch, coefficients)
+        return found | {"imitation_unit": self._imitation_units.get(module_id, 1.0)}
 
     def learn(self, module_id: str) -> dict[str, Any]:
         """Make one update of a module from a new batch of its buffer, and return the results without columns.
@@ -504,11 +522,16 @@ class OffPolicyAlgorithm(Algorithm):
         else:
             batch, is_recorded = self._draw_mixed(module_id, self.recorded)
             is_sampled = ~is_recorded
-            settings = replace(settings, coefficients=self._imitation_coefficients(module_id))
         batch = self.prepare_batch(module_id, batch)
+        if self.recorded is not None:
+            settings = replace(settings, coefficients=self._imitation_coefficients(module_id, batch))
         drawn_s = time.perf_counter()
         seconds["replay"] += drawn_s - start_s
         result = self.update_module(module_id, batch, settings)
+        if settings.coefficients:
+            unit = result.pop("imitation_unit", None)
+            self._imitation_units.pop(module_id, None)  # a user's loss may not report it
+            self._imitation_units |= {} if unit is None else {module_id: unit}
         learned_s = time.perf_counter()
         seconds["learning"] += learned_s - drawn_s
         td_errors = result.pop("td_error", None)

@@ -32,7 +32,8 @@ _LOG_2PI = math.log(2 * math.pi)
 _LOWEST_LOGP = -1e4  # its exponential is 0 in every dtype
 ILLEGAL = -1e9  # logit or value of an illegal action; finite, so that sums with it and their gradients are no NaN
 UNSCALED = ("clip_unscaled", "none")  # values of `action_bounds` where module actions have the units of the env
-_NEARLY_1 = 0.999  # limit of squashed actions before the arctanh
+# Limit of squashed actions before the arctanh: the largest float32 below 1, whose arctanh of 8.7 a tanh takes back.
+_NEARLY_1 = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 class ActionDistribution(ABC):
