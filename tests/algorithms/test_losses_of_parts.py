@@ -89,7 +89,7 @@ SAMPLING: list[tuple[str, str | None, dict[str, Any]]] = [
 
 
 def test_every_algorithm_is_here() -> None:
-    sampling, recorded = {algo for algo, *_ in SAMPLING}, {algo for algo, _ in RECORDED}
+    sampling, recorded = {algo for algo, *_ in SAMPLING}, {algo.split()[0] for algo, _ in RECORDED}
     assert sampling == TRAINING.keys() - {"CrossQ"}
     assert sampling | recorded == ALGORITHMS.keys() - {"CrossQ"}
 
@@ -123,6 +123,10 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("MARWIL", {}),
     ("MARWIL", {"moving_average_sqd_adv_norm_start": 4.0}),
     ("IQL", {}),
+    ("IQL with discrete actions", {}),
+    ("CQL with discrete actions", {}),
+    ("SAC with discrete actions", {"imitation_coeff": 1.0, "num_offline_updates": None}),
+    ("BC with memory", {"burn_in_len": 2}),
     ("CQL", {"num_imitation_updates": 1}),
     ("CQL", {"lagrangian": True}),
     *((algo, {"imitation_coeff": 1.0, "num_offline_updates": None}) for algo in ("DQN", "SAC", "TQC", "TD3", "CQL")),
@@ -133,9 +137,11 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("algo", "training"), RECORDED)
 def test_of_recorded_steps(algo: str, training: dict[str, Any]) -> None:
-    is_box = algo in ("SAC", "TQC", "TD3", "CQL")
-    config: Any = config_class(algo)().environment(Drift, env_config={"box": is_box}).debugging(seed=1)
-    config.offline_data(input_=recorded(is_box)).rl_module(model_config={"fcnet_hiddens": [8]})
+    name = algo.split()[0]
+    is_box = name in ("SAC", "TQC", "TD3", "CQL", "IQL") and "discrete" not in algo
+    config: Any = config_class(name)().environment(Drift, env_config={"box": is_box}).debugging(seed=1)
+    config.offline_data(input_=recorded(is_box))
+    config.rl_module(model_config=LSTM if "memory" in algo else {"fcnet_hiddens": [8]})
     config.training(train_batch_size_per_learner=32, lr=3e-2, **training)
     if training.get("num_offline_updates", 1) == 0:
         config.training(num_steps_sampled_before_learning_starts=20)

@@ -66,6 +66,73 @@ def test_starts_cut_episodes_that_no_flag_ends() -> None:
     assert rows.obs.reshape(-1).tolist() == [0, 1, 2, 10, 11, 12, 13]
 
 
+NAN = np.array([[np.nan], [np.nan], [11], [12], [13]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [
+        ({}, [1, 4]),
+        ({"next_obs": steps()["next_obs"].astype(np.float64) + 1e-9}, [1, 4]),  # equal in the lower precision
+        ({"obs": steps()["obs"] + np.float64(1e-9)}, [1, 4]),
+        ({"next_obs": steps()["next_obs"].astype(np.int64)}, [1, 4]),
+        ({"obs": np.array([[0], [np.nan], [10], [11], [12]], np.float32), "next_obs": NAN}, [1, 4]),
+        ({"next_obs": np.array([[np.nan], [2], [11], [12], [13]])}, [0, 1, 4]),
+        ({"next_obs": steps()["next_obs"] + np.float32(0.5)}, [0, 1, 2, 3, 4]),
+        ({"truncated": None, "starts": np.array([0, 0, 0, 1, 0])}, [1, 2, 4]),
+        ({"terminated": np.zeros(5), "truncated": np.zeros(5)}, [1, 4]),  # no flag, and the second step leads to 2
+    ],
+)
+def test_an_episode_ends_where_next_obs_is_not_the_next_observation(changes: dict[str, Any], ends: list[int]) -> None:
+    given = steps(**changes)
+    rows = rows_of_steps(**given)
+    lasts = np.flatnonzero(rows.terminated | rows.truncated) - np.arange(len(ends))
+    assert lasts.tolist() == ends
+    flagged = given["terminated"].astype(bool)
+    assert rows.terminated[rows.valid].tolist() == flagged.tolist()
+    finals = rows.obs[~rows.valid][rows.truncated[np.flatnonzero(~rows.valid) - 1]]
+    bootstraps = [end for end in ends if not flagged[end]]
+    np.testing.assert_allclose(finals, given["next_obs"][bootstraps])
+    is_known = flagged | np.isin(np.arange(5), [2, 4] if "starts" in changes else [4])
+    assert rows.num_jumps == len([end for end in ends if not is_known[end]])
+
+
+def test_each_leaf_of_next_obs_is_compared_and_large_data_to_its_end() -> None:
+    size = 9000
+    numbers = np.arange(size + 1)
+    obs = {"x": numbers[:size, None] / 7, "kind": numbers[:size] % 3}
+    after = {"x": numbers[1:, None] / 7, "kind": numbers[1:] % 3}
+    after["kind"][8500] += 1
+    given = {"actions": np.zeros(size, int), "rewards": np.zeros(size), "terminated": np.zeros(size, bool)}
+    rows = rows_of_steps(obs, next_obs=after, **given)
+    assert (np.flatnonzero(rows.truncated).tolist(), rows.num_jumps) == ([8500, size], 1)
+    with pytest.raises(DataError, match="'next_obs' has entries of the shapes"):
+        rows_of_steps(obs, next_obs={"x": after["x"]}, **given)
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated", "starts"])
+@pytest.mark.parametrize(
+    ("flags", "row"),
+    [
+        (["False", "True", "False", "False", "False"], 0),
+        ([0.0, 1.0, np.nan, 0.0, 0.0], 2),
+        ([0, 1, 0, -1, 0], 3),
+        ([0, 7, 0, 0, 0], 1),
+        ([False, True, False, None, False], 3),
+        ([0, 1, 0, 0, 0.5], 4),
+    ],
+)
+def test_flags_that_are_none_are_refused_by_row_and_column(name: str, flags: list[Any], row: int) -> None:
+    with pytest.raises(DataError, match=f"row {row}, column '{name}' is .*flags are bool"):
+        rows_of_steps(**steps(**{name: flags}))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float32, object])
+def test_flags_are_bool_or_the_numbers_0_and_1(dtype: Any) -> None:
+    rows = rows_of_steps(**steps(truncated=steps()["truncated"].astype(dtype)[:, None]))
+    assert np.flatnonzero(rows.truncated).tolist() == [5]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -83,10 +150,11 @@ def test_columns_of_other_lengths_are_refused_by_name(changes: dict[str, Any], m
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"obs": np.array([[0], [1], [np.nan], [11], [12]], np.float32)}, "file.x: row 3, column 'obs' is .nan."),
-        ({"actions": np.array([0, 1, 9, 3, 4])}, "row 3, column 'actions' is 9, which is not in Discrete"),
-        ({"actions": np.array([0, 1, 2.5, 3, 4])}, "row 3, column 'actions' is 2.5"),
-        ({"rewards": np.array([1, 2, np.inf, 4, 5])}, "row 3, column 'rewards' is inf"),
+        ({"obs": np.array([[0], [1], [np.nan], [11], [12]], np.float32)}, "file.x: row 2, column 'obs' is .nan."),
+        ({"actions": np.array([0, 1, 9, 3, 4])}, "row 2, column 'actions' is 9, which is not in Discrete"),
+        ({"actions": np.array([0, 1, 2.5, 3, 4])}, "row 2, column 'actions' is 2.5"),
+        ({"rewards": np.array([1, 2, np.inf, 4, 5])}, "row 2, column 'rewards' is inf"),
+        ({"rewards": np.array([1, 2, 1e39, 4, 5])}, "row 2, column 'rewards' is 1e.39"),
         (
             {"obs": np.zeros((5, 2), np.float32), "next_obs": np.zeros((5, 2), np.float32)},
             "the column 'obs' is float32",
@@ -109,15 +177,21 @@ def test_checked_rows_have_the_dtypes_of_modules() -> None:
     assert checked.obs.dtype == np.float32 and checked.actions.dtype == np.int64
 
 
+def test_a_number_that_is_too_large_for_float32_is_refused_by_row() -> None:
+    obs = np.array([[0], [1], [10], [1e39], [12]])
+    with pytest.raises(DataError, match=r"row 3, column 'obs' is .1\.?e.39"):
+        rows_of_steps(**steps(obs=obs, next_obs=None)).checked(gym.spaces.Box(-np.inf, np.inf, (1,)), DISCRETE)
+
+
 @pytest.mark.parametrize("value", [256, -1, 0.5])
 def test_numbers_that_the_dtype_of_a_space_cannot_hold_are_refused(value: float) -> None:
     """They would be other numbers of the space: 256 would be 0."""
     obs = np.array([[0], [255], [value], [7], [8]])
     space = gym.spaces.Box(0, 255, (1,), np.uint8)
-    with pytest.raises(DataError, match=r"row 3, column 'obs' is .*, which is not in Box"):
-        rows_of_steps(**steps(obs=obs, next_obs=obs)).checked(space, DISCRETE)
+    with pytest.raises(DataError, match=r"row 2, column 'obs' is .*, which is not in Box"):
+        rows_of_steps(**steps(obs=obs, next_obs=None)).checked(space, DISCRETE)
     obs = np.clip(np.floor(obs), 0, 255)
-    checked = rows_of_steps(**steps(obs=obs, next_obs=obs)).checked(space, DISCRETE)
+    checked = rows_of_steps(**steps(obs=obs, next_obs=None)).checked(space, DISCRETE)
     assert checked.obs.dtype == np.uint8 and checked.obs[1, 0] == 255
 
 
@@ -125,8 +199,8 @@ def test_numbers_that_the_dtype_of_a_space_cannot_hold_are_refused(value: float)
 def test_columns_are_reshaped_to_their_space(frame: tuple[int, ...]) -> None:
     """Tables hold flat lists; an observation of one number may be a list or a number."""
     size = max(1, int(np.prod(frame)))
-    flat = np.arange(5 * size, dtype=np.float32).reshape(5, size)
-    rows = rows_of_steps(**steps(obs=flat, next_obs=flat)).checked(
+    flat = np.arange(6 * size, dtype=np.float32).reshape(6, size)
+    rows = rows_of_steps(**steps(obs=flat[:5], next_obs=flat[1:])).checked(
         gym.spaces.Box(-100, 100, frame, np.float32), DISCRETE
     )
     assert rows.obs.shape == (7, *frame)

@@ -71,6 +71,7 @@ def test_episodes_are_split_whole_and_evenly() -> None:
 def test_a_split_that_leaves_nothing_is_refused() -> None:
     one = {name: column[:3] for name, column in random_steps(np.random.default_rng(0), 20).items()}
     one |= {"terminated": np.array([False, False, True]), "truncated": np.zeros(3, bool)}
+    one["next_obs"][:2] = one["obs"][1:]
     with pytest.raises(DataError, match=r"validation_fraction=0.5 leaves none of 1 episodes"):
         load([one], validation_fraction=0.5)
 

@@ -113,8 +113,10 @@ class MARWIL(OfflineAlgorithm):
         """Move the mean squared advantage towards the one of the update."""
         rate = self.records[module_id].config.moving_average_sqd_adv_norm_update_rate
         found, before = results.pop("sqd_adv", None), results.get("sqd_adv_norm")
-        if found is not None and before is not None:  # a user's loss may not report them
+        if found is not None and before is not None:
             self._mean_squares[module_id] = before + rate * (found - before)
+        else:  # a user's loss may not report them, and takes the mean of each batch
+            self._mean_squares.pop(module_id, None)
 
 
 def marwil_loss(

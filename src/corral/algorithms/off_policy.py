@@ -544,8 +544,8 @@ class OffPolicyAlgorithm(Algorithm):
         result = self.update_module(module_id, batch, settings)
         learned_s = time.perf_counter()
         seconds["learning"] += learned_s - drawn_s
-        if self.recorded is not None and "mean_abs_q" in result:
-            self.recorded.mean_abs_q[module_id] = result.pop("mean_abs_q")
+        if self.recorded is not None:
+            self.recorded.note_values(module_id, result)
         td_errors = result.pop("td_error", None)
         if not isinstance(td_errors, (np.ndarray, Tensor)) or td_errors.shape != batch["indices"].shape:
             raise _wrong_td_errors(module_id, td_errors, len(batch["indices"]))

@@ -170,6 +170,13 @@ class RecordedEpisodes:
             **{f"validation_{name}": value for name, value in scalars.items()},
         }
 
+    def note_values(self, module_id: str, result: dict[str, Any]) -> None:
+        """Take the mean absolute value from the result of an update; a user's loss may not report it."""
+        if "mean_abs_q" in result:
+            self.mean_abs_q[module_id] = result.pop("mean_abs_q")
+        else:
+            self.mean_abs_q.pop(module_id, None)
+
     def get_state(self) -> dict[str, Any]:
         """Return the number of updates, and by module the generator of the draws and a fingerprint of the data."""
         modules = {

@@ -62,6 +62,7 @@ class _Counts:
     num_parts: int = 0
     num_episodes: int = 0
     num_steps: int = 0
+    num_jumps: int = 0
     sum_of_returns: float = 0.0
     digest: Any = field(default_factory=hashlib.sha256)
 
@@ -70,6 +71,7 @@ class _Counts:
         self.num_parts += 1
         self.num_episodes += rows.num_episodes
         self.num_steps += rows.num_steps
+        self.num_jumps += rows.num_jumps
         self.sum_of_returns += float(rows.returns().sum())
         for column in (rows.rewards, rows.terminated, *leaves(rows.obs), *leaves(rows.actions)):
             self.digest.update(np.ascontiguousarray(column[:: max(1, len(rows) // 64)]).tobytes())
@@ -195,6 +197,14 @@ def load_module_data(
             buffers[is_validation].add(rollout.for_replay())
         counts.add(part)
     _check_all_read(rows.source.name, known, counts, buffers, validation_fraction)
+    if counts.num_jumps:
+        log.warning(
+            "offline_data: in %s, %s of %s steps are followed by a step that begins in another observation than their "
+            "'next_obs', and no flag ends an episode there: each of them counts as the last step of a truncated "
+            "episode. Returns, frame stacks and memory reach no further. If the data has whole episodes, put their steps "
+            "in order, and mark each end with 'terminated' or 'truncated'.",
+            *(rows.source.name, f"{counts.num_jumps:,}", f"{counts.num_steps:,}"),
+        )
     return ModuleData(
         buffers[False],
         buffers.get(True),

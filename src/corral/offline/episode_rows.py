@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,6 +21,15 @@ from corral.core.tree import Tree, map_tree, named_leaves
 from corral.episodes.rollout import Rollout
 from corral.errors import DataError
 from corral.modules.distributions import ActionDistribution, DiagGaussian
+
+_AT_ONCE = 4096  # steps whose observations are compared at once
+
+_LOOKS_LIKE = {
+    "terminated": "^(is)?(terminal|terminat|absorbing)",
+    "truncated": "trunc|timeout|timelimit|^(is)?(done|dones|last|final|cut|end|ends|episodeends?)$",
+    "next_obs": "^(next|new)(obs|observ|state)",
+}
+"""Patterns of names, lower-case letters alone, that other programs give to columns, by their names here."""
 
 
 @dataclass
@@ -40,6 +52,8 @@ class EpisodeRows:
         action_units: `"env"`: as the env received them. `"unit"`: actions of a Box with finite bounds are in [-1, 1],
             as RLlib records them. `"module"`: module actions, as in replay buffers and episodes.
         place: Where the rows come from, for messages.
+        num_jumps: Number of episodes that end only because the next step begins in another observation.
+        given_rows: Row in the data of each row, int64 `[R]`, for messages; `None` if they are the same.
     """
 
     obs: Tree
@@ -53,6 +67,8 @@ class EpisodeRows:
     infos: dict[int, dict[str, Any]] = field(default_factory=dict)
     action_units: Literal["env", "unit", "module"] = "env"
     place: str = "the data"
+    num_jumps: int = 0
+    given_rows: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows R."""
@@ -94,6 +110,7 @@ class EpisodeRows:
             **{name: getattr(self, name)[rows] for name in ("rewards", "terminated", "truncated", "valid")},
             added={name: column[rows] for name, column in self.added.items()},
             infos={new: self.infos[old] for new, old in enumerate(numbers) if old in self.infos},
+            given_rows=None if self.given_rows is None else self.given_rows[rows],
         )
 
     def episodes(self) -> Iterator[Self]:
@@ -115,8 +132,11 @@ class EpisodeRows:
             name: column for part in parts for name, column in part.added.items()
         }  # callbacks add some at any time
         offsets = np.cumsum([0, *map(len, parts)]).tolist()
+        given_rows = [np.arange(len(part)) if part.given_rows is None else part.given_rows for part in parts]
         return replace(
             parts[0],
+            num_jumps=sum(part.num_jumps for part in parts),
+            given_rows=np.concatenate(given_rows),
             obs=map_tree(lambda *leaf: np.concatenate(leaf), *(part.obs for part in parts)),
             actions=map_tree(lambda *leaf: np.concatenate(leaf), *(part.actions for part in parts)),
             rewards=np.concatenate([part.rewards for part in parts]),
@@ -158,7 +178,9 @@ class EpisodeRows:
         actions = self.actions
         if self.action_units != "module":
             actions = self._as_space("actions", actions, action_space, self.valid)
-        if (bad := self.valid & ~np.isfinite(self.rewards)).any():  # added columns may lack values, which are NaN
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(self.rewards.astype(np.float32))  # as a replay buffer holds them
+        if (bad := self.valid & ~finite).any():  # added columns may lack values, which are NaN
             row = int(bad.argmax())
             raise self.error(row, "rewards", f"is {self.rewards[row]}")
         return replace(self, obs=obs, actions=actions)
@@ -179,10 +201,11 @@ class EpisodeRows:
             if (outside := first_outside(leaf_space, chosen)) is not None:
                 row = int(np.flatnonzero(counts)[outside[0]])
                 raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
-            with np.errstate(invalid="ignore"):  # of NaN in the entries that do not count
+            with np.errstate(invalid="ignore", over="ignore"):  # of NaN in the entries that do not count
                 converted = leaf.astype(leaf_space.dtype, copy=False)
-            if leaf_space.dtype.kind in "biu" and converted is not leaf:  # a part of a number, or a larger one, is lost
-                changed = converted[counts] != chosen
+            if converted is not leaf:  # a part of a number, or a larger one, is lost
+                is_float = leaf_space.dtype.kind == "f"
+                changed = ~np.isfinite(converted[counts]) if is_float else converted[counts] != chosen
                 if changed.any():
                     row = int(np.flatnonzero(counts)[np.argwhere(changed)[0][0]])
                     raise self.error(row, path, f"is {leaf[row]!s:.120}, which is not in {leaf_space}")
@@ -199,6 +222,7 @@ class EpisodeRows:
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """Return an error about an entry, which names the place, the row and the column."""
+        row = row if self.given_rows is None else int(self.given_rows[row])
         return DataError(f"{self.place}: row {row}, column {column!r} {problem}.")
 
     def module_actions(self, distribution: ActionDistribution) -> NDArray[Any]:
@@ -254,15 +278,15 @@ def rows_of_steps(
 ) -> EpisodeRows:
     """Return steps in the order of time as rows.
 
-    Episodes end where a step is terminated or truncated, before a step of `starts`, and with the last step. An episode
-    that no flag ends counts as truncated. If `next_obs` is not known, the last step of a truncated episode has no
+    Episodes end where a step is terminated or truncated, before a step of `starts`, where `next_obs` is not the
+    observation of the next step, and with the last step. An episode that no flag ends counts as truncated. If `next_obs` is not known, the last step of a truncated episode has no
     observation to bootstrap from: it is left out, and its observation becomes the final one of the step before.
 
     Args:
         obs: Observations, a tree of `[S, ...]`.
         actions: Actions as the env received them, a tree of `[S, ...]`.
         rewards: Rewards `[S]`.
-        terminated: Flags `[S]`.
+        terminated: Flags `[S]`, bool or 0 and 1.
         truncated: Flags `[S]`; `None` is False everywhere.
         next_obs: Observations that the steps led to, a tree of `[S, ...]`, or `None`.
         starts: Flags `[S]` of the first steps of episodes, or `None`.
@@ -271,20 +295,27 @@ def rows_of_steps(
         place: Where the steps come from, for messages.
 
     Raises:
-        DataError: The columns have no steps, or not the same number of steps.
+        DataError: The columns have no steps, or not the same number of steps; a flag is neither bool nor 0 or 1; or
+            `next_obs` has another form than `obs`.
     """
     obs, actions = map_tree(np.asarray, obs), map_tree(np.asarray, actions)
-    rewards = np.asarray(rewards, np.float64).reshape(-1)
+    next_obs = None if next_obs is None else map_tree(np.asarray, next_obs)
+    try:
+        rewards = np.asarray(rewards, np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{place}: column 'rewards' holds something else than numbers: {error}.") from error
     size = len(rewards)
-    ended = np.asarray(terminated).reshape(-1).astype(np.bool_)
-    cut = np.zeros(size, np.bool_) if truncated is None else np.asarray(truncated).reshape(-1).astype(np.bool_)
-    begins = np.zeros(size, np.bool_) if starts is None else np.asarray(starts).reshape(-1).astype(np.bool_)
+    none = np.zeros(size, np.bool_)
+    ended, cut, begins = (
+        none if flags is None else as_flags(flags, name, place)
+        for name, flags in (("terminated", terminated), ("truncated", truncated), ("starts", starts))
+    )
     others = {name: np.asarray(column) for name, column in (added or {}).items()}
     columns = {
         **dict(named_leaves(obs, "obs")),
         **dict(named_leaves(actions, "actions")),
         **{"terminated": ended, "truncated": cut, "starts": begins},
-        **({} if next_obs is None else dict(named_leaves(map_tree(np.asarray, next_obs), "next_obs"))),
+        **({} if next_obs is None else dict(named_leaves(next_obs, "next_obs"))),
         **others,
     }
     for name, column in columns.items():
@@ -298,6 +329,8 @@ def rows_of_steps(
     is_last = ended | cut
     is_last[:-1] |= begins[1:]
     is_last[-1] = True
+    jumps = none if next_obs is None else _jumps(obs, next_obs, place) & ~is_last
+    is_last |= jumps
     cut = is_last & ~ended
     keeps = np.ones(size, np.bool_)
     if next_obs is None:
@@ -314,10 +347,13 @@ def rows_of_steps(
         rows[place_of_step] = column
         return rows
 
+    given_rows = spread(np.arange(size))
+    given_rows[finals] = lasts
+
     def spread_obs(column: NDArray[Any], after: Any) -> NDArray[Any]:
         rows = spread(column)
         # After a terminated step nothing reads the observation.
-        rows[finals] = column[lasts] if after is None else np.asarray(after)[lasts]
+        rows[finals] = column[lasts] if after is None else after[lasts]
         return rows
 
     after = map_tree(lambda leaf: None, obs) if next_obs is None else next_obs
@@ -331,8 +367,88 @@ def rows_of_steps(
         module_id=module_id,
         added={name: spread(column) for name, column in others.items()},
         place=place,
+        num_jumps=int(np.count_nonzero(jumps)),
+        given_rows=given_rows,
     )
     return rows if keeps.all() else _without_last_steps(rows, place_of_step[~keeps])
+
+
+def check_names(given: Collection[str], known: Collection[str], place: str) -> None:
+    """Refuse a column that looks like one that is missing under another name: it would not be read as such.
+
+    Args:
+        given: Names of the columns that have no meaning of their own.
+        known: Names, as here, of the columns that are there.
+        place: Where they come from, for messages.
+
+    Raises:
+        DataError: The message names the column.
+    """
+    for name in given:
+        text = re.sub("[^a-z]", "", name.lower())
+        for column, pattern in _LOOKS_LIKE.items():
+            spelled = difflib.get_close_matches(text, [column.replace("_", "")], cutoff=0.8)
+            if column not in known and (spelled or re.search(pattern, text)):
+                raise DataError(
+                    f"{place}: the column {name!r} looks like {column!r}, which is missing: call it {column!r} if it is, "
+                    f"and leave it out if it is not."
+                )
+
+
+def as_flags(column: Any, name: str, place: str) -> NDArray[np.bool_]:
+    """Return flags as bool `[S]`.
+
+    Args:
+        column: Flags `[S]` or `[S, 1]`, bool or the numbers 0 and 1.
+        name: Name of the column, for messages.
+        place: Where it comes from, for messages.
+
+    Raises:
+        DataError: An entry is something else, such as NaN or a text; the message names the row.
+    """
+    flags = np.asarray(column).reshape(-1)
+    if flags.dtype.kind == "b":
+        return flags
+    if flags.dtype.kind in "iuf":
+        is_flag = (flags == 0) | (flags == 1)
+    else:  # texts, or objects, as tables with missing entries have them
+        is_flag = np.array([isinstance(flag, (bool, np.bool_, Real)) and flag in (0, 1) for flag in flags], np.bool_)
+    if not is_flag.all():
+        row = int(is_flag.argmin())
+        raise DataError(
+            f"{place}: row {row}, column {name!r} is {flags[row]!s:.80}: flags are bool, or the numbers 0 and 1."
+        )
+    return flags.astype(np.bool_)
+
+
+def _jumps(obs: Tree, next_obs: Tree, place: str) -> NDArray[np.bool_]:
+    """Return which steps lead to another observation than the one of the next step, bool `[S]`.
+
+    NaN equals NaN. Floats of two precisions are compared in the lower one. The last step does not jump.
+
+    Raises:
+        DataError: `next_obs` has another form than `obs`.
+    """
+    here, after = dict(named_leaves(obs)), dict(named_leaves(next_obs))
+    forms = [{name: leaf.shape[1:] for name, leaf in leaves.items()} for leaves in (here, after)]
+    if forms[0] != forms[1]:
+        raise DataError(f"{place}: 'next_obs' has entries of the shapes {forms[1]}, and 'obs' of {forms[0]}.")
+    jumps = np.zeros(len(next(iter(here.values()))), np.bool_)
+    for name, leaf in here.items():
+        other = after[name]
+        is_float = leaf.dtype.kind == other.dtype.kind == "f"
+        dtype = min(leaf.dtype, other.dtype, key=lambda each: each.itemsize) if is_float else None
+        for start in range(0, len(jumps) - 1, _AT_ONCE):  # images are large
+            stop = min(start + _AT_ONCE, len(jumps) - 1)
+            one, two = other[start:stop], leaf[start + 1 : stop + 1]
+            if dtype is not None:
+                with np.errstate(over="ignore"):
+                    one, two = one.astype(dtype, copy=False), two.astype(dtype, copy=False)
+            differs = one != two
+            if dtype is not None:
+                differs &= ~(np.isnan(one) & np.isnan(two))
+            jumps[start:stop] |= differs.reshape(stop - start, -1).any(1)
+    return jumps
 
 
 def _without_last_steps(rows: EpisodeRows, dropped: NDArray[np.int64]) -> EpisodeRows:

@@ -70,7 +70,7 @@ FEW_EPISODES, FEW_OF_ALL = 10, 0.05
 
 _ROWS_AT_ONCE = 8192
 _LARGE = 1e30  # an action outside of all bounds
-_NEAR_BOUND = 0.0005  # part of the range of a squashed action at each end of which `from_env` moves actions
+_NEAR_BOUND = 1e-7  # part of the range of a squashed action at each end of which `from_env` moves actions
 
 
 @dataclass(frozen=True)
@@ -342,6 +342,13 @@ def _read(policy: Policy, source: Source, module_id: str) -> _Recorded:
         )
     if not found.rows:
         raise DataError(f"offline_data: {source.name} holds no episodes of module {module_id!r}.")
+    if jumps := sum(part.num_jumps for part in found.rows):
+        raise DataError(
+            f"estimate_return: in {source.name}, {jumps:,} steps of module {module_id!r} are followed by a step that "
+            "begins in another observation than their 'next_obs', and no flag ends an episode there. Estimates need "
+            "whole episodes in the order of time: put the steps in order, and mark each end with 'terminated' or "
+            "'truncated'."
+        )
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible
-from corral.core.tree import map_tree, named_leaves
+from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import DataError, MissingPackageError
 from corral.offline.episode_rows import EpisodeRows, rows_of_steps
 from corral.offline.parquet import Description, RecordedEpisode
@@ -65,22 +65,33 @@ def minari_source(dataset: Any) -> Source:
         if waiting:
             yield EpisodeRows.join(waiting)
 
-    num_rows = int(dataset.total_steps) + int(dataset.total_episodes)
+    first = next(iter(dataset.iterate_episodes()), None)
+    has_finals = first is not None and len(leaves(first.observations)[0]) > len(first.rewards)
+    num_rows = int(dataset.total_steps) + int(dataset.total_episodes)  # else some steps are left out; see `_rows`
     spaces = {DEFAULT_MODULE_ID: (spec.observation_space, spec.action_space)}
-    return Source(parts, name, spaces, {DEFAULT_MODULE_ID: num_rows})
+    return Source(parts, name, spaces, {DEFAULT_MODULE_ID: num_rows} if has_finals else None)
 
 
 def _rows(episode: Any, name: str) -> EpisodeRows:
-    """Return one episode as rows; one that no flag ends counts as truncated."""
+    """Return one episode as rows; one that no flag ends counts as truncated.
+
+    Some datasets lack the final observation. Nothing reads it in an episode that terminated, and any other one loses its
+    last step, as arrays without `next_obs` do.
+    """
     obs = map_tree(np.asarray, episode.observations)
+    size, place = len(episode.rewards), f"{name}, episode {episode.id}"
+    lengths = {len(leaf) for leaf in leaves(obs)}
+    if lengths not in ({size}, {size + 1}):
+        raise DataError(f"{place} has {size} rewards, and observations of the lengths {sorted(lengths)}.")
+    has_final = lengths == {size + 1}
     return rows_of_steps(
-        map_tree(lambda leaf: leaf[:-1], obs),
+        map_tree(lambda leaf: leaf[:size], obs),
         map_tree(np.asarray, episode.actions),
         episode.rewards,
         episode.terminations,
         episode.truncations,
-        next_obs=map_tree(lambda leaf: leaf[1:], obs),
-        place=f"{name}, episode {episode.id}",
+        next_obs=map_tree(lambda leaf: leaf[1:], obs) if has_final else None,
+        place=place,
     )
 
 

@@ -18,7 +18,7 @@ from corral.core.ids import DEFAULT_AGENT_ID
 from corral.core.space_descriptions import describe_space, described_space
 from corral.core.tree import Tree, named_leaves
 from corral.errors import DataError, MissingPackageError
-from corral.offline.episode_rows import EpisodeRows
+from corral.offline.episode_rows import EpisodeRows, as_flags
 
 METADATA_KEY = b"corral"
 """Key of the metadata of a file: a JSON object."""
@@ -204,7 +204,7 @@ def read_rows(file: Any, place: str) -> EpisodeRows:
     texts = enumerate(table["infos"].to_pylist()) if "infos" in table.column_names else ()
     # Other tools may have written other dtypes.
     terminated, truncated, valid = (
-        as_numpy(table[name], name, place).astype(np.bool_) for name in ("terminated", "truncated", "valid")
+        as_flags(as_numpy(table[name], name, place), name, place) for name in ("terminated", "truncated", "valid")
     )
     rows = EpisodeRows(
         obs=_tree(columns, "obs"),

@@ -27,7 +27,7 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible
 from corral.core.tree import Tree, map_tree
 from corral.errors import DataError, MissingPackageError
-from corral.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.offline.episode_rows import EpisodeRows, as_flags, check_names, rows_of_steps
 from corral.offline.parquet import as_numpy
 from corral.offline.source import ParquetPlace, Source, without_damage
 
@@ -48,6 +48,7 @@ _KEPT = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated", "lo
 _IDS = ("eps_id", "module_id")
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _CLASSES = ("ndarray", "dtype", "_reconstruct", "scalar", "_frombuffer")
+_ORDERED = ("collections", "OrderedDict")  # which holds Dict observations in earlier versions
 
 
 # Parquet.
@@ -82,6 +83,8 @@ def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[Epi
         if theirs in table.column_names and ours not in columns:
             found = _ids(table[theirs]) if name in _IDS else _column(table[theirs], theirs, place)
             columns |= {} if found is None else {ours: found}
+    read = {schema.get(name, name) for name in (*_KEPT, *NAMES, *_IDS)}
+    check_names([name for name in table.column_names if name not in read], columns.keys(), place)
     return [Steps(columns, place)]
 
 
@@ -127,6 +130,9 @@ class Steps:
                     f"{self.place}: there is no column {name!r} and no column {ITEM!r}: Corral reads files that it or "
                     "RLlib wrote."
                 )
+        for name in ("terminated", "truncated"):
+            if name in self.columns:
+                self.columns[name] = as_flags(self.columns[name], name, self.place)
 
     def take(self, rows: NDArray[Any]) -> Steps:
         """Return some of the steps."""
@@ -178,7 +184,7 @@ def _by_episode(steps: Steps) -> tuple[Steps, NDArray[np.int64], NDArray[np.bool
     ends = np.zeros(len(number), np.bool_)
     for flag in ("terminated", "truncated"):
         if flag in steps.columns:
-            ends |= np.asarray(steps.columns[flag], np.bool_)
+            ends |= steps.columns[flag]
     is_last = np.concatenate([number[1:] != number[:-1], [True]])
     return steps, number, np.isin(number, number[is_last & ~ends])
 
@@ -275,8 +281,8 @@ def _steps_of(state: Mapping[str, Any]) -> dict[str, list[Any]]:
         "next_obs": obs[1 : size + 1],
         "actions": actions,
         "rewards": rewards,
-        "terminated": [False] * (size - 1) + [bool(state.get("is_terminated"))],
-        "truncated": [False] * (size - 1) + [bool(state.get("is_truncated"))],
+        "terminated": [False] * (size - 1) + [state.get("is_terminated") or False],
+        "truncated": [False] * (size - 1) + [state.get("is_truncated") or False],
         "logp": logp if len(logp) == size else [np.nan] * size,
     }
 
@@ -322,12 +328,44 @@ def _steps_of_line(line: bytes, where: str) -> Steps:
         raise DataError(f"{where} is no JSON: {error}") from error
     if not isinstance(batch, dict) or batch.get("type") not in ("SampleBatch", None):
         raise DataError(f"{where}: Corral reads batches of one policy, and this is {batch.get('type')!r:.60}.")
-    columns = {}
+    columns: dict[str, Tree] = {}
     for name in (*_KEPT, *NAMES, "eps_id"):
         if name in batch and (ours := NAMES.get(name, name)) not in columns:
-            given = batch[name]
-            columns[ours] = np.asarray(unpack(given, f"{where}: {name!r}") if isinstance(given, str) else given)
+            columns[ours] = _json_column(batch[name], f"{where}: {name!r}", len(_unpacked(batch["rewards"], where)))
+    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], columns.keys(), where)
     return Steps(columns, where)
+
+
+def _unpacked(given: Any, where: str) -> Any:
+    return unpack(given, where) if isinstance(given, str) else given
+
+
+def _json_column(given: Any, where: str, size: int) -> Tree:
+    """Return a column of steps, a tree of arrays `[S, ...]`.
+
+    A column of Dict observations or actions is an object of columns, or a list with an object for each step; of Tuples
+    it is a list of columns, or a list with a list for each step. All of it, or parts, may be packed.
+    """
+    given = _unpacked(given, where)
+    if isinstance(given, Mapping):
+        return {key: _json_column(part, where, size) for key, part in given.items()}
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        return given
+    if isinstance(given, tuple) and all(np.size(part) and len(_unpacked(part, where)) == size for part in given):
+        return tuple(_json_column(part, where, size) for part in given)
+    if len(given) and isinstance(given[0], (Mapping, tuple)):
+        return _stacked(given)
+    try:
+        column = np.asarray(given)
+        if len(column) == size:
+            return column
+    except ValueError:  # of entries of several shapes
+        column = None
+    if column is None and len(given) == size:
+        return _stacked([tuple(entry) for entry in given])
+    if all(isinstance(part, (list, Mapping, str, np.ndarray)) for part in given):
+        return tuple(_json_column(part, where, size) for part in given)
+    return np.asarray(given)
 
 
 def unpack(text: Any, where: str) -> Any:
@@ -357,6 +395,6 @@ class _ArrayUnpickler(pickle.Unpickler):
         Raises:
             UnpicklingError: It is another one.
         """
-        if module in _MODULES and name in _CLASSES:
+        if (module in _MODULES and name in _CLASSES) or (module, name) == _ORDERED:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it holds {module}.{name}, and only arrays are read from recorded data")

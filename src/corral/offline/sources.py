@@ -15,7 +15,7 @@ from corral.core.tree import map_tree
 from corral.episodes.episode import SingleAgentEpisode
 from corral.errors import CheckpointError, DataError, nearest
 from corral.offline.config import ArraysInMemory
-from corral.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.offline.episode_rows import EpisodeRows, check_names, rows_of_steps
 from corral.offline.parquet import Description, read_rows
 from corral.offline.source import MINARI, ParquetPlace, Source, Spaces
 from corral.replay import ReplayBuffer
@@ -175,13 +175,14 @@ def _rows_of_arrays(columns: Mapping[str, Any], place: str) -> EpisodeRows:
     for name in ("obs", "actions", "rewards"):
         if name not in columns:
             raise DataError(f"offline_data: {place} lack {name!r}. {nearest(name, columns)}")
+    added = {name: column for name, column in columns.items() if name not in _STEP_COLUMNS}
+    check_names(added, columns.keys(), place)
     if not columns.keys() & {"terminated", "truncated", "starts"}:
         raise DataError(
             f"offline_data: {place} do not say where episodes end: add 'terminated' and 'truncated', bool [S]."
         )
-    given = dict(columns)
+    given = {name: column for name, column in columns.items() if name in _STEP_COLUMNS}
     given.setdefault("terminated", np.zeros(len(given["rewards"]), np.bool_))
-    added = {name: given.pop(name) for name in list(given) if name not in _STEP_COLUMNS}
     return rows_of_steps(**given, added=added, place=place)
 
 
