@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from corral.checkpoint import codec
-from corral.envs.env_state import check_env_state, continue_env, get_env_state, plays_again
+from corral.envs.env_state import check_env_state, continue_env, get_env_state, plays_again, set_surroundings
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets
 from corral.envs.replay import layers_of, note_of
 from corral.errors import CheckpointError
@@ -392,3 +392,19 @@ def test_the_box_of_a_space_is_compared_in_the_dtype_of_modules() -> None:
 
     one = Played(Wide({"mean_length": 10**6}))
     assert continued(one, Wide({"mean_length": 10**6}), obs=one.obs.astype(np.float32), actions=np.zeros(0, int)) == ""
+
+
+def test_a_state_of_before_episodes_were_played_again_begins_again() -> None:
+    one, other = Played(long_drift()), long_drift()
+    one.play(3, np.random.default_rng(0))
+    old = {
+        "np_random": one.saved()["kept"]["generators"][0],
+        "wrappers": [],
+        "attributes": {"layers": [], "objects": []},
+    }
+    check_env_state(old)
+    assert continue_env(other, old, "not saved", 0, time.monotonic() + 60) == "its actions were not saved"
+    other.reset(seed=0)
+    set_surroundings(other, old)
+    one.reset()
+    assert np.array_equal(one.obs, other.reset()[0])
