@@ -4,7 +4,7 @@
     make walk PAGES="docs/cli.md"     # one page
 
 It prints a table: what ran, what failed, and what was not run, with the reason. Python blocks run as they are.
-Trainings of the command line end after `--seconds`, by a stop criterion that is added, and searches after four trials;
+Trainings of the command line end after `--seconds`, by a stop criterion that is added, and searches after eight trials;
 nothing else is changed. What a page takes for granted, such as a run of the reader's, is made when a command names it;
 see `Reader.provide`.
 """
@@ -331,7 +331,7 @@ def follow_here(name: str, given: str, seconds: float) -> None:
     """Follow one page in the working directory, and print each outcome as a line of JSON."""
     os.environ["COLUMNS"] = "100"
     sys.path[0] = os.getcwd()  # what a reader's script finds first
-    added = {TRAININGS: f"--stop time_s={seconds:g}", "corral search.*": "--trials 4"}
+    added = {TRAININGS: f"--stop time_s={seconds:g}", "corral search.*": "--trials 8"}
     reader = Reader(Path.cwd(), Path(sys.executable).parent, Path(given), added)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
