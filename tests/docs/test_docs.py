@@ -153,8 +153,8 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("given")
 
 
-# A search has dozens of processes, and Ray takes long to start.
-@pytest.mark.slow_cases("search", "write-an-algorithm", "examples.md")
+# A search has dozens of processes, Ray takes long to start, and a window plays in real time.
+@pytest.mark.slow_cases("search", "write-an-algorithm", "examples.md", "memory")
 @pytest.mark.parametrize(("page", "command"), first_commands())
 def test_the_first_command_of_a_page_works(page: str, command: str, given: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path, Path(sysconfig.get_path("scripts")), given, SHORT)

@@ -4,7 +4,7 @@
     make walk PAGES="docs/cli.md"     # one page
 
 It prints a table: what ran, what failed, and what was not run, with the reason. Python blocks run as they are.
-Trainings of the command line end after `--seconds`, by a stop criterion that is added, and searches after four trials;
+Trainings of the command line end after `--seconds`, by a stop criterion that is added, and searches after eight trials;
 nothing else is changed. What a page takes for granted, such as a run of the reader's, is made when a command names it;
 see `Reader.provide`.
 """
@@ -62,7 +62,8 @@ GIVEN_FILES = {
 }
 """Files that a reader has, and the command that makes each of them."""
 _STAYS = re.compile(r"tensorboard |corral serve |corral report .*--watch|python examples/serve_policy.py")
-TRAININGS = "corral (?:train|serve|search)"
+TRAININGS = "corral (?:train|serve|search(?!.*--resume))"
+"""Commands that take stop criteria, as a pattern."""
 _MADE = ("--run-dir", "--resume-or-start", "-o", "--output", "--record")
 """Options whose values a command makes."""
 
@@ -219,7 +220,9 @@ class Reader:
     def _given_run(self, env: str) -> Path:
         home = self.given / env
         if not home.exists():
-            self._make(f"corral train --algo PPO --env {env} --seed 0 --stop training_iteration=2 --run-dir {home}")
+            evaluation = "--set evaluation.evaluation_interval=1 --set evaluation.evaluation_duration=1"
+            stop = "--seed 0 --stop training_iteration=2"
+            self._make(f"corral train --algo PPO --env {env} {evaluation} {stop} --run-dir {home}")
         return home
 
     def _given_data(self) -> Path:
@@ -255,6 +258,8 @@ def not_run(command: Command) -> str | None:
         return "in a clone"
     if _FRAGMENT.match(command.text):
         return "a part of a command"
+    if command.text.startswith(("wandb ", "ray ")):
+        return "needs an account or a cluster"
     if "--index-url" in command.text or command.text.startswith("npm "):
         return "another index of packages"
     if _PLACEHOLDER.search(command.text):
@@ -326,7 +331,7 @@ def follow_here(name: str, given: str, seconds: float) -> None:
     """Follow one page in the working directory, and print each outcome as a line of JSON."""
     os.environ["COLUMNS"] = "100"
     sys.path[0] = os.getcwd()  # what a reader's script finds first
-    added = {TRAININGS: f"--stop time_s={seconds:g}", "corral search.*": "--trials 4"}
+    added = {TRAININGS: f"--stop time_s={seconds:g}", "corral search.*": "--trials 8"}
     reader = Reader(Path.cwd(), Path(sys.executable).parent, Path(given), added)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
