@@ -201,8 +201,8 @@ def load_module_data(
         log.warning(
             "offline_data: in %s, %s of %s steps are followed by a step that begins in another observation than their "
             "'next_obs', and no flag ends an episode there: each of them counts as the last step of a truncated "
-            "episode. Returns, frame stacks and memory reach no further. If the data has whole episodes, put their steps "
-            "in order, and mark each end with 'terminated' or 'truncated'.",
+            "episode. Returns, frame stacks and memory reach no further. If the data has whole episodes, put their "
+            "steps in order, and mark each end with 'terminated' or 'truncated'.",
             *(rows.source.name, f"{counts.num_jumps:,}", f"{counts.num_steps:,}"),
         )
     return ModuleData(

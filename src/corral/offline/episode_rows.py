@@ -279,8 +279,9 @@ def rows_of_steps(
     """Return steps in the order of time as rows.
 
     Episodes end where a step is terminated or truncated, before a step of `starts`, where `next_obs` is not the
-    observation of the next step, and with the last step. An episode that no flag ends counts as truncated. If `next_obs` is not known, the last step of a truncated episode has no
-    observation to bootstrap from: it is left out, and its observation becomes the final one of the step before.
+    observation of the next step, and with the last step. An episode that no flag ends counts as truncated. If
+    `next_obs` is not known, the last step of a truncated episode has no observation to bootstrap from: it is left out,
+    and its observation becomes the final one of the step before.
 
     Args:
         obs: Observations, a tree of `[S, ...]`.
@@ -390,8 +391,8 @@ def check_names(given: Collection[str], known: Collection[str], place: str) -> N
             spelled = difflib.get_close_matches(text, [column.replace("_", "")], cutoff=0.8)
             if column not in known and (spelled or re.search(pattern, text)):
                 raise DataError(
-                    f"{place}: the column {name!r} looks like {column!r}, which is missing: call it {column!r} if it is, "
-                    f"and leave it out if it is not."
+                    f"{place}: the column {name!r} looks like {column!r}, which is missing: call it {column!r} if it "
+                    "is, and leave it out if it is not."
                 )
 
 
