@@ -252,3 +252,24 @@ class PlainModule(SACModule):
     def __init__(self, observation_space: Any, action_space: Any, model_config: Any) -> None:
         given = {name: value for name, value in model_config.items() if name != "lagrangian"}
         super().__init__(observation_space, action_space, given)
+
+
+def test_the_actor_imitates_in_exactly_the_first_updates() -> None:
+    seen: list[float] = []
+
+    def watched(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        seen.append(coefficients["imitates"])
+        return default_loss(module, batch, coefficients)[:2]
+
+    rng = np.random.default_rng(0)
+    data = {"obs": rng.normal(size=(40, 3)).astype(np.float32), "actions": rng.integers(0, 3, 40)}
+    data |= {"rewards": rng.normal(size=40), "terminated": np.arange(40) % 8 == 7}
+    config = (
+        CQLConfig()
+        .offline_data(input_=data)
+        .environment(observation_space=spaces.Box(-9, 9, (3,), np.float32), action_space=spaces.Discrete(3))
+    )
+    config.training(num_imitation_updates=2, num_updates_per_iteration=4, train_batch_size_per_learner=8, loss=watched)
+    with config.build() as algorithm:
+        algorithm.train()
+    assert [bool(each) for each in seen] == [True, True, False, False]

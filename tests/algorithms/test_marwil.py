@@ -233,7 +233,9 @@ def test_modules_have_constants_of_their_own() -> None:
     with config.build() as algorithm:
         assert isinstance(algorithm, OfflineAlgorithm)
         returns = {name: algorithm._draw(name, data.train)["returns"].max() for name, data in algorithm.data.items()}
-        learned = algorithm.train()["learners"]
+        result = algorithm.train()
+        learned = result["learners"]
+    assert result["num_env_steps_sampled_lifetime"] == algorithm.config.total_train_batch_size  # of both together
     assert returns["two"] == 1 and returns["one"] > 5
     assert learned["two"]["mean_advantage_weight"] == 1 != learned["one"]["mean_advantage_weight"]
     assert learned["two"]["total_loss"] == pytest.approx(learned["two"]["policy_loss"])
@@ -243,3 +245,20 @@ def test_memory_is_refused() -> None:
     config = marwil(walks()).rl_module(model_config={"use_lstm": True})
     with pytest.raises(ConfigError, match="MARWIL"):
         config.build()
+
+
+def test_steps_bootstrap_from_the_last_observation_of_their_episode() -> None:
+    numbers = np.arange(60, dtype=np.float32)
+    obs = np.stack([numbers, numbers // 6], 1)
+    after = np.stack([numbers + 0.5, numbers // 6], 1)
+    ends = numbers % 6 == 5
+    after[~ends] = obs[1:][~ends[:-1]]
+    data = {"obs": obs, "next_obs": after, "actions": np.zeros(60, int), "rewards": np.ones(60)}
+    config = marwil({**data, "terminated": np.zeros(60, bool), "truncated": ends})
+    config.environment(observation_space=gym.spaces.Box(-99, 99, (2,), np.float32), action_space=ACTIONS)
+    with config.build() as algorithm:
+        assert isinstance(algorithm, OfflineAlgorithm)
+        batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train, 200)
+    episodes = batch["obs"][:, 1]
+    assert len(set(batch["obs"][:, 0].tolist())) > 50
+    np.testing.assert_array_equal(batch["final_obs"], np.stack([episodes * 6 + 5.5, episodes], 1))

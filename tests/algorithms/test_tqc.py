@@ -162,3 +162,15 @@ def test_pendulum_is_swung_up(seed: int) -> None:
                 break
         found = algorithm.evaluate()["env_runners"]["episode_return_mean"]
     assert found > -300
+
+
+def test_the_value_is_the_mean_of_the_kept_quantiles_of_the_squashed_action() -> None:
+    module = make_module()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3.0)
+        obs = make_batch()["obs"] * 30
+        means = module.actor_outputs(obs).chunk(2, -1)[0]
+        assert means.abs().max() > 0.1
+        expected = module.quantiles(obs, means.tanh()).transpose(0, 1).flatten(1).sort(-1).values[:, : module.num_kept]
+        torch.testing.assert_close(module.value(obs), expected.mean(-1))

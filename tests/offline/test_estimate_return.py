@@ -56,15 +56,26 @@ def random_data(action_space: Any, size: int = 120, *, length: int = 4) -> dict[
     action_space.seed(0)
     ends = np.arange(1, size + 1) % length == 0
     odd = np.arange(size) // length % 2 == 1
+    obs, next_obs = rng.uniform(-1, 1, (2, size, 2)).astype(np.float32)
+    next_obs[:-1] = np.where(ends[:-1, None], next_obs[:-1], obs[1:])
     return {
-        "obs": rng.uniform(-1, 1, (size, 2)).astype(np.float32),
-        "next_obs": rng.uniform(-1, 1, (size, 2)).astype(np.float32),
+        "obs": obs,
+        "next_obs": next_obs,
         "actions": np.stack([action_space.sample() for _ in range(size)]),
         "rewards": rng.normal(size=size),
         "terminated": ends & ~odd,
         "truncated": ends & odd,
         "logp": np.full(size, -math.log(2)),
     }
+
+
+def test_steps_in_no_order_are_refused() -> None:
+    data = random_data(spaces.Discrete(2))
+    order = np.random.default_rng(1).permutation(len(data["rewards"]))
+    with pytest.raises(DataError, match="in another observation than their 'next_obs'"):
+        estimate_return(
+            policy_of(ActorCritic, spaces.Discrete(2)), {name: column[order] for name, column in data.items()}
+        )
 
 
 def probabilities(policy: Policy, obs: NDArray[Any]) -> NDArray[Any]:

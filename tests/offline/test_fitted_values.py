@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -131,8 +132,6 @@ def test_box_actions_are_drawn_and_observations_may_be_dicts() -> None:
 
 
 def test_one_seed_gives_one_fit_and_draws_from_no_global_generator() -> None:
-    import torch
-
     rows = recorded(num_episodes=20)
     policy = np.tile(TARGET.astype(np.float32), (len(rows), 1))
     short = FitSettings(num_gradient_steps=30, model_config={"fcnet_hiddens": [8]})
@@ -184,3 +183,19 @@ def test_values_of_far_rewards_arrive_in_the_gradient_steps_that_there_are() -> 
         settings=FitSettings(500, 32, 1e-2, {"fcnet_hiddens": [8]}),
     )
     assert found.state_values == pytest.approx(rows.obs / (1 - gamma), abs=0.3)
+
+
+def test_the_learning_rate_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.Adam.step
+
+    def watched(self: torch.optim.Adam, *args: Any, **kwargs: Any) -> Any:
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    rows = recorded(num_episodes=20)
+    policy = np.tile(TARGET.astype(np.float32), (len(rows), 1))
+    fit(rows, policy, settings=FitSettings(num_gradient_steps=100, lr=3e-3, model_config={"fcnet_hiddens": [8]}))
+    assert rates[0] == pytest.approx(3e-3) and rates[-1] == pytest.approx(3e-4, rel=0.2) and len(rates) == 100
+    np.testing.assert_allclose(np.diff(rates), np.diff(rates)[0], rtol=1e-6)

@@ -127,7 +127,11 @@ class RecordedEpisodes:
         """Return the id that a module has in the data: with one module, whatever id the data has."""
         if self._config.is_multi_agent:
             return module_id
-        known = self._source.num_rows or dict.fromkeys(rows.module_id for rows in self._source.parts())
+        known = (
+            self._source.num_rows
+            or self._source.spaces
+            or dict.fromkeys(rows.module_id for rows in self._source.parts())
+        )
         if len(known) > 1:
             raise DataError(
                 f"offline_data: {self._source.name} holds episodes of the modules {list(known)}: name those to learn "

@@ -70,7 +70,7 @@ FEW_EPISODES, FEW_OF_ALL = 10, 0.05
 
 _ROWS_AT_ONCE = 8192
 _LARGE = 1e30  # an action outside of all bounds
-_NEAR_BOUND = 1e-7  # part of the range of a squashed action at each end of which `from_env` moves actions
+_NEAR_BOUND = 0.0005  # part of the range of a squashed action at each end of which `from_env` moves actions
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _id_in_data(source: Source, module_id: str | None) -> str:
     Raises:
         DataError: There are episodes of several modules, and none or another one was named; or there are none.
     """
-    known = list(source.num_rows or dict.fromkeys(rows.module_id for rows in source.parts()))
+    known = list(source.num_rows or source.spaces or dict.fromkeys(rows.module_id for rows in source.parts()))
     if not known:
         raise DataError(f"offline_data: {source.name} holds no episodes.")
     if len(known) == 1:

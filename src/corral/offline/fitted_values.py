@@ -200,7 +200,9 @@ def _learn(
     steps, num = np.flatnonzero(valid), settings.num_gradient_steps
     low, high = -math.inf, math.inf
     if gamma < 1:
-        low, high = (bound / (1 - gamma) for bound in (min(0.0, rewards.min()), max(0.0, rewards.max())))
+        low, high = (
+            bound / (1 - gamma) for bound in (rewards.min(), rewards.max())
+        )  # of final rows, which have 0, too
     tau = _tau(gamma, num)
     discounts = np.where(terminated, 0.0, gamma).astype(np.float32)
     errors = []

@@ -65,18 +65,16 @@ def minari_source(dataset: Any) -> Source:
         if waiting:
             yield EpisodeRows.join(waiting)
 
-    first = next(iter(dataset.iterate_episodes()), None)
-    has_finals = first is not None and len(leaves(first.observations)[0]) > len(first.rewards)
-    num_rows = int(dataset.total_steps) + int(dataset.total_episodes)  # else some steps are left out; see `_rows`
+    # Minari's numbers of steps are not those that it reads of episodes without a final observation.
     spaces = {DEFAULT_MODULE_ID: (spec.observation_space, spec.action_space)}
-    return Source(parts, name, spaces, {DEFAULT_MODULE_ID: num_rows} if has_finals else None)
+    return Source(parts, name, spaces)
 
 
 def _rows(episode: Any, name: str) -> EpisodeRows:
     """Return one episode as rows; one that no flag ends counts as truncated.
 
-    Some datasets lack the final observation. Nothing reads it in an episode that terminated, and any other one loses its
-    last step, as arrays without `next_obs` do.
+    Some datasets lack the final observation. Nothing reads it in an episode that terminated, and any other one loses
+    its last step, as arrays without `next_obs` do.
     """
     obs = map_tree(np.asarray, episode.observations)
     size, place = len(episode.rewards), f"{name}, episode {episode.id}"
