@@ -159,17 +159,25 @@ def _checked(
         )
     # For two numbers of goals: a function of single goals may give an array that has the right shape by chance.
     takes_many = all(_gives(function, achieved[:size], desired[:size], values[:size]) for size in (len(values), 3))
-    return (lambda achieved, desired: np.asarray(function(achieved, desired, {}))) if takes_many else one_by_one
+    return (
+        (lambda achieved, desired: _flat(function(achieved, desired, {}), len(achieved))) if takes_many else one_by_one
+    )
 
 
 def _gives(function: Callable[..., Any], achieved: NDArray[Any], desired: NDArray[Any], expected: NDArray[Any]) -> bool:
     """Return whether a function of many goals at once gives what is expected."""
     try:
-        found = np.asarray(function(achieved, desired, {}))
+        found = _flat(function(achieved, desired, {}), len(expected))
         return found.shape == expected.shape and np.allclose(found.astype(float), expected.astype(float))
     except Exception:
         return False
 
 
 def _call_each(function: Callable[..., Any], achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[Any]:
-    return np.array([function(one, goal, {}) for one, goal in zip(achieved, desired, strict=True)])
+    return _flat([function(one, goal, {}) for one, goal in zip(achieved, desired, strict=True)], len(achieved))
+
+
+def _flat(values: Any, size: int) -> NDArray[Any]:
+    """Return values `[M]`, of which each may have axes of length 1, as array code for goals of one number leaves."""
+    array = np.asarray(values)
+    return array.reshape(size) if array.shape[:1] == (size,) and array.size == size else array
