@@ -23,7 +23,7 @@ from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.cli.main import main
 from env_table import TABLE, USER_FILE, Row
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 ACTS = """
 import json, sys, corral
 
