@@ -184,7 +184,8 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
 
 def _parameters_of_id(env_id: str) -> list[str]:
     """Return the names of the parameters that an id takes: of its class, its base classes, and of `gymnasium.make`."""
-    made: Any = gym.spec(env_id.rpartition(":")[2]).entry_point
+    spec = gym.spec(env_id.rpartition(":")[2])
+    made: Any = spec.entry_point or spec.vector_entry_point
     made = gym.envs.registration.load_env_creator(made) if isinstance(made, str) else made
     names: dict[str, None] = {}
     for part in made.__mro__ if inspect.isclass(made) else [made]:
