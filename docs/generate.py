@@ -122,7 +122,7 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
         *([settings_list(name, cls, new)] if new else []),
-        *([f"{'Also, ' if new else ''}{'; '.join(same)}."] if same else []),
+        *([f"{'Also as' if new else 'As'}{'; '.join(same).removeprefix('as')}."] if same else []),
         f"{name} has defaults of its own for these:",
         table(["setting", name, "in general"], rows),
     ]

@@ -458,6 +458,14 @@ def test_an_illegal_action_is_refused() -> None:
     assert answer_to({"obs": obs, **legal}, wants_policy=True, config=config)["type"] == "actions"
 
 
+def test_the_entry_of_an_action_that_no_policy_draws_is_named() -> None:
+    config = config_of(PPOConfig(), spaces.Box(-1, 1, (1,), np.float32), num_envs=1)
+    steps = {"envs": [0, 0], "obs": [[0.0] * 4] * 2, "begins": [True, False], "rewards": [0.0, 1.0]}
+    far = {**steps, "outputs": [[0.0, -3.0]] * 2, "draws": [[0.0, 0.0], [50.0, 0.0]], "weights_version": 0}
+    found = answer_to(far, wants_policy=True, config=config)
+    assert "steps.draws[1]: stands for an action that a policy with these outputs never draws" in found["message"]
+
+
 def answer_to(fields: dict[str, Any], *, wants_policy: bool, config: Any = None) -> dict[str, Any]:
     """Return what the server answers to a first message `steps` with these fields."""
     answers: list[dict[str, Any]] = []

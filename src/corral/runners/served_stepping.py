@@ -409,21 +409,25 @@ class ServedStepping(Stepping):
                 name, taken = "actions", distribution.from_env(entries.actions)
             else:
                 name, taken = "draws", distribution.mode(entries.draws)
-            if not np.isfinite(taken[acts]).all():
-                return f"steps.{name}: stand for an action that is NaN or infinite."
+            finite = np.isfinite(taken.reshape(len(acts), -1)).all(1) | entries.ends
+            if not finite.all():
+                return f"steps.{name}[{int(finite.argmin())}]: stands for an action that is NaN or infinite."
             if actor.has_action_mask and (illegal := self._first_illegal(entries, taken)) is not None:
                 return f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
             if entries.outputs is not None and self.runner.config.ON_POLICY:
-                if self._is_unlikely(entries.outputs[acts], taken[acts]):
-                    return "steps.draws: stand for an action that a policy with these outputs never draws."
+                if (unlikely := self._first_unlikely(entries.outputs, taken, acts)) is not None:
+                    return (
+                        f"steps.draws[{unlikely}]: stands for an action that a policy with these outputs never draws."
+                    )
             entries.taken = taken
         return ""
 
-    def _is_unlikely(self, outputs: NDArray[np.float32], taken: NDArray[Any]) -> bool:
-        """Return whether an action has a likelihood of almost 0, so that a ratio of likelihoods would overflow."""
+    def _first_unlikely(self, outputs: NDArray[np.float32], taken: NDArray[Any], acts: NDArray[np.bool_]) -> int | None:
+        """Return the first entry whose action has a likelihood of almost 0: a ratio of likelihoods would overflow."""
         with torch.no_grad():
-            logp = self._actor.distribution.logp(torch.from_numpy(outputs), torch.from_numpy(taken)).numpy()
-        return not (logp >= MIN_LOGP - 5 * math.prod(taken.shape[1:])).all()
+            logp = self._actor.distribution.logp(torch.from_numpy(outputs[acts]), torch.from_numpy(taken[acts])).numpy()
+        bad = np.flatnonzero(acts)[~(logp >= MIN_LOGP - 5 * math.prod(taken.shape[1:]))]
+        return int(bad[0]) if len(bad) else None
 
     def _first_illegal(self, entries: Entries, taken: NDArray[Any]) -> int | None:
         """Return the first entry whose client took an action that the mask of its observation does not allow."""
