@@ -27,7 +27,7 @@ _AT_ONCE = 4096  # steps whose observations are compared at once
 _LOOKS_LIKE = {
     "terminated": "^(is)?(terminal|terminat|absorbing)",
     "truncated": "trunc|timeout|timelimit|^(is)?(done|dones|last|final|cut|end|ends|episodeends?)$",
-    "next_obs": "^(next|new)(obs|observ|state)",
+    "next_obs": "^(next|new)(obs|state)",
 }
 """Patterns of names, lower-case letters alone, that other programs give to columns, by their names here."""
 
