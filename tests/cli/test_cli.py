@@ -310,11 +310,22 @@ def test_an_env_that_cannot_be_made_leaves_no_run(
     vectorization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = ["environment.env_config.gravity=1", f"env_runners.vectorization={vectorization}"]
-    assert main([*CARTPOLE, *SHORT, *(part for setting in settings for part in ("--set", setting))]) == 3
+    settings = ["environment.env_config.map_name=3x3", f"env_runners.vectorization={vectorization}"]
+    command = ["train", "--algo", "PPO", "--env", "FrozenLake-v1", *SHORT]
+    assert main([*command, *(part for setting in settings for part in ("--set", setting))]) == 3
     message = capsys.readouterr().err.splitlines()[-1]  # after the traceback, which no run.log holds
-    assert message.startswith("corral: env 'CartPole-v1' raised when ")
-    assert "was made with env_config {'gravity': 1}: TypeError: " in message
+    assert message.startswith("corral: env 'FrozenLake-v1' raised when ")
+    assert "was made with env_config {'map_name': '3x3'}: KeyError: " in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_that_the_env_does_not_have_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*CARTPOLE, *SHORT, "--set", "environment.env_config.gravity=1"]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("corral: env_config['gravity'] does not apply to env 'CartPole-v1': its parameters are ")
     assert list(tmp_path.iterdir()) == []
 
 
