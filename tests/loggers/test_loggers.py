@@ -16,6 +16,7 @@ import yaml
 from at_least import all_of
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
+from corral.core.text import printable
 from corral.engines.worker_logs import log_records
 from corral.errors import EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
@@ -211,7 +212,7 @@ def test_an_interrupted_run_says_so_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_no_text_of_others_begins_a_line_of_the_log_or_controls_a_terminal(tmp_path: Path) -> None:
-    forged = "x\n2026-01-01 00:00:00,000 ERROR corral: forged\r2026 \x1b[2J\x9b31m\u2028\ud800"
+    forged = "x\n2026-01-01 00:00:00,000 ERROR corral: forged\r2026 \x1b[2J\x9b31m\u2028"
     with pytest.raises(ValueError, match="forged"), Run(small_ppo(), tmp_path, []):
         log = logging.getLogger("corral")
         log.warning("client %s left.", forged)
@@ -222,6 +223,7 @@ def test_no_text_of_others_begins_a_line_of_the_log_or_controls_a_terminal(tmp_p
     begun = [line for line in lines if line and not line.startswith("    ")]
     assert [line.partition(" corral: ")[2].split()[0] for line in begun] == ["Run", "client", "runner", "Run"]
     assert all_of(line.isprintable() for line in lines)
+    assert printable("a\ud800\n") == "a\\ud800\\n"  # half of a character, which pytest could not report from a log
 
 
 class Book(Logger):
