@@ -12,7 +12,17 @@ from torch import nn
 
 import corral
 from corral.compat.rllib import checkpoints
-from corral.compat.rllib.algorithm import PPO, Algorithm, DQNConfig, PPOConfig, SACConfig, TQCConfig
+from corral.compat.rllib.algorithm import (
+    PPO,
+    Algorithm,
+    BCConfig,
+    DQNConfig,
+    IMPALAConfig,
+    MARWILConfig,
+    PPOConfig,
+    SACConfig,
+    TQCConfig,
+)
 from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_multi_callbacks
 from corral.compat.rllib.catalogs import PPOCatalog
 from corral.compat.rllib.connectors import MeanStdFilter
@@ -480,6 +490,27 @@ def test_algorithms_with_a_replay_buffer_learn_and_act(cls: Any, env: str) -> No
         action = algo.compute_single_action(algo.env_runner.env.single_observation_space.sample(), explore=False)
         assert algo.env_runner.env.single_action_space.contains(action)
         assert algo.local_replay_buffer.get_state()
+
+
+@pytest.mark.parametrize("make", [PPOConfig, IMPALAConfig, BCConfig, MARWILConfig])
+def test_an_algorithm_without_a_replay_buffer_says_so(make: Any) -> None:
+    config = make().environment("CartPole-v1").env_runners(num_env_runners=0)
+    if make in (BCConfig, MARWILConfig):
+        arrays = {"obs": np.zeros((4, 4)), "actions": np.zeros(4), "rewards": np.ones(4), "terminated": [0, 0, 0, 1]}
+        config.offline_data(input_=lambda: iter([arrays]))
+    with config.build_algo() as algo:
+        assert getattr(algo, "local_replay_buffer", None) is None  # as scripts ask for it
+        with pytest.raises(AttributeError, match=r"'local_replay_buffer'. In Corral: .* and this one has none\."):
+            algo.local_replay_buffer  # noqa: B018
+
+
+def test_the_replay_buffer_of_a_module_that_does_not_learn_is_missed_by_name() -> None:
+    config = DQNConfig().environment(corral.make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+    config.multi_agent(policies={"only"}, policies_to_train=[])
+    with config.multi_agent(policy_mapping_fn=lambda *given, **others: "only").build_algo() as algo:
+        for each in (algo, algo.native):
+            with pytest.raises(AttributeError, match="'only' has no replay buffer, because it does not learn here"):
+                each.local_replay_buffer  # noqa: B018
 
 
 def test_an_algorithm_is_made_from_a_dict_of_the_older_names() -> None:

@@ -16,8 +16,10 @@ from corral import (
     Algorithm,
     AlgorithmConfig,
     APPOConfig,
+    BCConfig,
     DQNConfig,
     IMPALAConfig,
+    MARWILConfig,
     PPOConfig,
     SACConfig,
     TD3Config,
@@ -236,6 +238,16 @@ class TestPlaces:
             PPO.load("model.zip")
         with pytest.raises(AttributeError, match=r"call the config class, such as PPOConfig\(\)"):
             Algorithm.get_default_config()
+
+    @pytest.mark.parametrize("make", [PPOConfig, IMPALAConfig, BCConfig, MARWILConfig])
+    def test_an_algorithm_without_a_replay_buffer_says_so(self, make: Any) -> None:
+        config = make().environment("CartPole-v1").env_runners(num_env_runners=0)
+        data = {"obs": np.zeros((4, 4)), "actions": np.zeros(4), "rewards": np.ones(4), "terminated": [0, 0, 0, 1]}
+        with config.offline_data(input_=data if make in (BCConfig, MARWILConfig) else None).build() as algo:
+            for name in ("local_replay_buffer", "replay_buffers"):
+                assert not hasattr(algo, name)
+                with pytest.raises(AttributeError, match=rf"{name}'. In Corral: .* and this one has none\."):
+                    getattr(algo, name)
 
     @pytest.mark.parametrize("arguments", [("MlpPolicy", "CartPole-v1"), ("CartPole-v1",), ({"lr": 1e-3},)])
     def test_an_algorithm_is_made_from_a_config(self, arguments: tuple[Any, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -337,6 +338,24 @@ def test_episodes_with_lost_fragments_are_not_recorded(tmp_path: Path, kind: str
     assert len(episodes) > 5
     for episode in episodes:
         assert episode.obs[:, 1].tolist() == list(range(LENGTHS[int(episode.obs[0, 0]) % len(LENGTHS)] + 1))
+
+
+def test_a_reset_of_one_runner_leaves_the_open_episodes_of_another_one(tmp_path: Path) -> None:
+    config = IMPALAConfig().environment(Counting).debugging(seed=1).offline_data(output=tmp_path / "data")
+    config.env_runners(num_env_runners=0, rollout_fragment_length=2, num_envs_per_env_runner=1)
+    with config.build() as algorithm:
+        recorder = algorithm._recorder
+        assert recorder is not None
+        for round_ in range(6):
+            [rollout] = algorithm.env_runner_group.sample(SampleRequest(num_timesteps=2))
+            rollout.worker_index = 2
+            assert rollout.continues == (round_ > 0)
+            reset = copy.copy(rollout)
+            reset.worker_index, reset.continues = 1, False
+            recorder.add([rollout])
+            recorder.add([reset])
+    numbers = [int(episode.obs[0, 0]) for episode in read(tmp_path / "data") if len(episode) > 3]
+    assert numbers == [0, 2]  # the episodes that are longer than a rollout; those of runner 1 are cut off
 
 
 class BothFlags(Counting):

@@ -317,6 +317,71 @@ def test_only_steps_of_transitions_are_given_to_the_functions() -> None:
     assert calls and len(calls) < 50
 
 
+FORMS: dict[str, Any] = {
+    "float64": lambda reached: np.asarray(reached, np.float64) - 1,
+    "integers": lambda reached: np.asarray(reached, np.int32) - 1,
+    "an axis more": lambda reached: np.asarray(reached - 1.0)[..., None],
+    "a list": lambda reached: (reached - 1.0).tolist(),
+}
+
+
+def in_form(form: Any, for_one: bool = False) -> type[gym.Wrapper[Any, Any]]:
+    """A wrapper whose method gives the rewards in a form, for many goals or for one alone."""
+
+    class InForm(gym.Wrapper[Any, Any]):
+        def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+            assert not for_one or achieved_goal.ndim == 1
+            return form((achieved_goal == desired_goal).all(-1))
+
+        def step(self, action: Any) -> Any:
+            obs, _, *others = self.env.step(action)
+            [reward] = np.ravel(self.compute_reward(obs["achieved_goal"], obs["desired_goal"], {}))
+            return obs, reward, *others
+
+    return InForm
+
+
+@pytest.mark.parametrize("for_one", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_rewards_of_goals_may_have_another_dtype_and_an_axis_of_length_1(form: str, for_one: bool) -> None:
+    with small_dqn(num_goals=9).environment(wrappers=[in_form(FORMS[form], for_one)]).build() as algorithm:
+        algorithm.train()
+        batch = algorithm.local_replay_buffer.sample(200)
+        goals = algorithm.local_replay_buffer._goals  # type: ignore[attr-defined]
+        ones = np.ones((3, 4), np.float32)
+        assert goals.rewards_of(ones, np.tri(3, 4, 1, np.float32)).shape == (3,)
+    reached = (batch["next_obs"]["achieved_goal"] == batch["obs"]["desired_goal"]).all(-1)
+    np.testing.assert_array_equal(batch["rewards"], reached - 1.0)
+    assert 0.3 < reached.mean() < 0.9
+
+
+@pytest.mark.parametrize(
+    ("form", "found"),
+    [
+        (lambda reached: np.stack([reached, reached], -1) - 1.0, r"float64\[2\]"),
+        (lambda reached: np.asarray(reached).astype(str), r"<U5\[\]"),
+    ],
+)
+def test_rewards_of_goals_that_are_not_numbers_are_refused(form: Any, found: str) -> None:
+    class Numbers(in_form(form)):  # type: ignore[misc]
+        """Hides from its steps what is wrong."""
+
+        def step(self, action: Any) -> Any:
+            return self.env.step(action)
+
+    with pytest.raises(ConfigError, match=f"'BitFlippingEnv' gives {found} for the goals of one step"):
+        small_dqn().environment(wrappers=[Numbers]).build()
+
+
+@pytest.mark.parametrize("form", [lambda values: values[:1], lambda values: np.stack([values, values], -1)])
+def test_rewards_of_another_shape_while_learning_are_refused(form: Any) -> None:
+    """Not spread over all goals: a method may give something else for numbers of goals that were not tried."""
+    buffer = filled()
+    buffer._goals = GoalFunctions(lambda achieved, desired: form(rewards_of(achieved, desired)))
+    with pytest.raises(ConfigError, match=r"compute_reward of the env must return finite numbers \[\d+\], got float"):
+        buffer.sample(50)
+
+
 class ReadsInfo(BitFlippingEnv):
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return -1.0 - info["cost"]

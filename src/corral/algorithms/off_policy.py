@@ -33,7 +33,7 @@ from corral.core.settings import (
     Probability,
 )
 from corral.core.tree import Tree, map_tree
-from corral.errors import CheckpointError, ConfigError, LossError
+from corral.errors import CheckpointError, ConfigError, LossError, UnknownAttributeError
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
 from corral.offline.config import NEEDS_OF_SAMPLING
@@ -302,8 +302,15 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def local_replay_buffer(self) -> ReplayBuffer:
-        """The replay buffer of the only module; with several modules, see `replay_buffers`."""
-        return self.replay_buffers[self.resolve_module_id()]
+        """The replay buffer of the only module; with several modules, see `replay_buffers`.
+
+        Raises:
+            UnknownAttributeError: The module does not learn here.
+        """
+        module_id = self.resolve_module_id()
+        if module_id not in self.replay_buffers:
+            raise UnknownAttributeError(f"Module {module_id!r} has no replay buffer, because it does not learn here.")
+        return self.replay_buffers[module_id]
 
     def default_loss(self, config: OffPolicyConfig) -> Loss:
         """Return what `make_loss` returns, and the loss of imitation if there is one."""

@@ -282,6 +282,10 @@ ALGORITHM_METHODS: Mapping[str, Meanings] = {
     "iteration": _same("training_iteration"),
     "num_timesteps": _same("num_env_steps_sampled_lifetime"),
     "get_config": _same("config"),
+    **dict.fromkeys(
+        ("local_replay_buffer", "replay_buffers", "replay_buffer"),
+        (("", "only algorithms such as DQN and SAC have a replay buffer, and this one has none"),),
+    ),
     "get_default_config": (("", "call the config class, such as PPOConfig()"),),
 }
 """Attributes of an algorithm, by the name in another library."""

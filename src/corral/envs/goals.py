@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.core.columns import describe
 from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunction, GoalFunctions
 from corral.envs.vector import EnvContext, env_name, make_one, resolve_env
 from corral.errors import ConfigError, EnvError
@@ -122,7 +123,7 @@ def _take_steps(env: gym.Env[Any, Any]) -> tuple[NDArray[Any], NDArray[Any], NDA
         if terminated or truncated:
             env.reset()
     achieved, desired, rewards, terminations = (np.stack(column) for column in zip(*found, strict=True))
-    return achieved, desired, rewards, terminations
+    return achieved, desired, _flat(rewards, NUM_CHECKED_STEPS), _flat(terminations, NUM_CHECKED_STEPS)
 
 
 def _checked(
@@ -149,6 +150,10 @@ def _checked(
             f"{NEED}: {method} of env {name!r} raised {type(error).__name__} with an empty info: {error}. A replay "
             "buffer keeps no infos: compute it from the goals alone."
         ) from error
+    if values.shape != (len(achieved),) or values.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{NEED}: {method} of env {name!r} gives {describe(values[0])} for the goals of one step: return a number."
+        )
     different = np.flatnonzero(~np.isclose(values[: len(seen)].astype(float), seen.astype(float), rtol=1e-4, atol=1e-6))
     if len(different):
         index = int(different[0])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.columns import describe
 from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunctions
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree
@@ -199,13 +200,14 @@ class HindsightReplayBuffer(ReplayBuffer):
         within = np.arange(longest)[:, None] < num_steps
         achieved, desired = self._achieved_after(steps[within]), goals[within.nonzero()[1]]
         rewards = np.zeros(steps.shape, np.float32)
-        rewards[within] = _checked(self._goals.rewards_of(achieved, desired), "compute_reward")
+        rewards[within] = _checked(self._goals.rewards_of(achieved, desired), "compute_reward", len(achieved))
         if reward_fn is not None:
             rewards = self._changed_rewards(reward_fn, rewards, steps)
         terminated = self._columns["terminated"].at(steps)
         truncated = self._columns["truncated"].at(steps)
         if self._goals.terminates is not None:
-            terminated[within] = _checked(self._goals.terminates(achieved, desired), "compute_terminated") != 0
+            ended = _checked(self._goals.terminates(achieved, desired), "compute_terminated", len(achieved))
+            terminated[within] = ended != 0
         batch["rewards"][at], taken, batch["discounts"][at] = n_step_returns(
             rewards, within, terminated | truncated, gamma=gamma
         )
@@ -246,8 +248,11 @@ class HindsightReplayBuffer(ReplayBuffer):
         self._latest, self._is_over = latest.copy(), is_over.copy()
 
 
-def _checked(values: Any, name: str) -> NDArray[Any]:
+def _checked(values: Any, name: str, size: int) -> NDArray[Any]:
     array = np.asarray(values)
-    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise ConfigError(f"replay_buffer_config: {name} of the env must return finite numbers, got {values!r:.100}.")
-    return array
+    if array.dtype.kind not in "biuf" or array.size != size or not np.isfinite(array).all():
+        raise ConfigError(
+            f"replay_buffer_config: {name} of the env must return finite numbers [{size}], got {describe(array)}: "
+            f"{values!r:.100}."
+        )
+    return array.reshape(size)

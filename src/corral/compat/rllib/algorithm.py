@@ -144,6 +144,8 @@ class Algorithm:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
+        if isinstance(getattr(type(self), name, None), property):
+            return object.__getattribute__(self, name)  # it raised; raise its error again
         return find(self.native, "Algorithm", name)
 
     @classmethod
@@ -242,9 +244,13 @@ class Algorithm:
 
     @property
     def local_replay_buffer(self) -> Any:
-        """The replay buffer of an algorithm that has one."""
-        buffers = self.native.replay_buffers
-        return next(iter(buffers.values()))
+        """The replay buffer of an algorithm that has one; of several modules, the first one's.
+
+        Raises:
+            UnknownAttributeError: It has none.
+        """
+        buffers = getattr(self.native, "replay_buffers", {})
+        return next(iter(buffers.values())) if len(buffers) > 1 else self.native.local_replay_buffer
 
     def get_module(self, module_id: str = "default_policy") -> Any:
         """Return a module of RLlib: the user's own one, or a view of a default module."""
