@@ -152,6 +152,8 @@ def test_memory_clones_what_only_memory_can_know() -> None:
     # Without memory only the first of six steps shows the sign. Sequences that begin with it have 6 of 21 steps.
     with forgetful.build() as algorithm:
         assert loss(algorithm) == pytest.approx(5 / 6 * np.log(2), abs=0.04)
+    with config.copy(burn_in_len=5).build() as algorithm:
+        assert loss(algorithm) < 0.1  # all sequences are unrolled from the first step on
     with config.build() as algorithm:
         assert loss(algorithm) == pytest.approx(15 / 21 * np.log(2), abs=0.04)
         right = 0
@@ -336,7 +338,7 @@ def test_all_observations_of_batches_are_transformed() -> None:
 
 
 def test_a_burn_in_never_comes_before_the_beginning_of_an_episode() -> None:
-    """Where an episode begins, the initial state is the right one."""
+    """Any step is the first that is learned from, after as many steps as the burn-in and its episode have."""
     data = memory_data(30, 0)
     data["obs"][:, 1] = np.tile(np.arange(6), 30) / 10  # the step
     config = cloning(data, train_batch_size_per_learner=600, burn_in_len=2, num_updates_per_iteration=1)
@@ -345,10 +347,10 @@ def test_a_burn_in_never_comes_before_the_beginning_of_an_episode() -> None:
         assert isinstance(algorithm, OfflineAlgorithm)
         batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
     firsts = np.flatnonzero(batch["sequence_starts"])
-    steps = np.rint(batch["obs"][firsts, 1] * 10).astype(int)
-    assert set(steps) == set(range(6))
-    burns = ~batch["learns"][firsts]
-    np.testing.assert_array_equal(burns, (steps > 0) & (steps < 5))  # the last step is learned from
+    burns = np.add.reduceat(~batch["learns"], firsts, dtype=int)
+    steps = np.rint(batch["obs"][firsts + burns, 1] * 10).astype(int)
+    assert set(steps) == set(range(6)) and batch["learns"][firsts + burns].all()
+    np.testing.assert_array_equal(burns, np.minimum(steps, 2))
 
 
 def test_a_list_of_dicts_of_arrays_is_data() -> None:

@@ -125,7 +125,9 @@ def test_networks_of_other_forms_learn_or_are_refused() -> None:
         assert np.isfinite(algo.train()["learners"]["default_policy"]["total_loss"])
         batch = algo._draw("default_policy")
         firsts = batch["sequence_starts"] & (batch["obs"][:, 1] == 0)
-        assert firsts.any() and (batch["states"]["h"][firsts] == 0.25).all() and not batch["burns_in"][firsts].any()
+        assert batch["burns_in"][firsts].any() and (batch["states"]["h"][firsts] == 0.25).all()
+        learned_first = batch["learns"] & (batch["obs"][:, 1] == 0)
+        assert learned_first.any() and batch["sequence_starts"][learned_first].all()
     with pytest.raises(ConfigError, match=r"make_network\(\) returned Linear without encoder, streams, head"):
         make_config(module_class=WithoutEncoder).build()
     with make_config(model_config={**LSTM, "fcnet_hiddens": []}, dueling=True).build() as algo:

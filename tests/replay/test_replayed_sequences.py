@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from corral import PPOConfig
 from corral.errors import ColumnError
@@ -24,8 +23,11 @@ def filled(make_runner: Any, num_rollouts: int, capacity: int = 400, **settings:
     env_config = {"episode_length": 6, "stagger": True, "ends": "alternate"}
     runner = make_runner(num_envs=3, env_config=env_config, module_class=CountsSteps, **settings)
     buffer = ReplayBuffer(capacity, seed=0)
+    rows = itertools.count()
     for _ in range(num_rollouts):
-        buffer.add(runner.sample(num_timesteps=31))
+        rollout = runner.sample(num_timesteps=31)
+        rollout["row"] = np.array([[next(rows)] * 3 for _ in range(rollout.num_rows)])
+        buffer.add(rollout)
     return buffer
 
 
@@ -39,7 +41,9 @@ def test_sequences_are_consecutive_steps_of_one_episode(
     batch = buffer.sample_sequences(64, INITIAL, seq_len=4, burn_in=2, n_step=n_step, gamma=GAMMA)
     obs, firsts = batch["obs"], [*np.flatnonzero(batch["sequence_starts"]), len(batch["obs"])]
     assert len(firsts) == 65
-    burned, drawn = 0, set()
+    held = buffer.sample(2000)["row"]
+    assert (held.min() > 0) == (capacity == 60)  # the ring has lost rows
+    burned, drawn = set(), set()
     smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
     for start, stop in itertools.pairwise(firsts):
         episode, times = obs[start:stop, 0], obs[start:stop, 1]
@@ -47,9 +51,13 @@ def test_sequences_are_consecutive_steps_of_one_episode(
         steps = slice(start, stop - 1)
         assert np.array_equal(batch["states"]["count"][steps, 0], times[:-1])
         num_burned = int(batch["burns_in"][steps].sum())
-        assert num_burned == (0 if times[0] == 0 else min(2, stop - start - 2))
-        burned += num_burned
-        assert batch["learns"][steps].sum() == stop - 1 - start - num_burned <= 4
+        first, last = start + num_burned, stop - 2  # of the steps that are learned from
+        from_begin, from_oldest = int(obs[first, 1]), int(batch["row"][first] - held.min())
+        assert num_burned == min(2, from_begin, from_oldest)
+        burned.add((num_burned, from_oldest < min(2, from_begin)))
+        assert batch["burns_in"][start:first].all() and batch["learns"][first : last + 1].all()
+        over = batch["terminated"][last] or batch["truncated"][last] or batch["row"][last] == held.max()
+        assert last + 1 - first == 4 or (last + 1 - first < 4 and over)
         assert not batch["learns"][stop - 1] and not batch["burns_in"][stop - 1]
         for row in range(start, stop - 1):
             taken, left = int(batch["num_steps"][row]), stop - 1 - row
@@ -60,32 +68,12 @@ def test_sequences_are_consecutive_steps_of_one_episode(
             assert batch["discounts"][row] == pytest.approx(GAMMA**taken)
         inner = slice(start, max(start, stop - 1 - largest))
         assert not batch["terminated"][inner].any() and not batch["truncated"][inner].any()
-    assert burned
+    assert {(number, False) for number in range(3)} <= burned
+    assert {(number, True) for number in range(2)} <= burned or capacity == 400
     assert drawn == set(range(smallest, largest + 1))
     ends = np.array(firsts[1:]) - 2
     over = batch["terminated"][ends] | batch["truncated"][ends]
     assert over.any() and (batch["terminated"][ends] <= (obs[ends, 0] % 2 == 0)).all()  # odd episodes are truncated
-
-
-class CountsBesideZero(CountsSteps):
-    """Its state begins with zeros, and one entry stays 0."""
-
-    def initial_state(self) -> dict[str, torch.Tensor]:
-        return {"count": torch.zeros(2)}
-
-    def policy(self, obs: Any, state: Any) -> Any:  # type: ignore[override]
-        outputs, after = super().policy(obs, state)
-        return outputs, {"count": after["count"] * torch.tensor([1.0, 0.0])}
-
-
-def test_a_state_is_the_initial_one_if_all_of_it_is(make_runner: Any) -> None:
-    runner = make_runner(num_envs=2, env_config={"episode_length": 9}, module_class=CountsBesideZero)
-    buffer = ReplayBuffer(200, seed=0)
-    buffer.add(runner.sample(num_timesteps=100))
-    batch = buffer.sample_sequences(40, {"count": np.zeros(2, np.float32)}, seq_len=2, burn_in=1)
-    starts, time = batch["sequence_starts"], batch["states"]["count"][:, 0]
-    assert not batch["burns_in"][starts & (time == 0)].any()
-    assert batch["burns_in"][starts & (time > 0)].any()
 
 
 def test_columns_that_user_code_added_are_drawn_too(make_runner: Any) -> None:
@@ -124,15 +112,41 @@ def test_a_restored_buffer_draws_the_same_sequences(make_runner: Any) -> None:
     assert np.array_equal(drawn[0]["states"]["count"], drawn[1]["states"]["count"])
 
 
-def test_sequences_follow_the_lanes_of_several_agents() -> None:
+@pytest.mark.parametrize("capacity", [500, 60])
+def test_sequences_follow_the_lanes_of_several_agents(capacity: int) -> None:
     config = PPOConfig().environment(RandomAgents, disable_env_checking=True).rl_module(module_class=CountsSteps)
     config.env_runners(num_envs_per_env_runner=2, vectorization="sync").multi_agent(policies=("shared",))
-    runner, buffer = EnvRunner(config.freeze()), ReplayBuffer(500, seed=0)
+    runner, buffer = EnvRunner(config.freeze()), ReplayBuffer(capacity, seed=0)
+    before: dict[int, int | None] = {}  # by the number of a step, the number of the step before it in its episode
+    latest: dict[Any, int | None] = {}
     for _ in range(6):
-        buffer.add(list(runner.sample(num_timesteps=20).by_module().values()))
+        for rollout in runner.sample(num_timesteps=20).by_module().values():
+            rollout["number"] = len(before) + np.arange(rollout.valid.size).reshape(rollout.valid.shape)
+            done = rollout.terminated | rollout.truncated
+            for time, lane in np.ndindex(rollout.valid.shape):
+                number, key = int(rollout["number"][time, lane]), (rollout.lane_envs[lane], rollout.lane_agents[lane])
+                before[number] = latest.get(key)
+                if rollout.valid[time, lane]:
+                    latest[key] = None if done[time, lane] else number
+            buffer.add(rollout)
     runner.stop()
-    batch = buffer.sample_sequences(40, INITIAL, seq_len=5, gamma=1.0)
-    counts, starts = batch["states"]["count"][:, 0], batch["sequence_starts"]
-    steps = batch["learns"]
-    inner = steps[1:] & steps[:-1] & ~starts[1:]
-    assert inner.sum() > 40 and (np.diff(counts)[inner] == 1).all()
+    held = set(buffer.sample(5000)["number"].tolist())
+    assert len(held) == len(buffer)
+
+    def steps_before(number: int, known: Any) -> list[int]:
+        found: list[int] = []
+        while (earlier := before[number]) is not None and earlier in known:
+            found.append(number := earlier)
+        return found[::-1]
+
+    batch = buffer.sample_sequences(200, INITIAL, seq_len=5, burn_in=3, gamma=1.0)
+    steps, cut_off = batch["burns_in"] | batch["learns"], 0
+    for part in np.split(np.arange(len(steps)), np.flatnonzero(batch["sequence_starts"])[1:]):
+        numbers = batch["number"][part[:-1]].tolist()
+        drawn = numbers[int(batch["burns_in"][part].sum())]
+        assert numbers[: numbers.index(drawn)] == steps_before(drawn, held)[-3:]
+        assert all(before[later] == number for number, later in itertools.pairwise(numbers))
+        cut_off += len(steps_before(drawn, held)) < min(3, len(steps_before(drawn, before)))
+    assert cut_off or capacity == 500  # the ring has lost steps before some of those that were drawn
+    counts = [len(steps_before(number, before)) for number in batch["number"][steps].tolist()]
+    assert np.array_equal(batch["states"]["count"][steps, 0], counts)

@@ -30,8 +30,8 @@ class BCConfig(OfflineConfig):
 
     Attributes:
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
-        burn_in_len: For a module with memory, the number of steps before each sequence that only bring the state up to
-            date. Sequences begin with the initial state, at any step of an episode.
+        burn_in_len: For a module with memory, the number of steps before each sequence, in its episode, that only bring
+            the state up to date. They, or a sequence without them, begin with the initial state, at any step.
     """
 
     LEARNS_SEQUENCES: ClassVar[bool] = True

@@ -535,17 +535,18 @@ class ReplayBuffer:
     ) -> dict[str, Tree]:
         """Return drawn sequences of consecutive steps, each from any step on, for a module with memory.
 
-        This is the replay of Kapturowski et al. 2019, with stored states and burn-in. A sequence has `burn_in` steps
-        before its `seq_len` steps, and fewer if the episode or the stored steps end before. There is no burn-in where
-        the stored state is the initial one, which does not age. Without stored states, as of recorded data, all
-        sequences begin with the initial state, and there is no burn-in where an episode begins. A step bootstraps from
-        an observation of its sequence: at the end of a sequence it has fewer than n steps.
+        This is the replay of Kapturowski et al. 2019, with stored states and burn-in. The drawn step is the first of
+        the `seq_len` steps to learn from, which are fewer if the episode or the stored steps end before. The burn-in is
+        the `burn_in` steps before the drawn one, and fewer if the episode, or what the buffer holds of it, begins
+        later. A sequence begins with the stored state of its first step, burn-in included; without stored states, as
+        of recorded data, with the initial state. A step bootstraps from an observation of its sequence: at the end of
+        a sequence it has fewer than n steps.
 
         Args:
             num_sequences: Number S of sequences.
             initial_state: Initial state of the module, a tree of arrays `[...]`.
             seq_len: Longest sequence that is learned from, in steps.
-            burn_in: Steps before it.
+            burn_in: Most steps before it that only bring the state up to date.
             n_step: Number of steps whose rewards are summed; with `(min, max)` each step draws its own number.
             gamma: Discount per step.
             reward_fn: Function of the rewards of single steps, applied before they are summed.
@@ -568,22 +569,13 @@ class ReplayBuffer:
         firsts, _ = self._draw(num_sequences, 0.0)
         named = dict(_columns_of_states(initial_state))
         has_states = columns.keys() >= named.keys()
-        is_initial = np.ones(num_sequences, np.bool_)
-        if has_states:
-            for name, leaf in named.items():
-                same = columns[name].at(firsts) == leaf
-                is_initial &= same.reshape(num_sequences, -1).all(1)
-        else:
-            before = self._links.before(firsts)
-            ended = columns["terminated"].at(before) | columns["truncated"].at(before)
-            is_initial = ~columns["valid"].at(before) | ended | (before == firsts)
+        firsts, burns = self._starts_before(firsts, burn_in)
         steps = self._links.window(firsts, burn_in + seq_len)
         done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
         taken = columns["valid"].at(steps)
         taken[1:] &= ~done[:-1]
         np.logical_and.accumulate(taken, axis=0, out=taken)
-        lengths = np.minimum(taken.sum(0), np.where(is_initial, 0, burn_in) + seq_len)
-        burns = np.minimum(np.where(is_initial, 0, burn_in), lengths - 1)
+        lengths = np.minimum(taken.sum(0), burns + seq_len)
         # Places in the batch: the steps of each sequence, then the row after them.
         ends = np.cumsum(lengths + 1) - 1
         place = np.arange(int(ends[-1]) + 1)
@@ -631,6 +623,21 @@ class ReplayBuffer:
             "learns": is_step & (time >= burns[sequence]),
             **{name: columns[name].at(flat) for name in self._added if name not in named and name != INTRINSIC},
         }
+
+    def _starts_before(self, flat: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows up to `most` steps before rows of steps, in the same episodes, and the numbers of steps."""
+        columns, size = self._columns, self._num_rows * self._num_lanes
+        counts = np.zeros(len(flat), np.int64)
+        for _ in range(most):
+            before = self._links.before(flat) % size
+            ended = columns["terminated"].at(before) | columns["truncated"].at(before)
+            # A row that was overwritten since the link to it was made is followed by another row.
+            goes_on = columns["valid"].at(before) & ~ended & (self._links.after(before) % size == flat)
+            if not goes_on.any():
+                break
+            flat = np.where(goes_on, before, flat)
+            counts += goes_on
+        return flat, counts
 
     def _changed_rewards(
         self, reward_fn: Callable[[NDArray[Any]], NDArray[Any]], rewards: NDArray[np.float32], flat: NDArray[np.int64]
