@@ -335,9 +335,9 @@ class Older(OfflinePreLearner):
 
 @pytest.mark.parametrize("prelearner", [Renames, Older])
 def test_a_prelearner_maps_columns_to_episodes(tmp_path: Path, prelearner: Any) -> None:
-    pa = pytest.importorskip("pyarrow")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = {"who": ["a", "a", "b", "b", "b"], "x": [0, 1, 5, 6, 7], "chosen": [0, 1, 1, 0, 1], "gain": [1.0] * 5}
-    pa.parquet.write_table(pa.table(table), tmp_path / "x.parquet")
+    parquet.write_table(pa.table(table), tmp_path / "x.parquet")
     config = BCConfig().environment(
         observation_space=gym.spaces.Box(-9, 9, (1,), np.float32), action_space=gym.spaces.Discrete(2)
     )
@@ -355,6 +355,52 @@ def test_the_prelearner_itself_reads_rllibs_tables(form: str) -> None:
     plain, _ = trained(table_config(data=DATA / f"cartpole_{form}"))
     mapped, _ = trained(table_config(data=DATA / f"cartpole_{form}", prelearner_class=OfflinePreLearner))
     assert mapped.fingerprint == plain.fingerprint
+
+
+class Ends(Renames):
+    """Makes episodes of another class, whose ends are not checked when they are made."""
+
+    def _map_to_episodes(self, batch: Any, to_numpy: bool = False, **settings: Any) -> Any:
+        found = super()._map_to_episodes(batch)
+        found["episodes"][1].is_truncated = "no"
+        return found
+
+
+@pytest.mark.parametrize(
+    ("prelearner", "column", "problem"),
+    [
+        (OfflinePreLearner, {"terminateds": [0.0, 1.0, np.nan]}, r"row 2, column 'terminateds' is nan: flags are"),
+        (OfflinePreLearner, {"dones": ["no", "no", "yes"]}, r"dones cannot be unpacked"),
+        (OfflinePreLearner, {"truncateds": [0, 3, 1]}, r"row 1, column 'truncateds' is 3: flags are"),
+        (OfflinePreLearner, {"truncateds": [None, True, True]}, r"row 0, column 'truncateds' is None: flags are"),
+        (Ends, {}, r"x.parquet: row 2, column 'truncated' is no: flags are bool"),
+    ],
+)
+def test_flags_that_are_none_are_refused_through_a_prelearner(
+    tmp_path: Path, prelearner: Any, column: dict[str, Any], problem: str
+) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    steps = {"obs": [[0.0], [1.0], [2.0]], "new_obs": [[1.0], [2.0], [3.0]], "actions": [0, 1, 0], "rewards": [1.0] * 3}
+    others = {"who": ["a", "a", "b"], "x": [0, 1, 5], "chosen": [0, 1, 1], "gain": [1.0] * 3}
+    parquet.write_table(pa.table({**steps, **others, "eps_id": ["a"] * 3, **column}), tmp_path / "x.parquet")
+    config = BCConfig().environment(
+        observation_space=gym.spaces.Box(-9, 9, (1,), np.float32), action_space=gym.spaces.Discrete(2)
+    )
+    config.offline_data(input_=[str(tmp_path)], prelearner_class=prelearner)
+    with pytest.raises(DataError, match=problem):
+        trained(config)
+
+
+def test_flags_without_any_value_are_false_through_a_prelearner() -> None:
+    prelearner = OfflinePreLearner(config=BCConfig())
+    columns = {"obs": [[0.0]] * 3, "actions": [0] * 3, "rewards": [1.0] * 3, "truncateds": [None] * 3}
+    columns |= {"terminateds": [None] * 3, "dones": [0, 1, True]}
+    episodes = prelearner._map_to_episodes(columns)["episodes"]
+    assert [(each.is_terminated, each.is_truncated) for each in episodes] == [
+        (False, False),
+        (True, False),
+        (True, False),
+    ]
 
 
 def test_other_prelearners_are_refused() -> None:
