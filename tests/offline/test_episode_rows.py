@@ -305,6 +305,34 @@ def test_actions_of_the_env_become_module_actions_and_back(space: gym.Space[Any]
         assert back.dtype == given.dtype
 
 
+HALF = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, np.inf], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "bounds", "recorded", "expected"),
+    [
+        (gym.spaces.Box(-1, 5, (2,), np.float32), "clip", [[-0.5, 1]], [[0.5, 5]]),
+        (gym.spaces.Box(-1, 5, (2,), np.float32), "squash", [[-0.5, 1]], [[0.5, 5]]),
+        (gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), "clip", [[-0.5, 7]], [[-0.5, 7]]),
+        (HALF, "clip", [[-0.5, 7]], [[-0.5, 7]]),
+        (gym.spaces.Discrete(3, start=1), "clip", [2], [2]),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_the_actions_of_rllib_each_bounded_box_is_in_units(
+    space: gym.Space[Any], bounds: str, recorded: list[Any], expected: list[Any], nested: bool
+) -> None:
+    rows = rows_of_steps([[0.0]], np.array(recorded), [0.0], [True])
+    rows.action_units = "rllib"
+    if nested:
+        rows.actions = {"other": np.zeros(len(rows)), "one": (rows.actions,)}
+        space = gym.spaces.Dict({"one": gym.spaces.Tuple((space,)), "other": gym.spaces.Discrete(2)})
+    checked = rows.checked(gym.spaces.Box(-1, 1, (1,), np.float32), space)
+    distribution = make_distribution(space, bounds)
+    found: Any = distribution.to_env(checked.module_actions(distribution))
+    np.testing.assert_allclose((found["one"][0] if nested else found)[:1], expected, atol=1e-2)
+
+
 def test_squashed_actions_at_the_bounds_are_exact_for_critics_and_inside_for_likelihoods() -> None:
     distribution = make_distribution(gym.spaces.Box(-2, 2, (1,), np.float32), "squash")
     given = np.array([[-2.0], [2.0], [1.9999], [1.9985], [0.3]], np.float32)

@@ -208,7 +208,7 @@ def _rows_of_columns(steps: Steps, number: NDArray[np.int64] | None) -> EpisodeR
         module_id=DEFAULT_MODULE_ID if modules is None else str(modules[0]),
         place=place,
     )
-    rows.action_units = "unit"
+    rows.action_units = "rllib"
     return rows
 
 
@@ -267,7 +267,7 @@ def _join_chunks(states: Iterable[Mapping[str, Any]]) -> Iterator[EpisodeRows]:
         starts=starts,
         added={} if np.isnan(logp).all() else {"logp": logp},
     )
-    rows.action_units = "unit"
+    rows.action_units = "rllib"
     yield rows
 
 
@@ -353,7 +353,9 @@ def _json_column(given: Any, where: str, size: int) -> Tree:
         return given
     if isinstance(given, tuple) and all(np.size(part) and len(_unpacked(part, where)) == size for part in given):
         return tuple(_json_column(part, where, size) for part in given)
-    if len(given) and isinstance(given[0], (Mapping, tuple)):
+    if len(given) and isinstance(given[0], Mapping):
+        return {key: _json_column([entry[key] for entry in given], where, size) for key in given[0]}
+    if len(given) and isinstance(given[0], tuple):
         return _stacked(given)
     try:
         column = np.asarray(given)
