@@ -169,6 +169,25 @@ def test_json_files_may_hold_dict_and_tuple_columns(tmp_path: Path, write: Any) 
     np.testing.assert_allclose(actions[:3], [[0, 2], [5, 4], [10, -2]], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "like"), [("terminal", "terminated"), ("truncations", "truncated"), ("next_observations", "next_obs")]
+)
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_columns_of_files_that_look_like_a_missing_one_are_refused(
+    tmp_path: Path, form: str, name: str, like: str
+) -> None:
+    columns = {"obs": [[0.0], [1.0]], "actions": [0, 1], "rewards": [1.0, 1.0], "new_obs": [[1.0], [2.0]]}
+    columns |= {"terminateds": [False, True], "truncateds": [False, False], "eps_id": [1, 1], "is_first": [True, False]}
+    columns[name] = columns.pop({"terminated": "terminateds", "truncated": "truncateds", "next_obs": "new_obs"}[like])
+    if form == "json":
+        (tmp_path / "a.json").write_text(json.dumps(columns))
+    else:
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.\w+.*: the column '{name}' looks like '{like}', which is missing"):
+        read(open_source(str(tmp_path)))
+
+
 def native_of(config: AlgorithmConfig) -> Any:
     return to_native(config.environment("CartPole-v1"))
 

@@ -177,10 +177,15 @@ def test_checked_rows_have_the_dtypes_of_modules() -> None:
     assert checked.obs.dtype == np.float32 and checked.actions.dtype == np.int64
 
 
-def test_a_number_that_is_too_large_for_float32_is_refused_by_row() -> None:
-    obs = np.array([[0], [1], [10], [1e39], [12]])
-    with pytest.raises(DataError, match=r"row 3, column 'obs' is .1\.?e.39"):
-        rows_of_steps(**steps(obs=obs, next_obs=None)).checked(gym.spaces.Box(-np.inf, np.inf, (1,)), DISCRETE)
+@pytest.mark.parametrize("column", ["obs", "actions", "rewards"])
+@pytest.mark.parametrize("value", [1e39, -1e39, np.inf, np.nan])
+def test_a_number_that_float32_cannot_hold_is_refused_by_row(column: str, value: float) -> None:
+    box = gym.spaces.Box(-np.inf, np.inf, (1,))
+    given = steps(actions=np.zeros((5, 1)), next_obs=None)
+    given[column] = np.array(given[column], np.float64)
+    given[column][3] = value
+    with pytest.raises(DataError, match=rf"row 3, column '{column}' is .?-?(1\.?e.39|inf|nan)"):
+        rows_of_steps(**given).checked(box, box)
 
 
 @pytest.mark.parametrize("value", [256, -1, 0.5])

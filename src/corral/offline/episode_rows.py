@@ -25,9 +25,10 @@ from corral.modules.distributions import ActionDistribution
 _AT_ONCE = 4096  # steps whose observations are compared at once
 
 _LOOKS_LIKE = {
-    "terminated": "^(is)?(terminal|terminat|absorbing)",
-    "truncated": "trunc|timeout|timelimit|^(is)?(done|dones|last|final|cut|end|ends|episodeends?)$",
-    "next_obs": "^(next|new)(obs|state)",
+    "terminated": "^(is)?(terminal|terminat|absorbing|dones?$)",
+    "truncated": "trunc|timeout|timelimit|^(is)?(dones?|finished|last|final|cut|ends?|episodeends?)$",
+    "next_obs": "^(next|new)(obs|state)|^(obs|observations?|states?)next$",
+    "starts": "^(is)?(first|start|episodestarts?)$",
 }
 """Patterns of names, lower-case letters alone, that other programs give to columns, by their names here."""
 

@@ -84,7 +84,7 @@ def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[Epi
             found = _ids(table[theirs]) if name in _IDS else _column(table[theirs], theirs, place)
             columns |= {} if found is None else {ours: found}
     read = {schema.get(name, name) for name in (*_KEPT, *NAMES, *_IDS)}
-    check_names([name for name in table.column_names if name not in read], columns.keys(), place)
+    check_names([name for name in table.column_names if name not in read], {*columns, "starts"}, place)
     return [Steps(columns, place)]
 
 
@@ -332,7 +332,7 @@ def _steps_of_line(line: bytes, where: str) -> Steps:
     for name in (*_KEPT, *NAMES, "eps_id"):
         if name in batch and (ours := NAMES.get(name, name)) not in columns:
             columns[ours] = _json_column(batch[name], f"{where}: {name!r}", len(_unpacked(batch["rewards"], where)))
-    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], columns.keys(), where)
+    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], {*columns, "starts"}, where)
     return Steps(columns, where)
 
 
