@@ -357,7 +357,7 @@ def test_a_reset_of_one_runner_leaves_the_open_episodes_of_another_one(tmp_path:
             recorder.add([rollout])
             recorder.add([reset])
     numbers = [int(episode.obs[0, 0]) for episode in read(tmp_path / "data") if len(episode) > 3]
-    assert numbers == [0, 2]  # the episodes that are longer than a rollout; those of runner 1 are cut off
+    assert numbers == [0, 2]  # the episodes that are longer than a rollout; runner 1 has only pieces of episodes
 
 
 class BothFlags(Counting):

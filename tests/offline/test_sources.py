@@ -156,8 +156,8 @@ def test_what_is_no_data_is_refused(given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("missing", "names"),
     [
-        ("truncated", "done Dones is_last timeout TimeLimit.truncated truncations episode_end finished trunkated"),
-        ("terminated", "terminal is_terminal termination absorbing is_done terminatd"),
+        ("truncated", "done Dones is_last timeout TimeLimit.truncated truncations episode_end finished trunc_at"),
+        ("terminated", "terminal is_terminal termination absorbing is_done terminate_d"),
         ("next_obs", "new_obs next_state nextObs next_observation obs_next observations_next next_ob"),
         ("starts", "is_first episode_starts First"),
     ],
