@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import pickle
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from corral.compat.rllib.episodes import SingleAgentEpisode
 from corral.compat.rllib.native import to_native
 from corral.compat.rllib.recorded_data import OfflinePreLearner, RecordedFiles
 from corral.compat.rllib.settings import SETTINGS
+from corral.core.tree import map_tree
 from corral.errors import ConfigError, DataError
+from corral.modules.make_distribution import make_distribution
 from corral.offline.episode_rows import EpisodeRows
 from corral.offline.sources import open_source
 
@@ -65,7 +69,7 @@ def test_files_of_rllib_hold_what_rllibs_own_episodes_hold(env: str, form: str) 
         np.testing.assert_allclose(episode.added["logp"][steps], wanted["logp"], rtol=1e-6)
         assert (episode.terminated[-2], episode.truncated[-2]) == (wanted["terminated"], wanted["truncated"])
         assert not episode.terminated[:-2].any() and not episode.truncated[:-2].any()
-        assert episode.module_id == "default_policy" and episode.action_units == "unit"
+        assert episode.module_id == "default_policy" and episode.action_units == "rllib"
 
 
 def as_texts(episodes: list[EpisodeRows]) -> list[str]:
@@ -117,6 +121,71 @@ def test_actions_that_leave_their_bounds_are_read(form: str) -> None:
     (rows,) = [EpisodeRows.join(read(open_source(str(DATA / f"pendulum_{form}"))))]
     assert np.abs(rows.actions).max() > 2
     assert rows.checked(*PENDULUM).num_steps == rows.num_steps == 80
+
+
+def pack(value: Any) -> str:
+    """A packed column, as RLlib writes it."""
+    lz4 = pytest.importorskip("lz4.frame")
+    return base64.b64encode(lz4.compress(pickle.dumps(value))).decode()
+
+
+def as_lists(value: Any) -> Any:
+    return map_tree(lambda leaf: leaf.tolist(), value)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        as_lists,
+        pack,
+        lambda value: {key: pack(part) for key, part in value.items()} if isinstance(value, dict) else pack(value),
+        lambda value: [pack(part) for part in value] if isinstance(value, tuple) else pack(value),
+        lambda value: pack(OrderedDict(value)) if isinstance(value, dict) else pack(value),
+        lambda value: [map_tree(lambda leaf, row=row: leaf[row].tolist(), value) for row in range(3)],
+    ],
+    ids=["plain", "packed", "parts of a Dict packed", "parts of a Tuple packed", "ordered", "by step"],
+)
+def test_json_files_may_hold_dict_and_tuple_columns(tmp_path: Path, write: Any) -> None:
+    places = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    obs = {"place": places, "kind": (np.array([0, 1, 2]), np.array([[1.0], [2.0], [3.0]], np.float32))}
+    units = np.array([[-1.0, 0.5], [0.0, 1.0], [1.0, -0.5]], np.float32)
+    columns = {"obs": obs, "actions": (np.array([0, 1, 1]), units)}
+    line = {name: write(column) for name, column in columns.items()}
+    line |= {"rewards": [0.0, 1.0, 2.0], "dones": [False, False, True], "eps_id": [5, 5, 5]}
+    (tmp_path / "a.json").write_text(json.dumps(line))
+    [rows] = read(open_source(str(tmp_path)))
+    box = gym.spaces.Box(-99, 99, (2, 2), np.float32)
+    kind = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Box(0, 9, (1,), np.float32)))
+    bounds = gym.spaces.Box(np.array([0.0, -4.0], np.float32), np.array([10.0, 4.0], np.float32))
+    space = gym.spaces.Tuple((gym.spaces.Discrete(2), bounds))
+    checked: Any = rows.checked(gym.spaces.Dict({"place": box, "kind": kind}), space)
+    assert checked.terminated.tolist() == [False, False, True, False]
+    np.testing.assert_array_equal(checked.obs["place"][:3], places)
+    np.testing.assert_array_equal(checked.obs["kind"][0][:3], [0, 1, 2])
+    np.testing.assert_array_equal(checked.obs["kind"][1][:3, 0], [1, 2, 3])
+    distribution = make_distribution(space)
+    numbers, actions = distribution.to_env(checked.module_actions(distribution))
+    assert numbers[:3].tolist() == [0, 1, 1]
+    np.testing.assert_allclose(actions[:3], [[0, 2], [5, 4], [10, -2]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "like"), [("terminal", "terminated"), ("truncations", "truncated"), ("next_observations", "next_obs")]
+)
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_columns_of_files_that_look_like_a_missing_one_are_refused(
+    tmp_path: Path, form: str, name: str, like: str
+) -> None:
+    columns = {"obs": [[0.0], [1.0]], "actions": [0, 1], "rewards": [1.0, 1.0], "new_obs": [[1.0], [2.0]]}
+    columns |= {"terminateds": [False, True], "truncateds": [False, False], "eps_id": [1, 1], "is_first": [True, False]}
+    columns[name] = columns.pop({"terminated": "terminateds", "truncated": "truncateds", "next_obs": "new_obs"}[like])
+    if form == "json":
+        (tmp_path / "a.json").write_text(json.dumps(columns))
+    else:
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.\w+.*: the column '{name}' looks like '{like}', which is missing"):
+        read(open_source(str(tmp_path)))
 
 
 def native_of(config: AlgorithmConfig) -> Any:
@@ -335,9 +404,9 @@ class Older(OfflinePreLearner):
 
 @pytest.mark.parametrize("prelearner", [Renames, Older])
 def test_a_prelearner_maps_columns_to_episodes(tmp_path: Path, prelearner: Any) -> None:
-    pa = pytest.importorskip("pyarrow")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = {"who": ["a", "a", "b", "b", "b"], "x": [0, 1, 5, 6, 7], "chosen": [0, 1, 1, 0, 1], "gain": [1.0] * 5}
-    pa.parquet.write_table(pa.table(table), tmp_path / "x.parquet")
+    parquet.write_table(pa.table(table), tmp_path / "x.parquet")
     config = BCConfig().environment(
         observation_space=gym.spaces.Box(-9, 9, (1,), np.float32), action_space=gym.spaces.Discrete(2)
     )
@@ -355,6 +424,52 @@ def test_the_prelearner_itself_reads_rllibs_tables(form: str) -> None:
     plain, _ = trained(table_config(data=DATA / f"cartpole_{form}"))
     mapped, _ = trained(table_config(data=DATA / f"cartpole_{form}", prelearner_class=OfflinePreLearner))
     assert mapped.fingerprint == plain.fingerprint
+
+
+class Ends(Renames):
+    """Makes episodes of another class, whose ends are not checked when they are made."""
+
+    def _map_to_episodes(self, batch: Any, to_numpy: bool = False, **settings: Any) -> Any:
+        found = super()._map_to_episodes(batch)
+        found["episodes"][1].is_truncated = "no"
+        return found
+
+
+@pytest.mark.parametrize(
+    ("prelearner", "column", "problem"),
+    [
+        (OfflinePreLearner, {"terminateds": [0.0, 1.0, np.nan]}, r"row 2, column 'terminateds' is nan: flags are"),
+        (OfflinePreLearner, {"dones": ["no", "no", "yes"]}, r"dones cannot be unpacked"),
+        (OfflinePreLearner, {"truncateds": [0, 3, 1]}, r"row 1, column 'truncateds' is 3: flags are"),
+        (OfflinePreLearner, {"truncateds": [None, True, True]}, r"row 0, column 'truncateds' is None: flags are"),
+        (Ends, {}, r"x.parquet: row 2, column 'truncated' is no: flags are bool"),
+    ],
+)
+def test_flags_that_are_none_are_refused_through_a_prelearner(
+    tmp_path: Path, prelearner: Any, column: dict[str, Any], problem: str
+) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    steps = {"obs": [[0.0], [1.0], [2.0]], "new_obs": [[1.0], [2.0], [3.0]], "actions": [0, 1, 0], "rewards": [1.0] * 3}
+    others = {"who": ["a", "a", "b"], "x": [0, 1, 5], "chosen": [0, 1, 1], "gain": [1.0] * 3}
+    parquet.write_table(pa.table({**steps, **others, "eps_id": ["a"] * 3, **column}), tmp_path / "x.parquet")
+    config = BCConfig().environment(
+        observation_space=gym.spaces.Box(-9, 9, (1,), np.float32), action_space=gym.spaces.Discrete(2)
+    )
+    config.offline_data(input_=[str(tmp_path)], prelearner_class=prelearner)
+    with pytest.raises(DataError, match=problem):
+        trained(config)
+
+
+def test_flags_without_any_value_are_false_through_a_prelearner() -> None:
+    prelearner = OfflinePreLearner(config=BCConfig())
+    columns = {"obs": [[0.0]] * 3, "actions": [0] * 3, "rewards": [1.0] * 3, "truncateds": [None] * 3}
+    columns |= {"terminateds": [None] * 3, "dones": [0, 1, True]}
+    episodes = prelearner._map_to_episodes(columns)["episodes"]
+    assert [(each.is_terminated, each.is_truncated) for each in episodes] == [
+        (False, False),
+        (True, False),
+        (True, False),
+    ]
 
 
 def test_other_prelearners_are_refused() -> None:

@@ -177,10 +177,15 @@ def test_checked_rows_have_the_dtypes_of_modules() -> None:
     assert checked.obs.dtype == np.float32 and checked.actions.dtype == np.int64
 
 
-def test_a_number_that_is_too_large_for_float32_is_refused_by_row() -> None:
-    obs = np.array([[0], [1], [10], [1e39], [12]])
-    with pytest.raises(DataError, match=r"row 3, column 'obs' is .1\.?e.39"):
-        rows_of_steps(**steps(obs=obs, next_obs=None)).checked(gym.spaces.Box(-np.inf, np.inf, (1,)), DISCRETE)
+@pytest.mark.parametrize("column", ["obs", "actions", "rewards"])
+@pytest.mark.parametrize("value", [1e39, -1e39, np.inf, np.nan])
+def test_a_number_that_float32_cannot_hold_is_refused_by_row(column: str, value: float) -> None:
+    box = gym.spaces.Box(-np.inf, np.inf, (1,))
+    given = steps(actions=np.zeros((5, 1)), next_obs=None)
+    given[column] = np.array(given[column], np.float64)
+    given[column][3] = value
+    with pytest.raises(DataError, match=rf"row 3, column '{column}' is .?-?(1\.?e.39|inf|nan)"):
+        rows_of_steps(**given).checked(box, box)
 
 
 @pytest.mark.parametrize("value", [256, -1, 0.5])
@@ -303,6 +308,34 @@ def test_actions_of_the_env_become_module_actions_and_back(space: gym.Space[Any]
     for given, back in zip(leaves(actions), leaves(distribution.to_env(module_actions)), strict=True):
         np.testing.assert_allclose(back, given, atol=1e-5)
         assert back.dtype == given.dtype
+
+
+HALF = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, np.inf], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "bounds", "recorded", "expected"),
+    [
+        (gym.spaces.Box(-1, 5, (2,), np.float32), "clip", [[-0.5, 1]], [[0.5, 5]]),
+        (gym.spaces.Box(-1, 5, (2,), np.float32), "squash", [[-0.5, 1]], [[0.5, 5]]),
+        (gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), "clip", [[-0.5, 7]], [[-0.5, 7]]),
+        (HALF, "clip", [[-0.5, 7]], [[-0.5, 7]]),
+        (gym.spaces.Discrete(3, start=1), "clip", [2], [2]),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_of_the_actions_of_rllib_each_bounded_box_is_in_units(
+    space: gym.Space[Any], bounds: str, recorded: list[Any], expected: list[Any], nested: bool
+) -> None:
+    rows = rows_of_steps([[0.0]], np.array(recorded), [0.0], [True])
+    rows.action_units = "rllib"
+    if nested:
+        rows.actions = {"other": np.zeros(len(rows)), "one": (rows.actions,)}
+        space = gym.spaces.Dict({"one": gym.spaces.Tuple((space,)), "other": gym.spaces.Discrete(2)})
+    checked = rows.checked(gym.spaces.Box(-1, 1, (1,), np.float32), space)
+    distribution = make_distribution(space, bounds)
+    found: Any = distribution.to_env(checked.module_actions(distribution))
+    np.testing.assert_allclose((found["one"][0] if nested else found)[:1], expected, atol=1e-2)
 
 
 def test_squashed_actions_at_the_bounds_are_exact_for_critics_and_inside_for_likelihoods() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import gymnasium as gym
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -355,7 +357,7 @@ def test_a_reset_of_one_runner_leaves_the_open_episodes_of_another_one(tmp_path:
             recorder.add([rollout])
             recorder.add([reset])
     numbers = [int(episode.obs[0, 0]) for episode in read(tmp_path / "data") if len(episode) > 3]
-    assert numbers == [0, 2]  # the episodes that are longer than a rollout; those of runner 1 are cut off
+    assert numbers == [0, 2]  # the episodes that are longer than a rollout; runner 1 has only pieces of episodes
 
 
 class BothFlags(Counting):
@@ -485,6 +487,69 @@ def test_minari_datasets_can_be_written_and_read(tmp_path: Path, monkeypatch: py
             ppo(f"minari:{name}").build()
     with pytest.raises(DataError, match=r"cannot be read.*Known here: ..counting/nested-false-v0"):
         open_source("minari:counting/other-v0")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of metadata that the dataset lacks
+@pytest.mark.parametrize("ends", ["terminated", "truncated", "neither"])
+@pytest.mark.parametrize("data_format", ["arrow", "hdf5", "memory"])
+def test_minari_episodes_without_a_final_observation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str, ends: str
+) -> None:
+    """The Arrow format of Minari leaves out their last step, and whether it terminated."""
+    minari = pytest.importorskip("minari")
+    if data_format == "hdf5":
+        pytest.importorskip("h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    size = 4
+    flags = {f"{name}s": [False] * 3 + [ends.startswith(name[:6])] for name in ("termination", "truncation")}
+    buffers = [
+        minari.data_collector.EpisodeBuffer(
+            id=number,
+            observations={"place": np.stack([np.full(size, number), np.arange(size)], -1).astype(np.float32)},
+            actions=np.arange(size),
+            rewards=np.arange(size) + 1.0,
+            **flags,
+        )
+        for number in range(2)
+    ]
+    dataset = minari.create_dataset_from_buffers(
+        "short/counting-v0",
+        buffers,
+        observation_space=gym.spaces.Dict({"place": gym.spaces.Box(-9, 9, (2,), np.float32)}),
+        action_space=gym.spaces.Discrete(4),
+        data_format="arrow" if data_format == "memory" else data_format,
+    )
+    if data_format == "arrow":
+        with pytest.raises(DataError, match=r"short/counting-v0, episode 0 has no final observation, and Minari"):
+            list(open_source("minari:short/counting-v0").parts())
+        return
+    if data_format == "memory":
+        dataset.iterate_episodes = lambda: iter(buffers)
+    is_whole = ends == "terminated"  # nothing bootstraps from the final observation; else the last step is lost
+    steps = list(range(size if is_whole else size - 1))
+    episodes = [episode for part in open_source(dataset).parts() for episode in part.episodes()]
+    assert [int(episode.obs["place"][0, 0]) for episode in episodes] == [0, 1]
+    for episode in episodes:
+        assert episode.obs["place"][:-1, 1].tolist() == episode.actions[:-1].tolist() == steps
+        assert episode.obs["place"][-1, 1] == size - 1
+        assert (bool(episode.terminated.any()), bool(episode.truncated.any())) == (is_whole, not is_whole)
+        assert episode.returns().tolist() == [10 if is_whole else 6]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_minari_episodes_of_other_lengths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    ends = {"terminations": np.array([False, True]), "truncations": np.zeros(2, np.bool_)}
+    buffer = minari.data_collector.EpisodeBuffer(
+        id=0, observations=np.zeros((3, 1), np.float32), actions=np.zeros(2, np.int64), rewards=np.ones(2), **ends
+    )
+    spaces = {"observation_space": gym.spaces.Box(-9, 9, (1,)), "action_space": gym.spaces.Discrete(4)}
+    dataset = minari.create_dataset_from_buffers("short/counting-v0", [buffer], data_format="arrow", **spaces)
+    assert sum(map(len, open_source(dataset).parts())) == 3
+    dataset.iterate_episodes = lambda: iter([dataclasses.replace(buffer, observations=buffer.observations[:1])])
+    with pytest.raises(DataError, match=r"episode 0 has 2 rewards, and observations of the lengths \[1\]"):
+        list(open_source(dataset).parts())
 
 
 def test_a_file_that_finds_no_room_is_named_and_its_episodes_are_written_later(tmp_path: Path) -> None:

@@ -153,6 +153,33 @@ def test_what_is_no_data_is_refused(given: Any, message: str) -> None:
         list(open_source(given).parts())
 
 
+@pytest.mark.parametrize(
+    ("missing", "names"),
+    [
+        ("truncated", "done Dones is_last timeout TimeLimit.truncated truncations episode_end finished trunc_at"),
+        ("terminated", "terminal is_terminal termination absorbing is_done terminate_d"),
+        ("next_obs", "new_obs next_state nextObs next_observation obs_next observations_next next_ob"),
+        ("starts", "is_first episode_starts First"),
+    ],
+)
+def test_columns_that_look_like_a_missing_one_are_refused(missing: str, names: str) -> None:
+    """They would not be read as such, and episodes would have other ends, or no final observations."""
+    given = {**steps(), "starts": [True, False, True, False, False], "truncated": [False] * 5}
+    del given[missing]
+    for name in names.split():
+        with pytest.raises(DataError, match=f"the column '{name}' looks like '{missing}', which is missing: call it"):
+            open_source({**given, name: np.zeros(5, np.bool_)})
+
+
+@pytest.mark.parametrize("name", ["done", "new_obs", "is_first", "terminal"])
+def test_columns_that_look_like_one_that_is_there_are_added(name: str) -> None:
+    given = {**steps(), "starts": [True, False, True, False, False], "truncated": [False] * 5, name: np.arange(5.0)}
+    [rows] = open_source(given).parts()
+    assert rows.added[name][rows.valid].tolist() == [0, 1, 2, 3, 4]
+    [others] = open_source({**steps(), "weights": np.ones(5), "dt": np.ones(5), "logp": np.ones(5)}).parts()
+    assert others.added.keys() == {"weights", "dt", "logp"}
+
+
 def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no .parquet and no .json files"):
         open_source(str(tmp_path))

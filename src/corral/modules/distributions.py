@@ -92,6 +92,13 @@ class ActionDistribution(ABC):
         """
         raise TypeError(f"{type(self).__name__} has no method from_env(actions), which recorded actions need.")
 
+    def from_rllib(self, actions: Tree) -> NDArray[Any]:
+        """Convert recorded actions of RLlib, a tree of `[B, ...]`, to module actions `[B, ...]`.
+
+        Of them, each Box whose bounds are all finite is in [-1, 1], and everything else in the units of the env.
+        """
+        return self.from_env(actions)
+
     @abstractmethod
     def env_mode(self, dist_inputs: Tensor) -> Tree:
         """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
@@ -436,6 +443,10 @@ class DiagGaussian(ActionDistribution):
 
     def from_env(self, actions: Tree) -> NDArray[Any]:
         return self.from_unit((np.asarray(actions) - self._offset) / np.where(self._scale, self._scale, 1))
+
+    def from_rllib(self, actions: Tree) -> NDArray[Any]:
+        is_mixed = self._bounded.any() and not self._bounded.all()
+        return self.from_env(actions) if is_mixed else self.from_unit(np.asarray(actions))
 
     def env_mode(self, dist_inputs: Tensor) -> Tensor:
         return self._scaled(self._split(dist_inputs)[0])

@@ -117,6 +117,10 @@ class Joint(ActionDistribution):
         """Convert env actions, a tree of `[B, ...]`, to module actions `[B, D]`."""
         return self._join([part.from_env(own) for part, own in zip(self.parts, leaves(actions), strict=True)])
 
+    def from_rllib(self, actions: Tree) -> NDArray[Any]:
+        """Convert recorded actions of RLlib, a tree of `[B, ...]`, to module actions `[B, D]`."""
+        return self._join([part.from_rllib(own) for part, own in zip(self.parts, leaves(actions), strict=True)])
+
     def _nested(self, parts: Iterator[Any]) -> Tree:
         return map_tree(lambda _: next(parts), self._tree)
 

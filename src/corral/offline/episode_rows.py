@@ -20,14 +20,15 @@ from corral.core.spaces import first_outside, module_observation_space, space_tr
 from corral.core.tree import Tree, map_tree, named_leaves
 from corral.episodes.rollout import Rollout
 from corral.errors import DataError
-from corral.modules.distributions import ActionDistribution, DiagGaussian
+from corral.modules.distributions import ActionDistribution
 
 _AT_ONCE = 4096  # steps whose observations are compared at once
 
 _LOOKS_LIKE = {
-    "terminated": "^(is)?(terminal|terminat|absorbing)",
-    "truncated": "trunc|timeout|timelimit|^(is)?(done|dones|last|final|cut|end|ends|episodeends?)$",
-    "next_obs": "^(next|new)(obs|state)",
+    "terminated": "^(is)?(terminal|terminat|absorbing|dones?$)",
+    "truncated": "trunc|timeout|timelimit|^(is)?(dones?|finished|last|final|cut|ends?|episodeends?)$",
+    "next_obs": "^(next|new)(obs|state)|^(obs|observations?|states?)next$",
+    "starts": "^(is)?(first|start|episodestarts?)$",
 }
 """Patterns of names, lower-case letters alone, that other programs give to columns, by their names here."""
 
@@ -49,8 +50,8 @@ class EpisodeRows:
         module_id: Id of the module that chose the actions.
         added: Other columns by name, `[R, ...]`, such as `logp`.
         infos: Info dict that came with the observation of a row, by row.
-        action_units: `"env"`: as the env received them. `"unit"`: actions of a Box with finite bounds are in [-1, 1],
-            as RLlib records them. `"module"`: module actions, as in replay buffers and episodes.
+        action_units: `"env"`: as the env received them. `"rllib"`: as RLlib records them, which has each Box with
+            finite bounds in [-1, 1]. `"module"`: module actions, as in replay buffers and episodes.
         place: Where the rows come from, for messages.
         num_jumps: Number of episodes that end only because the next step begins in another observation.
         given_rows: Row in the data of each row, int64 `[R]`, for messages; `None` if they are the same.
@@ -65,7 +66,7 @@ class EpisodeRows:
     module_id: str = DEFAULT_MODULE_ID
     added: dict[str, NDArray[Any]] = field(default_factory=dict)
     infos: dict[int, dict[str, Any]] = field(default_factory=dict)
-    action_units: Literal["env", "unit", "module"] = "env"
+    action_units: Literal["env", "rllib", "module"] = "env"
     place: str = "the data"
     num_jumps: int = 0
     given_rows: NDArray[np.int64] | None = None
@@ -231,9 +232,9 @@ class EpisodeRows:
         Raises:
             DataError: They are module actions already, and of another module.
         """
-        if self.action_units == "unit" and isinstance(distribution, DiagGaussian):
-            return distribution.from_unit(self.actions)
-        if self.action_units != "module":
+        if self.action_units == "rllib":
+            return distribution.from_rllib(self.actions)
+        if self.action_units == "env":
             return distribution.from_env(self.actions)
         actions: NDArray[Any] = np.asarray(self.actions)
         if actions.shape[1:] != distribution.action_shape or actions.dtype.kind != distribution.action_dtype.kind:

@@ -59,6 +59,7 @@ def minari_source(dataset: Any) -> Source:
         waiting: list[EpisodeRows] = []
         for episode in dataset.iterate_episodes():
             waiting.append(_rows(episode, name))
+            _check_last_step(dataset, episode, name)
             if sum(map(len, waiting)) >= _MANY:
                 yield EpisodeRows.join(waiting)
                 waiting = []
@@ -91,6 +92,25 @@ def _rows(episode: Any, name: str) -> EpisodeRows:
         next_obs=map_tree(lambda leaf: leaf[1:], obs) if has_final else None,
         place=place,
     )
+
+
+def _check_last_step(dataset: Any, episode: Any, name: str) -> None:
+    """Refuse an episode of which Minari left out the last step, and whether it terminated.
+
+    Minari's Arrow format keeps an entry more of each column than there are steps, and leaves out the last one, which
+    is a step if there is no final observation.
+
+    Raises:
+        DataError: Minari knows of more steps.
+    """
+    size = len(episode.rewards)
+    if not (np.any(episode.terminations[-1:]) or np.any(episode.truncations[-1:])):
+        [metadata] = dataset.storage.get_episode_metadata([episode.id])
+        if metadata.get("total_steps", size) > size:
+            raise DataError(
+                f"{name}, episode {episode.id} has no final observation, and Minari leaves out the last step of such "
+                "episodes in its Arrow format: write the dataset with final observations, or with data_format='hdf5'."
+            )
 
 
 class MinariWriter:

@@ -84,7 +84,7 @@ def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[Epi
             found = _ids(table[theirs]) if name in _IDS else _column(table[theirs], theirs, place)
             columns |= {} if found is None else {ours: found}
     read = {schema.get(name, name) for name in (*_KEPT, *NAMES, *_IDS)}
-    check_names([name for name in table.column_names if name not in read], columns.keys(), place)
+    check_names([name for name in table.column_names if name not in read], {*columns, "starts"}, place)
     return [Steps(columns, place)]
 
 
@@ -208,7 +208,7 @@ def _rows_of_columns(steps: Steps, number: NDArray[np.int64] | None) -> EpisodeR
         module_id=DEFAULT_MODULE_ID if modules is None else str(modules[0]),
         place=place,
     )
-    rows.action_units = "unit"
+    rows.action_units = "rllib"
     return rows
 
 
@@ -267,7 +267,7 @@ def _join_chunks(states: Iterable[Mapping[str, Any]]) -> Iterator[EpisodeRows]:
         starts=starts,
         added={} if np.isnan(logp).all() else {"logp": logp},
     )
-    rows.action_units = "unit"
+    rows.action_units = "rllib"
     yield rows
 
 
@@ -332,7 +332,7 @@ def _steps_of_line(line: bytes, where: str) -> Steps:
     for name in (*_KEPT, *NAMES, "eps_id"):
         if name in batch and (ours := NAMES.get(name, name)) not in columns:
             columns[ours] = _json_column(batch[name], f"{where}: {name!r}", len(_unpacked(batch["rewards"], where)))
-    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], columns.keys(), where)
+    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], {*columns, "starts"}, where)
     return Steps(columns, where)
 
 
@@ -353,7 +353,9 @@ def _json_column(given: Any, where: str, size: int) -> Tree:
         return given
     if isinstance(given, tuple) and all(np.size(part) and len(_unpacked(part, where)) == size for part in given):
         return tuple(_json_column(part, where, size) for part in given)
-    if len(given) and isinstance(given[0], (Mapping, tuple)):
+    if len(given) and isinstance(given[0], Mapping):
+        return {key: _json_column([entry[key] for entry in given], where, size) for key in given[0]}
+    if len(given) and isinstance(given[0], tuple):
         return _stacked(given)
     try:
         column = np.asarray(given)

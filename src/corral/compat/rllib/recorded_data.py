@@ -19,7 +19,7 @@ from corral.core.paths import resolve_location
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError, DataError
 from corral.evaluation.statistics import summarize_episodes
-from corral.offline.episode_rows import EpisodeRows
+from corral.offline.episode_rows import EpisodeRows, as_flags
 from corral.offline.parquet import as_numpy
 from corral.offline.recorder import Recorder
 from corral.offline.rllib_files import Steps, rllib_parquet_source, unpack, whole_episodes
@@ -199,16 +199,28 @@ class OfflinePreLearner:
             batch: Columns `[S, ...]` by name.
             to_numpy: Not used.
             **settings: Not used.
+
+        Raises:
+            DataError: A flag is neither bool nor 0 or 1.
         """
         schema = {**SCHEMA, **self.config.input_read_schema}
+        size = len(batch[schema[Columns.REWARDS]])
 
         def entry(name: str, row: int, default: Any = None) -> Any:
             column = batch.get(schema[name])
             value = default if column is None else column[row]
             return unpack(value, schema[name]) if isinstance(value, str) and name != Columns.EPS_ID else value
 
+        def flags(*names: str) -> Any:
+            for name in names:
+                column = [entry(name, row) for row in range(size)]
+                if any(flag is not None for flag in column):
+                    return as_flags(np.array(column, object), schema[name], "prelearner_class")
+            return np.zeros(size, np.bool_)
+
+        terminated, truncated = flags(Columns.TERMINATEDS, "dones"), flags(Columns.TRUNCATEDS)
         episodes = []
-        for row in range(len(batch[schema[Columns.REWARDS]])):
+        for row in range(size):
             obs = entry(Columns.OBS, row)
             identity = entry(Columns.EPS_ID, row)
             episodes.append(
@@ -217,8 +229,8 @@ class OfflinePreLearner:
                     observations=[obs, entry(Columns.NEXT_OBS, row, obs)],
                     actions=[entry(Columns.ACTIONS, row)],
                     rewards=[entry(Columns.REWARDS, row)],
-                    terminated=bool(entry(Columns.TERMINATEDS, row, entry("dones", row, False))),
-                    truncated=bool(entry(Columns.TRUNCATEDS, row, False)),
+                    terminated=terminated[row],
+                    truncated=truncated[row],
                     len_lookback_buffer=0,
                 )
             )
@@ -296,7 +308,7 @@ def _columns_of_table(file: Any, place: str) -> dict[str, Any]:
 
 def _columns_of_episodes(episodes: Sequence[Any]) -> dict[str, Any]:
     columns: dict[str, list[Any]] = {name: [] for name in ("obs", "next_obs", "actions", "rewards", "eps_id")}
-    ends: dict[str, list[bool]] = {"terminated": [], "truncated": []}
+    ends: dict[str, list[Any]] = {"terminated": [], "truncated": []}
     for number, episode in enumerate(episodes):
         obs, size = _listed(episode.get_observations()), len(episode)
         columns["obs"] += obs[:-1]
@@ -305,12 +317,12 @@ def _columns_of_episodes(episodes: Sequence[Any]) -> dict[str, Any]:
         columns["rewards"] += _listed(episode.get_rewards())
         columns["eps_id"] += [str(number if episode.id_ is None else episode.id_)] * size
         for name, flags in ends.items():
-            flags += [False] * (size - 1) + [bool(getattr(episode, f"is_{name}"))]
+            flags += [False] * (size - 1) + [getattr(episode, f"is_{name}")]
     stacked = {
         name: map_tree(lambda *leaf: np.stack([np.asarray(part) for part in leaf]), *entries)
         for name, entries in columns.items()
     }
-    return stacked | {name: np.array(flags) for name, flags in ends.items()}
+    return stacked | {name: np.array(flags, object) for name, flags in ends.items()}  # which `Steps` checks
 
 
 def _listed(given: Any) -> list[Any]:
