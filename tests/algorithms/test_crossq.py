@@ -123,7 +123,7 @@ def test_the_losses_and_the_statistics_match_a_slow_reference() -> None:
 def test_imitation_normalises_by_the_pass_of_the_actors_loss() -> None:
     """It moves no statistics of its own, and its gradient is the one of that pass."""
     plain, imitating, batch = make_module(), make_module(), make_batch(16)
-    batch["recorded"] = torch.arange(16) < 8
+    batch["recorded"] = (torch.arange(16) < 8) * 2.0  # rows per recorded row
     outputs: dict[str, torch.Tensor] = {}
     expected, _ = crossq_loss(plain, batch, BOTH, target_entropy=None, outputs=outputs)
     loss = with_imitation(partial(crossq_loss, target_entropy=None), in_values=True)
@@ -133,9 +133,8 @@ def test_imitation_normalises_by_the_pass_of_the_actors_loss() -> None:
     means = outputs["dist_inputs"].chunk(2, -1)[0].tanh()
     imitation = (means - batch["actions"].tanh())[:8].square().mean()
     torch.testing.assert_close(reported["imitation_loss"], imitation.detach())
-    torch.testing.assert_close(
-        found["actor"], expected["actor"] + 2.0 * outputs["q_taken"].detach().abs().mean() * imitation
-    )
+    torch.testing.assert_close(found["actor"], expected["actor"] + 2.0 * imitation)
+    torch.testing.assert_close(reported["mean_abs_q"], outputs["q_taken"].detach().abs().mean())
 
 
 def test_targets_have_no_gradient_and_the_policys_values_are_differentiable() -> None:

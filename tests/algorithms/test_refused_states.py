@@ -83,7 +83,10 @@ def damages(state: dict[str, Any]) -> Iterator[tuple[str, Damage]]:
     yield "no generator of Python", drop("rngs", "python")
     yield "another generator", put("policy", "rng", "bit_generator", value="system")
     yield "seeds of a string", put(*runner, "env", "seeds", "entropy", value="abc")
-    yield "a generator of an env", put(*runner, "env", "envs", 0, "np_random", "bit_generator", value="seed")
+    yield (
+        "a generator of an env",
+        put(*runner, "env", "envs", 0, "kept", "generators", 0, "bit_generator", value="seed"),
+    )
     yield "a wrapper without its steps", put(*runner, "env", "envs", 0, "wrappers", value=[["TimeLimit", {}]])
     yield "returns of another number of envs", put(*episodes, "returns", value=np.zeros(9))
     yield "observations of another shape", put(*episodes, "obs", value=np.zeros((3, 8), np.float32))

@@ -73,6 +73,7 @@ def training(directory: Path, *, at_import: str = "", at_step: str = "pass") -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where the tests run under nohup
     )
     try:
         wait_for(process, directory / "inside")

@@ -71,6 +71,9 @@ def test_any_number_is_spread_evenly(group: EnvRunnerGroup, num_episodes: int) -
 @pytest.mark.parametrize("group", [(2, 2, "next_step")], indirect=True, ids=str)
 def test_a_slow_runner_changes_no_count(group: EnvRunnerGroup) -> None:
     slow, fast = group._runners.values()
-    slow.seconds_per_step, fast.seconds_per_step, slow.excess_wait_s = 10.0, 0.001, 1e9
+    for runner, seconds in ((slow, 10.0), (fast, 0.001)):
+        group._speeds.replace(runner.seconds_per_step, seconds)
+        runner.seconds_per_step = seconds
+    slow.excess_wait_s = 1e9
     rollouts = group.sample(SampleRequest(num_episodes=6), Timers())
     assert [len(rollout.episodes()) for rollout in rollouts] == [3, 3]
