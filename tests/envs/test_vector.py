@@ -202,6 +202,9 @@ class TestResolve:
         self, env_id: str, hint: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(env_ids, "find_spec", lambda name: None)
+        for name, spec in list(gym.registry.items()):  # of packages that another test has imported
+            if str(spec.entry_point).startswith(("minigrid", "gymnasium_robotics")):
+                monkeypatch.delitem(gym.registry, name)
         with pytest.raises(ConfigError, match=hint) as caught:
             PPOConfig().environment(env_id).validate()
         assert "\n" not in str(caught.value)
