@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from corral.modules.heuristic import HeuristicModule as HeuristicModule
     from corral.modules.heuristic import RandomModule as RandomModule
     from corral.modules.module import Module as Module
-    from corral.offline.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
-    from corral.offline.estimate_return import estimate_return as estimate_return
+    from corral.policies.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
+    from corral.policies.estimate_return import estimate_return as estimate_return
     from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
     from corral.policies.evaluate import evaluate_policy as evaluate_policy
     from corral.policies.policy import Policy as Policy
@@ -127,7 +127,7 @@ _HOMES = {
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "NormalizeObservations": "corral.transforms.observations",
     "NormalizeRewards": "corral.transforms.rewards",
-    "OffPolicyEvaluation": "corral.offline.estimate_return",
+    "OffPolicyEvaluation": "corral.policies.estimate_return",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
@@ -148,7 +148,7 @@ _HOMES = {
     "TensorVectorEnv": "corral.envs.tensor_env",
     "Transform": "corral.transforms.transform",
     "UpdateSettings": "corral.learners.settings",
-    "estimate_return": "corral.offline.estimate_return",
+    "estimate_return": "corral.policies.estimate_return",
     "evaluate_policy": "corral.policies.evaluate",
     "from_sb3": "corral.compat.sb3.models",
     "gae": "corral.core.returns",

@@ -24,6 +24,7 @@ from corral.algorithms.algorithm_state import (
     restoring,
     set_algorithm_state,
 )
+from corral.algorithms.checkpoint import algorithm_state, load_algorithm, save_algorithm
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit, refuse_unknown
 from corral.algorithms.loop_run import LoopRun
@@ -34,7 +35,6 @@ from corral.algorithms.resources import resources_of_workers
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
-from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import num_env_steps_per_round, optimizer_class, reconfigured, warn_of_mistakes
 from corral.config.without_effect import refuse_settings_without_use
 from corral.core.familiar_names import attribute_error
