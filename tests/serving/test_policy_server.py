@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import socket
 import ssl
 import stat
@@ -467,6 +468,21 @@ def test_pings_in_one_packet_are_answered_one_after_another_and_others_take_turn
                 ids.append(msgpack.unpackb(data[HEADER.size : end])["id"])
                 data = data[end:]
         assert ids == [*range(count)]
+
+
+def test_a_client_is_heard_again_after_more_than_the_server_reads_ahead() -> None:
+    body = b'{"type": "EPISODES", "episodes": [], "env_steps": 0, "more": "%s"}' % (b"-" * 4000)
+    with serve(1, max_message_bytes=8192) as server, call(server) as found:
+        found.setblocking(False)
+        for unsent in (b"%08d%s" % (len(body), body) * 400, b'00000016{"type": "PING"}'):  # the first has no answers
+            ends_s = time.monotonic() + DEADLINE_S
+            while unsent or any(one.read for one in server._connections):
+                assert time.monotonic() < ends_s
+                with contextlib.suppress(BlockingIOError):
+                    unsent = unsent[found.send(unsent) :]
+                server.receive(0.001)
+        listen_until(server, lambda: select.select([found], [], [], 0)[0])
+        assert b"PONG" in found.recv(65_536)
 
 
 def test_a_client_that_reads_no_answers_is_not_answered_without_end_and_is_cut_off(
