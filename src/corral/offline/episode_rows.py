@@ -223,7 +223,10 @@ class EpisodeRows:
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """Return an error about an entry, which names the place, the row and the column."""
-        row = row if self.given_rows is None else int(self.given_rows[row])
+        if (given := self.given_rows) is not None:
+            if column.startswith("obs") and row and not self.valid[row] and given[row] == given[row - 1]:
+                column = f"next_{column}"  # the observation after the step of the row before
+            row = int(given[row])
         return DataError(f"{self.place}: row {row}, column {column!r} {problem}.")
 
     def module_actions(self, distribution: ActionDistribution) -> NDArray[Any]:
@@ -353,7 +356,8 @@ def rows_of_steps(
     given_rows[finals] = lasts
 
     def spread_obs(column: NDArray[Any], after: Any) -> NDArray[Any]:
-        rows = spread(column)
+        # An integer or a float32 does not hold what comes after, if that has another dtype.
+        rows = spread(column if after is None else column.astype(np.result_type(column, after), copy=False))
         # After a terminated step nothing reads the observation.
         rows[finals] = column[lasts] if after is None else after[lasts]
         return rows
