@@ -145,6 +145,12 @@ def test_flags_are_bool_or_the_numbers_0_and_1(dtype: Any) -> None:
         ({"actions": np.arange(4)}, "column 'actions' is int64.4., and 'rewards' has 5 entries"),
         ({"next_obs": np.zeros((4, 1))}, "column 'next_obs'"),
         ({"obs": {"a": np.zeros((5, 1)), "b": np.zeros(3)}}, "column 'obs/b'"),
+        ({"obs": [[0], [1], [2], [3], [4, 5]]}, "column 'obs' is no array: .*inhomogeneous"),
+        ({"next_obs": np.array([["1"]] * 5)}, "'next_obs' is <U1.5, 1., and 'obs' float32.5, 1."),
+        (
+            {"rewards": np.ones(5, complex)},
+            "column 'rewards' holds something else than numbers: it has the dtype complex",
+        ),
         ({name: value[:0] for name, value in steps().items()}, "there are no steps"),
     ],
 )
