@@ -104,7 +104,8 @@ class Joint(ActionDistribution):
         flat: Any = [actions.reshape(actions.shape[0], -1) for actions in chosen]
         joined: Any = torch.cat(flat, -1) if isinstance(flat[0], Tensor) else np.concatenate(flat, -1)
         # Tensors are only for exports, which do not store the actions.
-        return joined if isinstance(flat[0], Tensor) else joined.astype(self.action_dtype, copy=False)
+        found: Data = joined if isinstance(flat[0], Tensor) else joined.astype(self.action_dtype, copy=False)
+        return found
 
     def _split(self, actions: Any) -> list[Any]:
         """Return the module actions of the parts, numbers of discrete values as integers."""
