@@ -113,8 +113,6 @@ class Evaluator:
         """
         if self.group is not None:
             return self.group
-        if self not in self._algorithm.callback_parts:
-            self._algorithm.callback_parts.append(self)
         config, engine = self._settings.for_evaluation(), self._algorithm.engine
         if self._in_parallel and not config.num_env_runners and engine.traits.has_own_process:
             # An env that holds Python's global lock would stop training, so the only runner has its own process.
@@ -247,11 +245,6 @@ class Evaluator:
                 is_evaluation=True,
             )
 
-    @property
-    def num_callback_errors(self) -> int:
-        """Exceptions in callbacks of evaluation runners that `on_error="log"` kept from ending the run."""
-        return 0 if self.group is None else self.group.num_callback_errors
-
     # Rounds.
 
     @property
@@ -352,7 +345,7 @@ class Evaluator:
         group = self.build()
         with self._own_generators():
             group.restore_runners()
-            group.sync_weights(*self._algorithm.get_weight_parts())
+            self._algorithm.weights.sync(group)
             rollouts = group.sample(request)
         group.collect_metrics(MetricsLogger(), Timers())
         return rollouts
@@ -367,9 +360,7 @@ class Evaluator:
                 group.restore_runners()
         except WorkerDiedError as error:  # the last runner
             log.debug("Evaluation: %s", error)
-        parts, self._weights_version = algorithm.get_weight_parts()
-        with algorithm.timers.time("syncing"):
-            group.sync_weights(parts, self._weights_version)
+        self._weights_version = algorithm.weights.sync(group)
         self._timestep = algorithm.num_env_steps_sampled_lifetime
         if self._takes_tasks_of_training:
             self._tasks = algorithm.env_runner_group.known_tasks() or self._tasks

@@ -324,7 +324,7 @@ def _acting(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bool
     """Return the function that chooses the actions of all sub-envs."""
     given = env.single_observation_space, env.single_action_space
     if hasattr(policy, "compute_actions") and policy.config.is_multi_agent:
-        policy = policy.agent_policies()
+        policy = policy.acting.agent_policies()
     if isinstance(policy, AgentPolicies):
         seats = policy.find_seats(given[0], name)
         return lambda obs, begins, _: policy.batch(seats, obs, begins, explore=explore)
