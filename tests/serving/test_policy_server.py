@@ -441,7 +441,7 @@ def test_a_client_of_rllink_that_is_silent_gives_its_seat_back(monkeypatch: pyte
         found.sendall(b'00000016{"type": "PING"}')
         listen_until(server, lambda: server.sessions)
         listen_until(server, lambda: not server.sessions)
-        assert time.monotonic() - begins_s > 0.02 * server_module.RLLINK_PATIENCE
+        assert time.monotonic() - begins_s > 0.02 * server_module.SILENT_PATIENCE
         assert b"it was silent for 10 times client_timeout_s=0.02 seconds" in found.recv(65_536)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from corral.algorithms.acting import Acting
 from corral.algorithms.algorithm_state import get_algorithm_state, restoring, set_algorithm_state
+from corral.algorithms.checkpoint import algorithm_state, load_algorithm, save_algorithm
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit, refuse_unknown
 from corral.algorithms.iteration_report import FIXED_KEYS, Report
@@ -28,10 +29,9 @@ from corral.algorithms.sampler import Sampler, Weights
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
-from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import reconfigured, warn_of_mistakes
 from corral.config.without_effect import refuse_settings_without_use
-from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
+from corral.core.familiar_names import attribute_error
 from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree
@@ -70,7 +70,7 @@ class _WithHints(ABCMeta):
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:
-            raise attribute_error(cls, name, ALGORITHM_METHODS)
+            raise attribute_error(cls, name, "ALGORITHM_METHODS")
 
 
 MOST_CALLS_WITHOUT_STEPS = 100
@@ -140,7 +140,7 @@ class Algorithm(metaclass=_WithHints):
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property that raised; raise its error again
-            raise attribute_error(self, name, ALGORITHM_METHODS)
+            raise attribute_error(self, name, "ALGORITHM_METHODS")
 
     @interruptible
     def __init__(self, config: AlgorithmConfig) -> None:
