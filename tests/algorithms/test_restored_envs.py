@@ -41,7 +41,7 @@ def check_exact(config: AlgorithmConfig, num_envs: int, num_iterations: int = 2)
         assert differences(without_times(state), without_times(algo.get_state())) == []
         again = algo.get_state()
     with restored_from(config, again) as algo:
-        assert algo._restored["num_envs_continued"] == num_envs and not algo._restored["restarted"]
+        assert algo.report.restored["num_envs_continued"] == num_envs and not algo.report.restored["restarted"]
         assert differences(expected, play(algo)) == []
 
 
@@ -192,7 +192,7 @@ def test_a_task_for_the_next_episode_stays_one() -> None:
         state = run(algo)
         expected = play(algo)
     with restored_from(config, state) as algo:
-        assert algo._restored["num_envs_continued"] == 3
+        assert algo.report.restored["num_envs_continued"] == 3
         assert differences(expected, play(algo)) == []
 
 
@@ -329,7 +329,7 @@ def test_a_checkpoint_with_another_env_config_says_what_begins_again(tmp_path: P
     for length, words in ((8, ""), (1, "its episode ended earlier when")):
         given = {"env": Line, "env_config": {"length": length}, "wrappers": [partial(Scaled, by=1.0)]}
         with Algorithm.from_checkpoint(tmp_path / "saved", **given) as algo:
-            found = algo._restored
+            found = algo.report.restored
             assert words in found["restarted"] and found["num_envs_restarted"] == (2 if words else 0)
             assert lengths_and_returns(algo)[:2] == [length] * 2
 

@@ -109,7 +109,6 @@ class Told:
         self.trial, self.outcome, self.process, self.answers = trial, dict[str, Any](), self, list[str]()
         for message in type(self).says(trial.number):
             to.put((self, message))  # type: ignore[arg-type]
-        to.put((self, None))  # type: ignore[arg-type]
         self.heard.append(self)
 
     heard: ClassVar[list[Told]] = []
@@ -117,7 +116,9 @@ class Told:
     def answer(self, text: str) -> None:
         self.answers.append(text)
 
-    def close(self) -> None:
+    status = 0
+
+    def wait_for_messages(self) -> None:
         pass
 
     def reason(self) -> str:
