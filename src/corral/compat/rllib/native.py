@@ -79,7 +79,7 @@ _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "explora
     *("replay_buffer_config", "rollout_fragment_length"),
 }
 
-_NEEDS_SAMPLING = {"gamma", *(name for name, needs in needs_of(AlgorithmConfig).items() if SAMPLES in needs)}
+_NEEDS_SAMPLING = {"gamma", *(name for name, needs in needs_of(NativeConfig).items() if SAMPLES in needs)}
 """Settings that have no meaning for an algorithm that samples nothing, and `gamma`, which BC does not read."""
 
 _OF_ENV = {"env", "env_config", "env_task_fn", "wrappers", "transforms"}  # the same for all modules
