@@ -44,7 +44,7 @@ from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss
 from corral.learners.settings import LearningSpec
 from corral.metrics.logger import MetricsLogger
-from corral.metrics.result import EARLY_MEANS, merge_nested, plain_numbers
+from corral.metrics.result import EARLY_MEANS, plain_numbers
 from corral.metrics.result_html import Result
 from corral.metrics.timers import Timers
 from corral.modules.module import Module
@@ -549,9 +549,8 @@ class Algorithm(metaclass=_WithHints):
     def _complete(self, result: Result, start: float) -> None:
         """Add to a result what follows an iteration: evaluation, the next tasks, and what callbacks log."""
         if self.config.evaluation_interval is not None:
-            self.metrics.mark()
-            self.evaluator.finish(result)
-            merge_nested(result, self.metrics.peek_new())  # metrics that its callbacks logged
+            with self.report.taking_new_metrics(result):  # from its callbacks
+                self.evaluator.finish(result)
         if self.config.env_task_fn is not None:
             with self.timers.time("callbacks"):
                 self.env_runner_group.choose_tasks(result)
