@@ -179,6 +179,8 @@ class EnvRunnerGroup:
 
     def _make_up_for(self, call: UserCall) -> None:
         """Make a call in all runners; a runner that is not ready makes it later."""
+        if self.local_env_runner is not None:
+            call_directly(self.local_env_runner, *call)
         for runner in self._runners.values():
             runner.make_up_for(call)
 
@@ -391,7 +393,8 @@ class EnvRunnerGroup:
             str(index): {"num_restarts": self._runners[index].counts.num_restarts, **part.result()}
             for index, part in costs.items()
         }
-        return {"weights_version": self._weights.version, **sum(costs.values(), Costs()).result(), "by_runner": runners}
+        total = sum(costs.values(), Costs()).result() if costs else _NO_COSTS
+        return {"weights_version": self._weights.version, **total, "by_runner": runners}
 
     # State.
 
@@ -465,13 +468,16 @@ class EnvRunnerGroup:
             SerializationError: `fn` cannot be pickled.
             Exception: Exception that the function raised.
         """
+        found = []
+        if local_env_runner and self.local_env_runner is not None:
+            found.append(call_directly(self.local_env_runner, fn, kwargs or {}))
         calls = self._user_calls.begin(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
         if len(done) < len(calls):
             names = ", ".join(call.runner.name for call in calls if call not in done)
             log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
-        return [result for _, result in self._user_calls.take_results(done)]
+        return found + [result for _, result in self._user_calls.take_results(done)]
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
         """Return `fn(env)` for every sub-env of the runners, called in its process; see `foreach_env_runner`.
@@ -518,11 +524,15 @@ class EnvRunnerGroup:
         Raises:
             CallbackError: `env_task_fn` raised an exception, now or in a runner that was busy the last time.
         """
+        if self.local_env_runner is not None:
+            self.local_env_runner.choose_tasks(train_results)
         self._user_calls.choose_tasks(train_results)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
         self._stopped = True
+        if self.local_env_runner is not None:
+            self.local_env_runner.stop()
         runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
         try:
             closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
@@ -560,9 +570,6 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         except BaseException:
             self.stop()
             raise
-
-    def _make_up_for(self, call: UserCall) -> None:
-        call_directly(self.local_env_runner, *call)
 
     @property
     def worker_indices(self) -> list[int]:
@@ -634,34 +641,9 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
                 self.mail.keep_logged(0, parts, seconds)
                 super().collect_metrics(metrics, timers)
 
-    def take_costs(self) -> dict[str, Any]:
-        """Return the costs of runners of an engine, of which there are none."""
-        return {"weights_version": self._weights.version, **_NO_COSTS, "by_runner": {}}
-
-    def foreach_env_runner(
-        self,
-        fn: str | Callable[..., Any],
-        *,
-        kwargs: Mapping[str, Any] | None = None,
-        local_env_runner: bool = True,
-        **selection: Any,
-    ) -> list[Any]:
-        """Return the result of a method or of `fn(env_runner)`; see `EnvRunnerGroup.foreach_env_runner`."""
-        found = [call_directly(self.local_env_runner, fn, kwargs or {})] if local_env_runner else []
-        return found + super().foreach_env_runner(fn, kwargs=kwargs, **selection)
-
     def known_tasks(self) -> list[Any]:
         """Return the tasks of all sub-envs."""
         return self.local_env_runner.host.get_tasks() or []
-
-    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
-        """Let the runner call the setting `env_task_fn` for its sub-envs; see `EnvRunner.choose_tasks`."""
-        self.local_env_runner.choose_tasks(train_results)
-
-    def stop(self) -> None:
-        """Close the envs. Nothing can be sampled afterwards."""
-        self._stopped = True
-        self.local_env_runner.stop()
 
 
 class EmbeddedMailbox(Mailbox):
