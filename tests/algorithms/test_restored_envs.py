@@ -103,6 +103,17 @@ def test_sub_envs_that_failed_and_are_new_continue(mode: str) -> None:
     check_exact(config, 3, num_iterations=3)
 
 
+def test_an_episode_may_have_as_many_steps_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(played_actions, "MAX_STEPS", 4)
+    played = played_actions.PlayedActions()
+    for num_rows, found in ((4, [0, 1, 2, 3]), (5, None)):
+        played.forget()
+        columns = np.ones((num_rows, 1), bool), np.zeros((num_rows, 1), bool)
+        played.parts.append((np.arange(num_rows)[:, None], *columns))
+        [actions] = played.get(same_step=False, convert=lambda part, _: part)
+        assert (None if actions is None else actions.tolist()) == found
+
+
 def test_a_long_episode_begins_again_and_its_actions_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -334,6 +345,7 @@ def test_an_env_config_of_now_replaces_the_one_of_a_curriculum(caplog: pytest.Lo
         algo.train()
         state = algo.get_state()
     with restored_from(lines(5), state) as algo:  # as it was: the curriculum continues
+        assert algo._restored["num_envs_continued"] == 2  # with the actions since the new envs were reset
         assert lengths_and_returns(algo)[:2] == [7, 7]
     with restored_from(lines(3), state) as algo:
         assert "env_config={'length': 3} replaces the value {'length': 7}" in caplog.text

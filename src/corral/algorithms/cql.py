@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.sac import SAC, SACConfig
+from corral.algorithms.off_policy import OffPolicyConfig
+from corral.algorithms.sac import SAC, SACSettings
 from corral.core.schedules import Schedule
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat, PositiveInt
 from corral.core.tree import map_tree
@@ -37,8 +38,8 @@ log = logging.getLogger("corral")
 
 
 @dataclass(kw_only=True)
-class CQLConfig(SACConfig):
-    """Settings of CQL; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
+class CQLConfig(SACSettings, OffPolicyConfig):
+    """Settings of CQL; those below and in its bases belong to `.training(...)`.
 
     By default nothing is sampled; with `num_offline_updates` the run continues in the env.
 
@@ -94,9 +95,8 @@ class CQLConfig(SACConfig):
         """Settings of the module in addition to its layers."""
         return {**super().module_settings, "lagrangian": self.lagrangian}
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.lagrangian and self.alpha_lr == 0:
             raise ConfigError(
                 "lagrangian=True: alpha_lr is the learning rate of the weight, and it is 0: set it above 0."

@@ -115,9 +115,8 @@ class IMPALAConfig(AlgorithmConfig):
         """`IMPALA`."""
         return IMPALA
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.sample_async and self.max_lag is not None and self.max_lag < self.broadcast_interval - 1:
             raise ConfigError(
                 f"max_lag={self.max_lag} drops all fragments, because broadcast_interval={self.broadcast_interval} "

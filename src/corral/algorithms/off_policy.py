@@ -144,11 +144,6 @@ class OffPolicyConfig(AlgorithmConfig):
         """Env steps with uniform actions at the beginning; none if the policy has learned from recorded data before."""
         return self.num_steps_sampled_before_learning_starts if self.num_offline_updates == 0 else 0
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
-        self.replay_config.check_capacity(self.total_train_batch_size, "train_batch_size_per_learner * num_learners")
-
     @property
     def replay_config(self) -> ReplayConfig:
         """Settings of the buffer.
@@ -158,12 +153,39 @@ class OffPolicyConfig(AlgorithmConfig):
         """
         return ReplayConfig.parse({"capacity": self.DEFAULT_CAPACITY, **self.replay_buffer_config})
 
-    def lrs(self, num_env_steps: int) -> float | dict[str, float]:
-        """Return the learning rate after so many env steps, or the one of each group of parameters."""
-        if not self.LR_GROUPS:
-            return schedule_value(self.lr, num_env_steps)
-        lrs = self.lrs_of_groups().items()
-        return {group: schedule_value(lr, num_env_steps) if isinstance(lr, list) else float(lr) for group, lr in lrs}
+    def check_settings(self) -> None:
+        """Refuse a buffer that has no room for a batch.
+
+        Raises:
+            ConfigError: Names the settings.
+        """
+        self.replay_config.check_capacity(self.total_train_batch_size, "train_batch_size_per_learner * num_learners")
+
+
+@dataclass(kw_only=True, repr=False)
+class ActorCriticSettings:
+    """Settings of off-policy algorithms with an actor and critics: an update per env step, and targets that follow.
+
+    The buffer keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is allocated as steps
+    arrive.
+
+    Attributes:
+        twin_q: Whether there are two critics, of which the lower value is used (Fujimoto et al. 2018,
+            arXiv:1802.09477).
+        actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
+        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
+    """
+
+    DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic")
+
+    train_batch_size_per_learner: int = 256
+    rollout_fragment_length: int | Literal["auto"] = 1
+    target_network_update_freq: int = 0
+    tau: float = 5e-3
+    twin_q: bool = True
+    actor_lr: NonNegativeSchedule | None = None
+    critic_lr: NonNegativeSchedule | None = None
 
 
 def off_policy_metrics(*groups: str) -> tuple[str, ...]:

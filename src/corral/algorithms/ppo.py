@@ -102,9 +102,8 @@ class PPOConfig(AlgorithmConfig):
         """`PPO`."""
         return PPO
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.clip_param == 0 or (
             isinstance(self.clip_param, list) and not any(value for _, value in self.clip_param)
         ):
