@@ -40,8 +40,8 @@ from corral.serving.messages import Entries
 if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
     from corral.runners.actor import Choices
+    from corral.runners.policy_file import PolicyFile
     from corral.runners.runner import EnvRunner
-    from corral.serving.policy_file import PolicyFile
     from corral.serving.server import PolicyServer
     from corral.serving.sessions import Session
 
@@ -328,7 +328,7 @@ class ServedStepping(Stepping):
         server = self._server
         try:
             if self._policy_file is None:
-                from corral.serving.policy_file import PolicyFile
+                from corral.runners.policy_file import PolicyFile
 
                 self._policy_file = PolicyFile(self._actor)
         except CorralError as error:

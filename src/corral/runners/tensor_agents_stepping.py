@@ -216,7 +216,7 @@ class TensorAgentsStepping(MultiAgentStepping):
             part, block, distribution = rollout.modules[module_id], group.block, group.on_device.distribution
             row = map_tree(lambda leaf: leaf[t], part.obs)
             part.dist_inputs[t], part.actions[t] = group.on_device.choose(row, part.num_envs, timestep=timestep, **how)
-            chosen = distribution.tensor_to_env(part.actions[t])
+            chosen = distribution.to_env(part.actions[t])
             lanes = chosen.reshape(-1, len(group.agents), *chosen.shape[1:])
             if len(group.agents) == len(block.agents):
                 found[block.name] = lanes

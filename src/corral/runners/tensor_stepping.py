@@ -85,7 +85,7 @@ class TensorStepping(SingleAgentStepping):
         assert isinstance(rollout, TensorRollout)
         self._on_device.refresh()
         step, clock, seconds = self.host.step_tensors, time.perf_counter, self.runner.timers.seconds
-        choose, to_env = self._on_device.choose, self._actor.distribution.tensor_to_env
+        choose, to_env = self._on_device.choose, self._actor.distribution.to_env
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
         now = clock()
