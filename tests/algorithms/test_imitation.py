@@ -213,9 +213,16 @@ def test_the_coefficient_falls_with_env_steps_and_stands_still_before() -> None:
         )  # the mean absolute value of the first batch, which multiplies the setting
         units = [weight / 2.0 for weight in seen[1:]]
         assert units[0] == units[1] and len(set(units)) == 3  # of this batch, and then of the batch before
+        state = algorithm.get_state()
         for _ in range(3):
             algorithm.train()
-    assert seen[-1] == 0.0 and seen[5] > 0.0
+    weight = seen[5]
+    assert seen[-1] == 0.0 and weight > 0.0
+    seen.clear()
+    with config.build() as algorithm:
+        algorithm.set_state(state)
+        algorithm.train()
+    assert seen[0] == pytest.approx(weight)  # with the mean of the batch before
 
 
 def test_what_cannot_imitate_says_so() -> None:

@@ -315,7 +315,7 @@ def test_a_checkpoint_with_another_env_config_says_what_begins_again(tmp_path: P
     with lines(5).build() as algo:
         algo.train()
         algo.save_to_path(tmp_path / "saved")
-    for length, words in ((8, ""), (1, "its episode ended after 1 of")):
+    for length, words in ((8, ""), (1, "its episode ended earlier when")):
         given = {"env": Line, "env_config": {"length": length}, "wrappers": [partial(Scaled, by=1.0)]}
         with Algorithm.from_checkpoint(tmp_path / "saved", **given) as algo:
             found = algo._restored

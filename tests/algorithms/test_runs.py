@@ -20,8 +20,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from corral import Algorithm, Below, DQNConfig, Module, PPOConfig
+from corral.algorithms.run_checkpoints import RunCheckpoints
 from corral.checkpoint import find_checkpoint, read_checkpoint
-from corral.checkpoint.run_checkpoints import RunCheckpoints
 from corral.cli.exit_status import status_of
 from corral.errors import CheckpointError, ConfigError, CorralError, RunDirectoryError, StopCriterionError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
@@ -81,7 +81,7 @@ def test_a_run_keeps_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
 
 
 def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.WRITE_PAUSE", 0)
     seen: list[set[str]] = []
 
     class Looking(Logger):
@@ -142,7 +142,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr("corral.checkpoint.run_checkpoints.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("corral.algorithms.run_checkpoints.time.monotonic", lambda: self.now_s)
 
 
 def test_writing_takes_at_most_one_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(t
 
     config = small_ppo(best_checkpoint_metric="score").callbacks(on_train_result=score)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+        patch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
         fit(config, tmp_path, 6)
     best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
     assert best.metadata["training_iteration"] == 3
@@ -246,7 +246,7 @@ def test_the_smallest_number_may_be_the_best(tmp_path: Path) -> None:
 
     config = small_ppo(best_checkpoint_metric="score", best_checkpoint_mode="min").callbacks(on_train_result=score)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+        patch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
         fit(config, tmp_path, 4)
     best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
     assert best.metadata["training_iteration"] == 2
@@ -285,7 +285,7 @@ def test_the_best_checkpoint_has_no_replay_buffer(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.WRITE_PAUSE", 0)
     config = small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9)
     with config.build() as algo:
         save = algo.save
@@ -596,7 +596,7 @@ def test_what_cannot_continue_is_told(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.WRITE_PAUSE", 0)
     with small_ppo(checkpoint_every_iterations=1).build() as algo:
         save = algo.save
 
@@ -605,7 +605,7 @@ def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
                 return save(path)
 
         monkeypatch.setattr(algo, "save", full)
-        monkeypatch.setattr("corral.checkpoint.run_checkpoints.write_checkpoint", lambda path, **_: full(path))
+        monkeypatch.setattr("corral.algorithms.run_checkpoints.write_checkpoint", lambda path, **_: full(path))
         with pytest.raises(CheckpointError, match=r"of iteration 3: there is none in .*File too large"):
             algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path, progress=False)
     monkeypatch.undo()

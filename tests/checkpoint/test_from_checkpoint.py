@@ -15,9 +15,9 @@ import pytest
 from forging import data, forge
 
 from corral import PPO, SAC, Algorithm, Callback, PPOConfig, SACConfig
+from corral.algorithms.checkpoint_settings import unnamed
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.checkpoint.imports import check_import
-from corral.checkpoint.settings import unnamed
 from corral.core.settings import main_name, path_of, set_sender
 from corral.errors import CheckpointError, ConfigError
 from corral.testing import CountingEnv, IdentityEnv

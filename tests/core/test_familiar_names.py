@@ -28,16 +28,11 @@ from corral.algorithms.stopping import StopCriteria
 from corral.callbacks import EVENTS
 from corral.cli.experiment import load_experiment
 from corral.cli.main import make_parser
+from corral.compat.familiar_names import ALGORITHM_METHODS, CONFIG_METHODS, EVENT_ARGUMENTS, RESULTS, SETTINGS
+from corral.compat.familiar_names import EVENTS as FAMILIAR_EVENTS
 from corral.config.settings import GROUPS
 from corral.core import familiar_names
-from corral.core.familiar_names import (
-    ALGORITHM_METHODS,
-    CONFIG_METHODS,
-    EVENT_ARGUMENTS,
-    RESULTS,
-    SETTINGS,
-    meaning_of,
-)
+from corral.core.familiar_names import meaning_of
 from corral.errors import ConfigError, CorralError, StopCriterionError
 from corral.exploration.build import exploration_class, settings_of
 from corral.metrics.result import flat_result
@@ -94,7 +89,7 @@ class TestTables:
         assert targets(RESULTS) <= flat.keys() and not RESULTS.keys() & flat.keys()
         assert all(hasattr(PPOConfig, name) for name in targets(CONFIG_METHODS))
         assert not any(hasattr(PPOConfig(), name) for name in CONFIG_METHODS)
-        assert targets(familiar_names.EVENTS) <= EVENTS.keys() and not familiar_names.EVENTS.keys() & EVENTS.keys()
+        assert targets(FAMILIAR_EVENTS) <= EVENTS.keys() and not FAMILIAR_EVENTS.keys() & EVENTS.keys()
         arguments = {argument for event in EVENTS.values() for argument in event.arguments}
         assert targets(EVENT_ARGUMENTS) <= arguments
 
@@ -301,4 +296,4 @@ def test_the_nearest_name_is_looked_for_when_the_message_is_read(monkeypatch: py
 
 def test_the_groups_of_the_table_are_groups() -> None:
     assert {path.partition(".")[0] for meanings in SETTINGS.values() for path, _ in meanings} <= {*GROUPS, ""}
-    assert meaning_of(3, SETTINGS, []) is None and AlgorithmConfig.meaning_of("lr") is None
+    assert meaning_of(3, "SETTINGS", []) is None and AlgorithmConfig.meaning_of("lr") is None

@@ -345,7 +345,7 @@ def test_returns_of_the_task_before_take_no_decision(tmp_path: Path, monkeypatch
         found.append((result["curriculum"]["task_index"], result["env_runners"]["episode_return_mean"]))
         return bool(found[-1][0] == 1 and found[-1][1] > 7)
 
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
     found: list[tuple[float, float]] = []
     made = config(ThresholdCurriculum([0, 1], thresholds=9.0, patience=2), Harder)
     made.reporting(metrics_num_episodes_for_smoothing=50)  # an iteration has 64 episodes

@@ -13,7 +13,7 @@ from at_least import all_of
 from corral import EnvContext, PPOConfig
 from corral.envs.env_arguments import call_factory, check_env_config
 from corral.envs.torch_envs import TorchCartPole
-from corral.errors import ConfigError
+from corral.errors import ConfigError, EnvError
 from corral.testing import CountingEnv
 
 
@@ -178,6 +178,18 @@ def test_a_key_that_the_env_does_not_take_is_refused(factory: Any, key: str, mes
         config.multi_agent(policies={"main"})
     with pytest.raises(ConfigError, match=rf"env_config\['{key}'\] does not apply to env .*: .*{message}"):
         config.build()
+
+
+class PassesOn(Line):
+    def __init__(self, width: int = 5) -> None:
+        make_required(width=width)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("env", [PassesOn, "PassesOn-v0"])
+def test_what_refuses_a_parameter_inside_the_env_is_named(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gym.registry, "PassesOn-v0", gym.envs.registration.EnvSpec("PassesOn-v0", PassesOn))
+    with pytest.raises(EnvError, match=r"\{'width': 7\}: TypeError: make_required\(\) got an unexpected keyword"):
+        make(env, {"width": 7})
 
 
 def test_wrong_keys_are_known_before_anything_starts() -> None:

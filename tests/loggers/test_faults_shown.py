@@ -69,7 +69,7 @@ def test_the_last_state_without_a_checkpoint_ends_the_run_with_an_error(
             with largest_file(100):
                 return save(path)
 
-        monkeypatch.setattr("corral.checkpoint.run_checkpoints.WRITE_PAUSE", 0)
+        monkeypatch.setattr("corral.algorithms.run_checkpoints.WRITE_PAUSE", 0)
         monkeypatch.setattr(algo, "save", full_at_the_end)
         with pytest.raises(CheckpointError) as caught:
             algo.fit(stop={"training_iteration": 4}, run_dir=tmp_path, progress=False)

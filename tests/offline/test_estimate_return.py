@@ -36,7 +36,7 @@ from corral.modules.q_module import QModule
 from corral.modules.recurrent import RecurrentActorCritic
 from corral.modules.spec import ModuleSpec
 from corral.modules.td3_module import TD3Module
-from corral.offline.estimate_return import METHODS
+from corral.policies.estimate_return import METHODS
 from corral.policies.policy import Policy
 from offline.recorded_envs import Counting
 

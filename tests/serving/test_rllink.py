@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from simulators import Simulator, address_of, end, runner_of, served
 
 from corral import DQNConfig, PPOConfig
+from corral.compat.rllib.rllink import read_chunk, read_message
 from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.rllink import read_chunk, read_message
 
 MESSAGES = Path(__file__).parent / "rllink_messages"
 """Messages as Ray sends them; `make_rllink_messages.py` wrote them."""

@@ -24,6 +24,7 @@ from corral.algorithms.algorithm_state import (
     restoring,
     set_algorithm_state,
 )
+from corral.algorithms.checkpoint import algorithm_state, load_algorithm, save_algorithm
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.fitting import fit, refuse_unknown
 from corral.algorithms.loop_run import LoopRun
@@ -34,10 +35,9 @@ from corral.algorithms.resources import resources_of_workers
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
 from corral.checkpoint import Checkpoint, read_checkpoint
-from corral.checkpoint.algorithm import algorithm_state, load_algorithm, save_algorithm
 from corral.config.validation import num_env_steps_per_round, optimizer_class, reconfigured, warn_of_mistakes
 from corral.config.without_effect import refuse_settings_without_use
-from corral.core.familiar_names import ALGORITHM_METHODS, attribute_error
+from corral.core.familiar_names import attribute_error
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
 from corral.core.schedules import Schedule, has_ended_at_zero
@@ -106,7 +106,7 @@ class _WithHints(ABCMeta):
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:
-            raise attribute_error(cls, name, ALGORITHM_METHODS)
+            raise attribute_error(cls, name, "ALGORITHM_METHODS")
 
 
 MOST_CALLS_WITHOUT_STEPS = 100
@@ -176,7 +176,7 @@ class Algorithm(metaclass=_WithHints):
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property that raised; raise its error again
-            raise attribute_error(self, name, ALGORITHM_METHODS)
+            raise attribute_error(self, name, "ALGORITHM_METHODS")
 
     @interruptible
     def __init__(self, config: AlgorithmConfig) -> None:

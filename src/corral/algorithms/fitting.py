@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from corral.algorithms.checkpoint import describe_policies
 from corral.algorithms.loop_run import log_last_result
+from corral.algorithms.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
 from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
-from corral.checkpoint.algorithm import describe_policies
 from corral.checkpoint.directory import METADATA
 from corral.checkpoint.finding import CHECKPOINTS, NONE_YET
-from corral.checkpoint.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.core.familiar_names import meaning_of_key
 from corral.core.ids import ALL_MODULES
 from corral.core.interrupts import interruptible, raise_if_ending

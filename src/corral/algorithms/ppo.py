@@ -161,18 +161,23 @@ class PPO(Algorithm):
 
     def training_step(self) -> dict[str, dict[str, float]]:
         """Sample a batch, estimate advantages, take the gradient steps, send the weights, and return the metrics."""
+        # On-policy: the batch comes from the weights of now, and is thrown away after this iteration.
         rollouts = self.group_trained(self.sample(self.config.total_train_batch_size))
+        # Values of the old weights: advantages and value targets stay the same in all epochs.
         with self.timers.time("returns"):
             batches = {module_id: self._batch(module_id, parts) for module_id, parts in rollouts.items()}
+        # Schedules are read once, so that all minibatches of an iteration have the same coefficients.
         coefficients = {module_id: self._coefficients(module_id) for module_id in batches}
         with self.timers.time("learning"):
             settings = {module_id: self._settings(module_id, numbers) for module_id, numbers in coefficients.items()}
             results = self.update_modules(batches, settings)
         self.sync_weights()
+        # What is measured over the whole batch is computed here, because a loss sees one minibatch.
         for module_id, metrics in results.items():
             config, batch = self.module_config(module_id), batches[module_id]
             metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
             metrics |= {f"curr_{name}": value for name, value in coefficients[module_id].items()}
+            # The coefficient of the next iteration follows from how far the policy moved in this one.
             if config.kl_target is not None:
                 metrics["final_kl"] = kl = self._divergence(module_id, batch)
                 self._kl_coeff[module_id] = adapted_kl_coeff(
@@ -287,8 +292,11 @@ def ppo_batch(
         adjacent, and stay together in minibatches.
     """
     parts = []
+    # Callbacks may have added columns to some rollouts only; a batch needs the same columns from all.
     level_added_columns(rollouts)
     for rollout in (rollout.transformed() for rollout in rollouts):
+        # Next values are of the observations that the steps led to, so a truncated step has the value of its final
+        # observation and not the value of the next episode's first one.
         values, next_values = rollout.compute_values(value_fn)
         advantages, value_targets = advantages_fn(rollout, values, next_values)
         columns = rollout.with_added(
@@ -304,12 +312,15 @@ def ppo_batch(
         )
         if for_user_code:
             columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
+        # A module with memory is unrolled again from the state in which each sequence began.
         if has_memory := "states" in rollout:
             columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
             starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
             columns |= {"sequence_starts": starts, "unit_starts": starts}
+        # Rows that only reset a sub-env are left out. Rows of a lane stay together only where sequences need it.
         parts.append(rollout.valid_rows(columns, by_lane=has_memory))
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(concatenate, *parts)
+    # Over the batch and not over each minibatch: otherwise the sign of an advantage depends on the shuffling.
     if normalize_advantages:
         advantages = batch["advantages"]
         deviation = advantages.std(correction=0) if isinstance(advantages, Tensor) else advantages.std()
@@ -349,6 +360,7 @@ def ppo_loss(
     Returns:
         The scalar to minimise, and scalars to report.
     """
+    # The ratio of the probabilities of the sampled actions, now and when they were sampled.
     distribution = module.distribution
     dist_inputs, values = module.policy_and_value(*module_inputs(batch))
     logp = distribution.logp(dist_inputs, batch["actions"])
@@ -356,6 +368,7 @@ def ppo_loss(
     ratio = log_ratio.exp()
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "values": values, "logp": logp, "ratio": ratio}
+    # The smaller of both objectives: a ratio outside the range gains nothing, but may still lose.
     advantages, clip_param = batch["advantages"], coefficients["clip_param"]
     clipped_ratio = ratio.clamp(1 - clip_param, 1 + clip_param)
     policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
@@ -367,6 +380,7 @@ def ppo_loss(
         vf_errors = torch.max(vf_errors, (near - value_targets).square())
     vf_loss = (vf_errors if vf_loss_clip is None else vf_errors.clamp(max=vf_loss_clip)).mean()
 
+    # A bonus or penalty with coefficient 0 is reported only, and costs no backward pass.
     loss = policy_loss + vf_loss_coeff * vf_loss
     entropy_coeff, kl_coeff = coefficients["entropy_coeff"], coefficients["kl_coeff"]
     entropy = distribution.entropy(dist_inputs if entropy_coeff else dist_inputs.detach()).mean()

@@ -19,7 +19,7 @@ from corral.cli.search_trial import PRUNE, TRIAL_FILE
 from corral.cli.seed_processes import LOOK_EVERY_S, OUTPUT_FILE, end_processes, environment_of, error_line
 from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
 from corral.engines.own_commands import own_command
-from corral.search.files import SEED_VALUES, TrialRecord, trial_dir, write_atomically, write_state
+from corral.search.files import SEED_VALUES, TrialSummary, trial_dir, write_atomically, write_state
 from corral.search.settings import Search
 from corral.search.study import REASON, ask, is_interrupted
 
@@ -117,7 +117,7 @@ class SearchLoop:
         study: Study,
         home: Path,
         parallel: int,
-        show: Callable[[int, list[TrialRecord]], None],
+        show: Callable[[int, list[TrialSummary]], None],
     ) -> None:
         self._search, self._study, self._home, self._parallel, self._show = search, study, home, parallel, show
         self._running: list[TrialProcess] = []

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from corral.checkpoint.config import CheckpointingSettings
 from corral.config.display import display, display_html
 from corral.config.settings import GROUPS
-from corral.core.familiar_names import ALIASES, CONFIG_METHODS, SETTINGS, attribute_error, meaning_of
+from corral.core.familiar_names import ALIASES, attribute_error, meaning_of
 from corral.core.settings import check_names, check_setting
 from corral.errors import ConfigError, UnknownAttributeError, nearest
 from corral.evaluation.config import EvaluationConfig
@@ -222,7 +222,9 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
     @classmethod
     def meaning_of(cls, name: object) -> str | None:
         """Return a sentence with the setting that another library calls so, or `None` if none is known."""
-        return meaning_of(name, SETTINGS, [f"{group}.{known}" for known, group in cls._fields().items()], cls.__name__)
+        return meaning_of(
+            name, "SETTINGS", [f"{group}.{known}" for known, group in cls._fields().items()], cls.__name__
+        )
 
     # Attributes.
 
@@ -240,7 +242,7 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property that raised; raise its error again
-            raise attribute_error(self, name, CONFIG_METHODS)
+            raise attribute_error(self, name, "CONFIG_METHODS")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a setting, after checking its name and value.
@@ -358,7 +360,7 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
                 if values != name_of(cls) and config_class(values) is not cls:
                     raise ConfigError(f"{cls.__name__}.from_dict: the settings are for algo {values!r}.")
             elif group not in GROUPS:
-                hint = meaning_of(group, CONFIG_METHODS, GROUPS, cls.__name__) or cls.meaning_of(group)
+                hint = meaning_of(group, "CONFIG_METHODS", GROUPS, cls.__name__) or cls.meaning_of(group)
                 hint = hint or nearest(group, [*GROUPS, "algo"])
                 raise ConfigError(f"config: unknown group {group!r}. {hint}")
             elif not isinstance(values, Mapping):

@@ -22,8 +22,8 @@ class LaneRollout(Rollout):
     acted again are added to its last step. After the end of an agent's episode comes one row that is not valid, whose
     `obs` is the final observation. The rows after the last step of a lane are not valid either.
 
-    Lanes may also be the sub-envs themselves, with one agent, which clients of a policy server play at their own pace. The
-    rollout of the env steps then holds no modules.
+    Lanes may also be the sub-envs themselves, with one agent, which clients of a policy server play at their own pace.
+    The rollout of the env steps then holds no modules.
 
     A step whose outcome is not known when the rollout ends, because the agent waits for its next turn, is not in this
     rollout: it is the first step of its lane in the next one.

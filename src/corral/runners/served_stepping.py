@@ -37,7 +37,7 @@ from corral.serving.client import pack_message
 from corral.serving.messages import Entries
 
 if TYPE_CHECKING:
-    from corral.serving.policy_file import PolicyFile
+    from corral.runners.policy_file import PolicyFile
     from corral.serving.server import PolicyServer
     from corral.serving.sessions import Session
 
@@ -278,7 +278,7 @@ class ServedStepping(Stepping):
         server = self._server
         try:
             if self._policy_file is None:
-                from corral.serving.policy_file import PolicyFile
+                from corral.runners.policy_file import PolicyFile
 
                 self._policy_file = PolicyFile(self._actor)
         except CorralError as error:

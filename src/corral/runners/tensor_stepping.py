@@ -220,7 +220,7 @@ class TensorStepping(Stepping):
             part, block, distribution = group.part, group.block, group.on_device.distribution
             row = map_tree(lambda leaf: leaf[t], part.obs)
             part.dist_inputs[t], part.actions[t] = group.on_device.choose(row, part.num_envs, **how)
-            chosen = distribution.tensor_to_env(part.actions[t])
+            chosen = distribution.to_env(part.actions[t])
             if block is None:
                 return chosen
             lanes = chosen.reshape(-1, len(group.agents), *chosen.shape[1:])
