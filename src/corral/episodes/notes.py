@@ -46,10 +46,6 @@ class Noted:
         """Return the episode, whose data are arrays already."""
         return self
 
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return some of the env steps as an episode that owns its data."""
-        raise NotImplementedError
-
     def __getitem__(self, slice_: slice) -> Self:
         """Return `episode[start:stop]`; see `slice`."""
         if not isinstance(slice_, slice):
@@ -64,6 +60,10 @@ class Noted:
             raise EpisodeError(f"a slice of an episode cannot have a step width, got {slice_}.")
         if lookback < 0:
             raise EpisodeError(f"len_lookback_buffer={lookback} cannot be negative.")
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
+        """Return some of the env steps as an episode that owns its data."""
+        raise NotImplementedError
 
     def _describe_end(self) -> str:
         return "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"

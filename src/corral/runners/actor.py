@@ -107,7 +107,7 @@ class Actor:
         if self.is_heuristic and not mode.random_actions:
             return self._choose_by_rules(obs, begins, acts)
         self.row_distribution.acts = acts
-        how = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
+        how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
         actions, outputs, logp = self.choose(obs, begins, acts=acts, **how)
         return np.asarray(actions), outputs, logp
 
@@ -242,6 +242,7 @@ class Actors(dict[str, Actor]):
         """Keep the arguments; `make` makes the actors."""
         super().__init__()
         self._config, self._host, self._worker_index, self._rng = config, host, worker_index, rng
+        self._has_several = config.is_multi_agent
         self.blocks: dict[str, SeatBlock] = {}
         self.configs: dict[str, RunnerConfig] = {}
         self.agents_of: dict[str, list[AgentID]] = {}
@@ -255,7 +256,7 @@ class Actors(dict[str, Actor]):
             ConfigError: A module or an exploration does not fit the spaces, or the mapping leads to no module.
         """
         config, host = self._config, self._host
-        if not config.is_multi_agent:
+        if not self._has_several:
             spec, action_space = module_specs[DEFAULT_MODULE_ID], host.env.single_action_space
             self[DEFAULT_MODULE_ID] = self._make_one(config, spec, action_space, host.num_envs)
             return
@@ -290,16 +291,16 @@ class Actors(dict[str, Actor]):
     def collect(self, get: Callable[[Actor], Any]) -> Any:
         """Return what `get` returns for the only actor, or by module id if there are several agents."""
         found = {module_id: get(actor) for module_id, actor in self.items()}
-        return found if self._config.is_multi_agent else found[DEFAULT_MODULE_ID]
+        return found if self._has_several else found[DEFAULT_MODULE_ID]
 
     def each(self, parts: Any) -> Iterator[tuple[Actor, Any]]:
         """Return each actor with its part of what `collect` returned; a module that is new has no part."""
-        by_module = parts if self._config.is_multi_agent else {DEFAULT_MODULE_ID: parts}
+        by_module = parts if self._has_several else {DEFAULT_MODULE_ID: parts}
         return ((actor, by_module[module_id]) for module_id, actor in self.items() if module_id in by_module)
 
     def get_metrics(self, timestep: int) -> dict[Any, float]:
         """Return the numbers of the explorations; with several agents by `("exploration", module_id, name)`."""
-        if not self._config.is_multi_agent:
+        if not self._has_several:
             return dict(self[DEFAULT_MODULE_ID].exploration.get_metrics(timestep))
         return {
             ("exploration", module_id, name): value

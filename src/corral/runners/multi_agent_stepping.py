@@ -448,7 +448,7 @@ class MultiAgentStepping(Stepping):
         rows = {row - rollout.num_rows: infos for row, infos in rollout.info_rows.items()}
         self._open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
         if self.host.plays_again:
-            self.played.add(kept, rollout)
+            self.keep_played(kept, rollout)
         log_agent_counts(self.metrics, steps, of_agents)
         valid = rollout.valid
         self._log_agent_returns(ended for ended in self.ended if valid[ended[0], ended[1]])

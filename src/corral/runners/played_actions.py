@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree, leaves, map_tree
 from corral.envs.replay import MAX_STEPS
-from corral.episodes.rollout import Rollout
 
 TOO_LONG = f"its episode has more than the {MAX_STEPS} steps that are played again"
 NOT_SAVED = "the actions of its episode were not saved"
@@ -26,7 +25,7 @@ class PlayedActions:
 
     Attributes:
         parts: For each rollout its actions, of a kind that `get` can convert, the column `valid`, bool `[T, N]`, and
-            where episodes ended, bool `[T, N]`.
+            where episodes ended, bool `[T, N]`; a `Stepping` appends them, and drops the first ones.
         num_rows: Rows of all parts.
         is_whole: Whether `parts` begin where all envs were reset.
     """
@@ -39,15 +38,6 @@ class PlayedActions:
         """Begin again, where all envs are reset."""
         self.parts: deque[tuple[Any, NDArray[np.bool_], NDArray[np.bool_]]] = deque()
         self.num_rows, self.is_whole = 0, True
-
-    def add(self, actions: Any, rollout: Rollout) -> None:
-        """Add the actions of a complete rollout, and drop the first ones where there are more than can be played."""
-        columns = rollout.columns
-        self.parts.append((actions, columns["valid"].copy(), columns["terminated"] | columns["truncated"]))
-        self.num_rows += rollout.num_rows
-        while self.num_rows - len(self.parts[0][1]) >= MAX_STEPS:
-            self.num_rows -= len(self.parts.popleft()[1])
-            self.is_whole = False
 
     def get(self, *, same_step: bool, convert: Callable[[Any, int], Tree]) -> list[Tree | None]:
         """Return the actions of each sub-env since its reset, a tree of `[K, ...]`; `None` if they are too many.

@@ -186,7 +186,7 @@ class EnvRunner(Viewable):
         self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
         explore = any(overrides_method(actor.exploration, "get_metrics") for actor in actors)
         self._has_metrics = explore or self.stepping.HAS_METRICS
-        names = self.stepping.get_metrics(self._timestep)
+        names = self.actors.get_metrics(self._timestep) | self.stepping.get_metrics()
         self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)  # now, so that user code cannot take the names
 
     def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
@@ -467,7 +467,9 @@ class EnvRunner(Viewable):
             (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
             log_counts(self._metrics, [num_env_steps], [num_episodes])
             if self._has_metrics:
-                numbers = self.stepping.get_metrics(self._timestep)
+                numbers = self.actors.get_metrics(self._timestep)
+                if self.stepping.HAS_METRICS:
+                    numbers |= self.stepping.get_metrics()
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
     def log_later(self, num_env_steps: int) -> None:
@@ -722,7 +724,7 @@ def _make_stepping(runner: EnvRunner, before: Any = None) -> tuple[Any, bool]:
         from corral.runners.multi_agent_stepping import MultiAgentStepping
 
         kind = MultiAgentStepping
-    tools = {"timers": runner.timers, "metrics": runner._metrics, "worker": runner}
+    tools: dict[str, Any] = {"timers": runner.timers, "metrics": runner._metrics, "worker": runner}
     stepping = kind(config, runner.host, runner.actors, **tools)
     stepping.setting_of_arrays = setting or ""
     return stepping, True

@@ -34,7 +34,7 @@ class ServedMultiAgentStepping(ServedStepping):
 
     def _make_lanes(self) -> None:
         """Make the lanes of the modules whose agents the env has."""
-        tools = {"timers": self.timers, "metrics": self.metrics, "worker": self.worker}
+        tools: dict[str, Any] = {"timers": self.timers, "metrics": self.metrics, "worker": self.worker}
         self.agents = MultiAgentStepping(self.config, self.host, self.actors, **tools)
         self.lanes = self.agents.lanes
         space: Any = self.host.env.single_observation_space

@@ -144,10 +144,9 @@ class ServedStepping(Stepping):
         self._env_actions: Tree = map_tree(np.array, distribution.to_env(self._own_actions))
         self._log_lags()  # now, so that user code cannot take the names
 
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the exploration, and of the clients."""
+    def get_metrics(self) -> dict[Any, float]:
+        """Return the numbers of the clients."""
         return {
-            **super().get_metrics(timestep),
             "num_clients": float(sum(one.connection is not None for one in self._server.sessions.values())),
             "num_episodes_dropped_by_clients": float(self._server.num_dropped),
         }
@@ -284,7 +283,7 @@ class ServedStepping(Stepping):
         except CorralError as error:
             server.refuse_policy(session, str(error))
             return
-        how = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
+        how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
         noise = self._policy_file.describe(**how)
         if server.needs_policy(session, policy := (server.weights_version, *noise)):
             if self._policy_message is None or self._policy_message[0] != policy:

@@ -18,6 +18,7 @@ from corral.core.plain import is_plain
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
+from corral.envs.replay import MAX_STEPS
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import Rollout
@@ -60,7 +61,7 @@ class Stepping(ABC):
     """Whether all envs are reset after a sample that its time limit cut short: one of them may hang."""
 
     HAS_METRICS: ClassVar[bool] = False
-    """Whether there is always something in `get_metrics`, and not only if an exploration has numbers."""
+    """Whether there are numbers for the result in `get_metrics`, in addition to those of explorations."""
 
     is_on_device: ClassVar[bool] = False
     """Whether rollouts are written on the device of an env of tensors."""
@@ -95,9 +96,9 @@ class Stepping(ABC):
         """Use the actors as they are now, and return whether all envs must be reset for it."""
         raise NotImplementedError
 
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return numbers for the result by their keys, such as the numbers of explorations."""
-        return self.actors.get_metrics(timestep)
+    def get_metrics(self) -> dict[Any, float]:
+        """Return numbers for the result by their keys, if `HAS_METRICS`."""
+        return {}
 
     def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> Any:
         """Return a view of an episode in a rollout that has not started."""
@@ -219,6 +220,15 @@ class Stepping(ABC):
         """
         if infos:
             rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
+
+    def keep_played(self, actions: Any, rollout: Rollout) -> None:
+        """Keep the actions of a complete rollout in `played`, and drop the first ones that are too many to play."""
+        columns, played = rollout.columns, self.played
+        played.parts.append((actions, columns["valid"].copy(), columns["terminated"] | columns["truncated"]))
+        played.num_rows += rollout.num_rows
+        while played.num_rows - len(played.parts[0][1]) >= MAX_STEPS:
+            played.num_rows -= len(played.parts.popleft()[1])
+            played.is_whole = False
 
     def complete(self, module_id: str, part: Rollout, mode: SampleMode) -> None:
         """Complete what a module and its exploration know of their actions in a rollout.
@@ -412,7 +422,7 @@ class SingleAgentStepping(Stepping):
                 _write_columns(rollout, rollout.num_rows, rows)
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
             if self.host.plays_again:  # copies, because callbacks may write into the rollout now
-                self.played.add(rollout.columns["actions"].copy(), rollout)
+                self.keep_played(rollout.columns["actions"].copy(), rollout)
         self.complete(DEFAULT_MODULE_ID, rollout, mode)
         return rollout
 

@@ -215,7 +215,7 @@ class TensorStepping(Stepping):
     def _choose(self, t: int, timestep: int, mode: SampleMode) -> Any:
         """Choose the actions of a row, and return them as the env takes them: with several agents by block."""
         found: dict[str, Any] = {}
-        how = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
+        how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
         for group in self._groups.values():
             part, block, distribution = group.part, group.block, group.on_device.distribution
             row = map_tree(lambda leaf: leaf[t], part.obs)
