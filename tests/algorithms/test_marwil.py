@@ -227,7 +227,7 @@ def test_truncated_episodes_bootstrap_from_transformed_observations() -> None:
     with config.build() as algorithm:
         assert isinstance(algorithm, OfflineAlgorithm)
         batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
-        mean = algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"]
+        mean = algorithm.modules.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"]
     assert mean[0] == pytest.approx(5, abs=0.1)
     assert (batch["bootstrap_discounts"] > 0).any()
     assert np.abs(batch["final_obs"]).max() < 20 and (np.abs(batch["final_obs"][:, 0]) < 4.5).any()
