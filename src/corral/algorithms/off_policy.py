@@ -295,7 +295,7 @@ class OffPolicyAlgorithm(Algorithm):
     def _make_device_buffer(self, config: OffPolicyConfig, module_id: str) -> Any:
         from corral.replay.device_buffer import DeviceReplayBuffer
 
-        device = self.env_runner_group.local_env_runner.host.device  # type: ignore[union-attr]
+        device = self.env_runner_group.local_env_runner.env.device  # type: ignore[union-attr]
         return DeviceReplayBuffer(config.replay_config.capacity, device, seed=module_seed(config.seed, module_id))
 
     def _find_goals(self) -> GoalFunctions:
