@@ -241,9 +241,9 @@ def test_priorities_follow_the_steps() -> None:
             by_index.setdefault(index, set()).add(obs)
     assert all_of(len(obs) == 1 for obs in by_index.values())
     drawn = buffer.sample(2000, beta=1.0)
-    powers = buffer._tree.leaves
+    powers, num_rows = buffer._tree.leaves, buffer._links.num_rows
     assert np.count_nonzero(powers) == len(buffer)
-    share = np.bincount(drawn["indices"] % buffer._num_rows, minlength=buffer._num_rows) / 2000
+    share = np.bincount(drawn["indices"] % num_rows, minlength=num_rows) / 2000
     assert np.abs(share - powers / powers.sum()).max() < 0.01
 
 

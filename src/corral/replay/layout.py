@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.columns import describe
@@ -21,8 +20,8 @@ Spec = tuple[str, tuple[int, ...]]
 
 
 def spec_of(column: NDArray[Any]) -> Spec:
-    """Return dtype and shape of one entry of a column `[T, N, ...]`."""
-    return str(column.dtype), column.shape[2:]
+    """Return dtype and shape of one entry of a column `[T, N, ...]`, an array or a tensor."""
+    return str(column.dtype).removeprefix("torch."), tuple(column.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -56,50 +55,44 @@ class Layout:
             actions=spec_of(rollout.actions),
         )
 
+    @property
+    def is_leaf(self) -> bool:
+        """Whether an observation is one array."""
+        return type(self.tree) is int
+
     def leaves(self, obs: Tree) -> list[NDArray[Any]]:
         """Return the leaves of an observation in the order of `paths`.
 
         Raises:
             ColumnError: The observation is nested differently.
         """
-        if type(self.tree) is int and isinstance(obs, np.ndarray):
-            return [obs]
-        found: list[NDArray[Any]] = []
-        try:
-            map_tree(lambda _, leaf: found.append(leaf), self.tree, obs)
-        except (KeyError, IndexError, TypeError, ValueError):
-            found.clear()
-        if not all(isinstance(leaf, np.ndarray) for leaf in found) or len(found) != len(list(named_leaves(obs))):
-            names = [path for path, _ in named_leaves(obs, "obs")]
+        named = {"obs": obs} if hasattr(obs, "shape") else dict(named_leaves(obs, "obs"))
+        if named.keys() != set(self.paths):
             raise ColumnError(
-                f"the replay buffer holds observations with the leaves {list(self.paths)}, and cannot store {names}: "
-                "add rollouts of one observation space."
+                f"the replay buffer holds observations with the leaves {list(self.paths)}, and cannot store "
+                f"{list(named)}: add rollouts of one observation space."
             )
-        return found
+        return [named[path] for path in self.paths]
 
     def unflatten(self, leaves: list[Any]) -> Tree:
         """Return the tree of leaves that are in the order of `paths`."""
-        if type(self.tree) is int:
-            return leaves[0]
         return map_tree(lambda index: leaves[index], self.tree)
 
-    def check(self, columns: Iterable[tuple[str, NDArray[Any], Spec]], num_rows: int) -> None:
-        """Check columns.
-
-        Args:
-            columns: Name, array, and spec of the entries of each column.
-            num_rows: Number of rows that they must have.
+    def check(self, obs: list[NDArray[Any]], columns: Mapping[str, NDArray[Any]], num_rows: int, num_envs: int) -> None:
+        """Check the columns of a rollout `[num_rows, num_envs, ...]`; the leaves of observations have one row more.
 
         Raises:
             ColumnError: The shape or dtype of a column differs; both are named.
         """
-        for name, column, (dtype, entry) in columns:
-            shape = (num_rows, self.num_envs, *entry)
-            if column.shape != shape or column.dtype != dtype:
+        given = [(path, leaf, 1, spec) for path, leaf, spec in zip(self.paths, obs, self.obs, strict=True)]
+        given += [(name, column, 0, None) for name, column in columns.items() if name != "actions"]
+        for name, column, more, spec in (*given, ("actions", columns["actions"], 0, self.actions)):
+            shape = (num_rows + more, num_envs, *(spec[1] if spec else ()))
+            if column.shape != shape or (spec and column.dtype != spec[0]):
                 raise ColumnError(
-                    f"column {name!r} is {describe(column)}, but the replay buffer needs {dtype}{list(shape)}: all "
-                    "rollouts must come from envs with the same spaces, and all runners must have the same number of "
-                    "envs."
+                    f"column {name!r} is {describe(column)}, but the replay buffer needs "
+                    f"{spec[0] if spec else column.dtype}{list(shape)}: all rollouts must come from envs with the same "
+                    "spaces, and all runners must have the same number of envs."
                 )
 
     def to_state(self) -> dict[str, Any]:
