@@ -148,7 +148,7 @@ def test_a_state_continues_the_draws_and_another_capacity_is_refused() -> None:
     assert torch.equal(mine["obs"], theirs["obs"])
     assert torch.equal(mine["num_steps"], theirs["num_steps"])
     assert len(other) == 15
-    with pytest.raises(CheckpointError, match="its capacity is another one"):
+    with pytest.raises(CheckpointError, match="capacity=30, and this buffer has capacity=60"):
         DeviceReplayBuffer(60, torch.device("cpu")).set_state(buffer.get_state())
     with pytest.raises(CheckpointError, match="on arrays cannot continue"):
         other.set_state(ReplayBuffer(30).get_state())
@@ -176,7 +176,7 @@ def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, setti
     transforms = training.pop("transforms", [])
     for arrays in (False, True):
         algo = make_config(config_class, arrays=arrays, **training).env_runners(transforms=transforms).build()
-        assert isinstance(algo.local_replay_buffer, ReplayBuffer if arrays else DeviceReplayBuffer)
+        assert type(algo.local_replay_buffer) is (ReplayBuffer if arrays else DeviceReplayBuffer)
         # CrossQ, with batch statistics and a large learning rate, multiplies differences of rounding soon.
         results.append([numbers_of(algo.train()) for _ in range(2 if config_class is CrossQConfig else 4)])
         algo.stop()
@@ -297,7 +297,7 @@ def test_a_frozen_group_stays_and_the_others_learn(arrays: bool) -> None:
 
 def test_whole_episodes_are_replayed_on_arrays() -> None:
     algo = make_config().env_runners(batch_mode="complete_episodes").build()
-    assert isinstance(algo.local_replay_buffer, ReplayBuffer)
+    assert type(algo.local_replay_buffer) is ReplayBuffer
     algo.stop()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,7 @@ class ReplayBuffer:
     """
 
     kind = "uniform"
+    LINKS: ClassVar[type[GridLinks]] = GridLinks
 
     num_env_steps_added: int
     """Number of valid steps that were ever added, of which the ring has overwritten some."""
@@ -125,7 +126,7 @@ class ReplayBuffer:
         self._columns: dict[str, Column] = {}
         self._added: list[str] = []  # names of columns that user code added
         self._num_valid = self.num_env_steps_added = 0
-        self._candidates: NDArray[np.int64] | None = None
+        self._derived: dict[str, Any] = {}  # what was computed from the rows since they changed
 
     def __len__(self) -> int:
         """Return the number of transitions that can be drawn."""
@@ -187,7 +188,7 @@ class ReplayBuffer:
         if num_linked_rows is None:
             # Besides the transitions: a row for the gap, and the rows whose older frames have been overwritten.
             num_rows = -(-self.capacity // (layout.num_envs * self.num_runners)) + num_frames
-            self._links = GridLinks(num_rows, layout.num_envs, self.num_runners, num_frames)
+            self._links = self.LINKS(num_rows, layout.num_envs, self.num_runners, num_frames)
         else:
             self._links = LaneLinks(num_linked_rows, num_frames, self._storage)
         shape = self._links.num_rows, self._links.num_lanes
@@ -233,7 +234,7 @@ class ReplayBuffer:
         place.connect()
         self._num_valid += int(np.count_nonzero(columns["valid"]))
         self.num_env_steps_added += num_added
-        self._candidates = None
+        self._derived.clear()
         self._note_written(place)
 
     def _checked(self, rollout: Rollout, layout: Layout) -> tuple[Arrays, dict[str, NDArray[Any]]]:
@@ -566,9 +567,9 @@ class ReplayBuffer:
         weights = np.ones(batch_size, np.float32)
         num_valid, num_entries = self._num_valid, self._links.num_rows_in_use * self._links.num_lanes
         if 4 * num_valid < num_entries:  # so few that most draws would be rejected
-            if self._candidates is None:
-                self._candidates = np.flatnonzero(self._columns["valid"].flat[:num_entries])
-            return self._candidates.take(self._evenly(num_valid, batch_size)), weights
+            if "valid" not in self._derived:
+                self._derived["valid"] = np.flatnonzero(self._columns["valid"].flat[:num_entries])
+            return self._derived["valid"].take(self._evenly(num_valid, batch_size)), weights
         # Draws are rejected where no step is valid. Enough are made at once that a second attempt is rare.
         num_draws = batch_size * num_entries // num_valid + batch_size // 8 + 8
         valid = self._columns["valid"]
@@ -651,6 +652,11 @@ class ReplayBuffer:
         Raises:
             CheckpointError: The state is from a buffer with other settings or columns, or damaged. Nothing is changed.
         """
+        if ("generator" in state) != (self.kind == "device"):
+            raise CheckpointError(
+                "the state of a replay buffer on arrays cannot continue in one on the device of an env of tensors, nor "
+                "the other way round: build with the env and the callbacks of that run, or continue without the state."
+            )
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise CheckpointError(
@@ -709,7 +715,8 @@ class ReplayBuffer:
         for column, rows in columns:
             column.set_first_rows(rows)
         restore_observations()
-        self._rng, self.num_env_steps_added, self._candidates = rng, num_added, None
+        self._derived.clear()
+        self._rng, self.num_env_steps_added = rng, num_added
         self._num_valid = int(np.count_nonzero(self._columns["valid"].grid))
 
 
