@@ -213,25 +213,28 @@ class ReplayBuffer:
         obs, columns = self._checked(rollout, layout)
         num_added = int(np.count_nonzero(columns["valid"]))
         place = links.place(rollout, obs, columns["valid"], observations)
-        obs, columns = [leaf[place.kept] for leaf in obs], {name: part[place.kept] for name, part in columns.items()}
+        if place.kept is not None:
+            obs, columns = (
+                [leaf[place.kept] for leaf in obs],
+                {name: part[place.kept] for name, part in columns.items()},
+            )
         skipped = rollout.num_rows - len(columns["valid"])
         final = {(t - skipped, n): leaf for (t, n), leaf in rollout.final_obs.items() if t >= skipped}
         rows = observations.prepare(obs, final, place)
         if columns.keys() != self._columns.keys():
             columns |= self._level_added(columns)
         # From here on nothing can fail. First what is overwritten becomes invalid, and what needs a frame of it.
-        if len(place.outdated):
+        if place.outdated is not None:
             place.outdated = place.outdated[valid.flat[place.outdated]]
             valid.flat[place.outdated] = False
             self._num_valid -= len(place.outdated)
-        observations.clear(place)
         for span in place.overwritten:
             self._num_valid -= int(np.count_nonzero(valid.grid[span, place.lanes]))
             valid.grid[span, place.lanes] = False
         # Then the rows are written and linked.
         observations.put(rows, place)
         put_rows([(self._columns[name], column) for name, column in columns.items()], place.steps_at, place.lanes)
-        place.connect()
+        links.note(place, rollout.worker_index)
         self._num_valid += int(np.count_nonzero(columns["valid"]))
         self.num_env_steps_added += num_added
         self._derived.clear()
@@ -245,9 +248,9 @@ class ReplayBuffer:
                 "the replay buffer holds steps of " + ("several agents" if has_lanes else "one agent") + ", and this "
                 "rollout has other ones: give each its own buffer."
             )
-        obs, shape = layout.leaves(given["obs"]), (num_rows, rollout.num_envs if has_lanes else layout.num_envs)
         columns = {name: given[name] for name in _OWN}
-        layout.check(obs, columns, *shape)
+        shape = (num_rows, rollout.num_envs if has_lanes else layout.num_envs)
+        obs = layout.checked(given["obs"], columns, *shape)
         states = _columns_of_states(rollout.states) if "states" in given else []
         added = rollout.added
         taken = (*BATCH_COLUMNS, *SEQUENCE_COLUMNS, *(name for name, _ in states)) if states else BATCH_COLUMNS
@@ -343,23 +346,25 @@ class ReplayBuffer:
 
     def _n_steps(self, flat: Any, n_step: NumSteps, gamma: float, reward_fn: RewardFn | None) -> tuple[Any, ...]:
         """Return the last step of transitions, their rewards, numbers of steps and discounts, `[B]` each."""
-        columns = self._columns
         if n_step == 1:
-            rewards = columns["rewards"].at(flat)
+            rewards = self._columns["rewards"].at(flat)
             if reward_fn is not None:
                 rewards = self._changed_rewards(reward_fn, rewards, flat)
             return flat, rewards, np.ones(len(flat), np.int64), np.full(len(flat), gamma, np.float32)
         within = self._within_steps(n_step, len(flat))
         steps = self._links.window(flat, len(within))
-        done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
-        rewards = columns["rewards"].at(steps)
-        rewards, num_steps, discounts = n_step_returns(
-            rewards if reward_fn is None else self._changed_rewards(reward_fn, rewards, steps),
-            columns["valid"].at(steps) & within,
-            done,
-            gamma=gamma,
-        )
-        return steps[num_steps - 1, np.arange(len(flat))], rewards, num_steps, discounts
+        found = self._sums(steps, self._columns["valid"].at(steps) & within, gamma, reward_fn)
+        return steps[found[1] - 1, np.arange(len(flat))], *found
+
+    def _sums(
+        self, steps: NDArray[np.int64], inside: NDArray[np.bool_], gamma: float, reward_fn: RewardFn | None
+    ) -> tuple[NDArray[Any], ...]:
+        """Return what `n_step_returns` does for windows of steps `[n, B]`, of which those `inside` may be taken."""
+        done = self._columns["terminated"].at(steps) | self._columns["truncated"].at(steps)
+        rewards = self._columns["rewards"].at(steps)
+        if reward_fn is not None:
+            rewards = self._changed_rewards(reward_fn, rewards, steps)
+        return n_step_returns(rewards, inside, done, gamma=gamma)
 
     def sample_steps(self, batch_size: int) -> dict[str, Tree]:
         """Return drawn single steps `[B, ...]` without their next observations, in about half the time of `sample`.
@@ -487,15 +492,8 @@ class ReplayBuffer:
         window = place + np.arange(len(within))[:, None]
         inside = (window < ends[sequence]) & within
         window = flat[np.minimum(window, ends[sequence])]
-        ended = columns["terminated"].at(window) | columns["truncated"].at(window)
         inside[0] = True  # also in the rows after the steps, which nobody reads
-        rewards = columns["rewards"].at(window)
-        rewards, num_steps, discounts = n_step_returns(
-            rewards if reward_fn is None else self._changed_rewards(reward_fn, rewards, window),
-            inside,
-            ended,
-            gamma=gamma,
-        )
+        rewards, num_steps, discounts = self._sums(window, inside, gamma, reward_fn)
         last = window[num_steps - 1, place]
         after = self._observations.after(flat[ends - 1])
         obs = self._observations.at(flat)
@@ -573,11 +571,11 @@ class ReplayBuffer:
         # Draws are rejected where no step is valid. Enough are made at once that a second attempt is rare.
         num_draws = batch_size * num_entries // num_valid + batch_size // 8 + 8
         valid = self._columns["valid"]
-        drawn = self._evenly(num_entries, num_draws)
-        flat = drawn[valid.at(drawn)]
+        flat = np.empty(0, np.int64)
         while len(flat) < batch_size:
             drawn = self._evenly(num_entries, num_draws)
-            flat = np.concatenate([flat, drawn[valid.at(drawn)]])
+            drawn = drawn[valid.at(drawn)]
+            flat = np.concatenate([flat, drawn]) if len(flat) else drawn
         return flat[:batch_size], weights
 
     def _evenly(self, stop: int, size: int) -> NDArray[np.int64]:

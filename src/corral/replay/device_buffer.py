@@ -77,9 +77,9 @@ class PairedObservations(Observations):
         super().__init__(layout, storage, links)
         self._columns += [storage.column((*self._shape, *shape), dtype) for dtype, shape in layout.obs]
 
-    def same(self, flat: NDArray[np.int64], first: Any) -> NDArray[np.bool_]:
-        """Return True for all rows: rollouts of tensors come one after the other, and are not compared."""
-        return np.ones(len(flat), np.bool_)
+    def same(self, flat: NDArray[np.int64], first: Any, held: Any = None) -> bool:
+        """Return True: rollouts of tensors come one after the other, and are not compared."""
+        return True
 
     def at(self, flat: Any) -> Tree:
         """Return the observations of rows, a tree of `[B, ...]`, by flat indices."""

@@ -55,11 +55,6 @@ class Layout:
             actions=spec_of(rollout.actions),
         )
 
-    @property
-    def is_leaf(self) -> bool:
-        """Whether an observation is one array."""
-        return type(self.tree) is int
-
     def leaves(self, obs: Tree) -> list[NDArray[Any]]:
         """Return the leaves of an observation in the order of `paths`.
 
@@ -78,22 +73,24 @@ class Layout:
         """Return the tree of leaves that are in the order of `paths`."""
         return map_tree(lambda index: leaves[index], self.tree)
 
-    def check(self, obs: list[NDArray[Any]], columns: Mapping[str, NDArray[Any]], num_rows: int, num_envs: int) -> None:
-        """Check the columns of a rollout `[num_rows, num_envs, ...]`; the leaves of observations have one row more.
+    def checked(
+        self, obs: Tree, columns: Mapping[str, NDArray[Any]], num_rows: int, num_envs: int
+    ) -> list[NDArray[Any]]:
+        """Return the leaves of observations `[num_rows + 1, num_envs, ...]`, after checking them and columns.
 
         Raises:
-            ColumnError: The shape or dtype of a column differs; both are named.
+            ColumnError: The observation is nested differently, or the shape or dtype of a column differs.
         """
-        given = [(path, leaf, 1, spec) for path, leaf, spec in zip(self.paths, obs, self.obs, strict=True)]
-        given += [(name, column, 0, None) for name, column in columns.items() if name != "actions"]
-        for name, column, more, spec in (*given, ("actions", columns["actions"], 0, self.actions)):
-            shape = (num_rows + more, num_envs, *(spec[1] if spec else ()))
-            if column.shape != shape or (spec and column.dtype != spec[0]):
-                raise ColumnError(
-                    f"column {name!r} is {describe(column)}, but the replay buffer needs "
-                    f"{spec[0] if spec else column.dtype}{list(shape)}: all rollouts must come from envs with the same "
-                    "spaces, and all runners must have the same number of envs."
-                )
+        leaves = [obs] if self.tree == 0 and hasattr(obs, "shape") else self.leaves(obs)
+        given = [(path, leaf, 1, spec) for path, leaf, spec in zip(self.paths, leaves, self.obs, strict=True)]
+        for name, column, more, (dtype, entry) in (*given, ("actions", columns["actions"], 0, self.actions)):
+            shape = (num_rows + more, num_envs, *entry)
+            if column.shape != shape or column.dtype != dtype:
+                raise _misfit(name, column, dtype, shape)
+        for name in ("rewards", "terminated", "truncated", "valid"):
+            if columns[name].shape != (num_rows, num_envs):
+                raise _misfit(name, columns[name], str(columns[name].dtype), (num_rows, num_envs))
+        return leaves
 
     def to_state(self) -> dict[str, Any]:
         """Return the layout as plain data. Keys of observations are in lists, as they need not be strings."""
@@ -115,6 +112,13 @@ class Layout:
             obs=tuple((dtype, tuple(shape)) for dtype, shape in state["obs"]),
             actions=(state["actions"][0], tuple(state["actions"][1])),
         )
+
+
+def _misfit(name: str, column: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> ColumnError:
+    return ColumnError(
+        f"column {name!r} is {describe(column)}, but the replay buffer needs {dtype}{list(shape)}: all rollouts must "
+        "come from envs with the same spaces, and all runners must have the same number of envs."
+    )
 
 
 def _plain_tree(tree: Tree) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,8 +24,8 @@ NONE: Positions = np.empty(0, np.int64)
 class Held(Protocol):
     """What the place of a rollout depends on: the observations that are in the ring."""
 
-    def same(self, flat: Positions, first: list[NDArray[Any]]) -> NDArray[np.bool_]:
-        """Return which rows hold the observations `[N, ...]`."""
+    def same(self, flat: Positions, first: list[NDArray[Any]]) -> bool | NDArray[np.bool_]:
+        """Return True if rows hold the observations `[N, ...]`, else which do."""
 
     def outdated(self, rows: Positions) -> Positions:
         """Return the rows, some of them twice, that need a frame of rows that are about to be overwritten."""
@@ -39,16 +39,17 @@ class Place:
     """Where the rows of a rollout go.
 
     Attributes:
-        kept: Index of what is kept of columns `[T, N, ...]`.
+        kept: Index of what is kept of columns `[T, N, ...]`; `None` is all.
         lanes: Lanes of the ring that are written.
         tails: Flat index of the row that holds observation 0 of a lane already, or -1, int64 `[N]`.
         overwritten: Spans of rows that are written, or whose older frames are.
         obs_at: Where the rows of observations go, with those of older frames before them.
         steps_at: Where the rows of steps go.
         stop: Position after the last row.
+        block: Index of the block of lanes.
         obs_in_use: Which observations `[T + 1, N]` count; `None` is all.
-        outdated: Flat indices of other rows, some not valid, whose older frames are overwritten.
-        connect: Links the rows, once they are written.
+        outdated: Flat indices of other rows, some not valid, whose older frames are overwritten; `None` is none.
+        connect: Function that links the rows, once they are written.
     """
 
     kept: Any
@@ -58,9 +59,10 @@ class Place:
     obs_at: Where
     steps_at: Where
     stop: int
+    block: int = 0
     obs_in_use: NDArray[np.bool_] | None = None
-    outdated: Positions = field(default_factory=lambda: NONE)
-    connect: Callable[[], None] = lambda: None
+    outdated: Positions | None = None
+    connect: Callable[[], None] | None = None
 
 
 class GridLinks:
@@ -74,6 +76,7 @@ class GridLinks:
         num_lanes: Number of lanes L.
         workers: The runner of each block, in the order in which they came.
         written: Rows ever written to each block, the gap included, int64.
+        num_rows_in_use: Number of rows that were ever written to any block, at most R.
     """
 
     def __init__(self, num_rows: int, num_envs: int, num_blocks: int, num_frames: int) -> None:
@@ -81,12 +84,8 @@ class GridLinks:
         self.num_rows, self.num_lanes, self.num_frames = num_rows, num_envs * num_blocks, num_frames
         self.size, self._num_envs = num_rows * self.num_lanes, num_envs
         self.workers: list[int] = []
-        self.written = np.zeros(num_blocks, np.int64)
-
-    @property
-    def num_rows_in_use(self) -> int:
-        """Number of rows that were ever written."""
-        return min(int(self.written.max()), self.num_rows)
+        self.written, self.num_rows_in_use = np.zeros(num_blocks, np.int64), 0
+        self._lanes, self._no_tails = np.arange(self.num_lanes), np.full(num_envs, -1)
 
     def after(self, flat: Positions) -> Positions:
         """Return the entries after entries, `[B]`."""
@@ -133,40 +132,38 @@ class GridLinks:
             held: The observations in the ring.
         """
         kept = min(len(valid), self.num_rows - self.num_frames)
-        block = self._block_of(rollout.worker_index)
+        worker, num_blocks = rollout.worker_index, len(self.written)
+        if worker in self.workers:
+            block = self.workers.index(worker)
+        else:  # a runner too many takes over the block of another
+            block = len(self.workers) if len(self.workers) < num_blocks else worker % num_blocks
         lanes, written = slice(block * self._num_envs, (block + 1) * self._num_envs), int(self.written[block])
-        tails = (written - 1) % self.num_rows * self.num_lanes + np.arange(lanes.start, lanes.stop)
+        tails = (written - 1) % self.num_rows * self.num_lanes + self._lanes[lanes]
         # Some rollouts may not have been added, or another runner had these lanes.
-        continues = (
-            rollout.continues and kept == len(valid) and self.workers[block : block + 1] == [rollout.worker_index]
-        )
-        joined = continues and bool(held.same(tails, [leaf[0] for leaf in obs]).all())
+        continues = rollout.continues and kept == len(valid) and self.workers[block : block + 1] == [worker]
+        joined = continues and held.same(tails, [leaf[0] for leaf in obs]) is True
         first = written - joined  # observation 0 is in the gap already, or goes after the gap and its older frames
         start = first if joined else first + self.num_frames - 1
         stop = start + kept + 1
-
-        def note() -> None:
-            self.workers[block : block + 1] = [rollout.worker_index]
-            self.written[block] = stop
-
         return Place(
-            slice(len(valid) - kept, None),
+            None if kept == len(valid) else slice(len(valid) - kept, None),
             lanes,
-            tails if joined else np.full(self._num_envs, -1),
+            tails if joined else self._no_tails,
             # With the oldest rows whose older frames are overwritten.
             spans(first, stop + self.num_frames - 1, self.num_rows),
             first,
             start,
             stop,
-            connect=note,
+            block,
         )
 
-    def _block_of(self, worker_index: int) -> int:
-        """Return the block of lanes of a runner; a runner too many takes over the block of another."""
-        if worker_index in self.workers:
-            return self.workers.index(worker_index)
-        num_blocks = len(self.written)
-        return len(self.workers) if len(self.workers) < num_blocks else worker_index % num_blocks
+    def note(self, place: Place, worker_index: int) -> None:
+        """Note that the rows of a rollout of a runner were written where `place` says."""
+        if place.connect is not None:
+            place.connect()
+        self.workers[place.block : place.block + 1] = [worker_index]
+        self.written[place.block] = place.stop
+        self.num_rows_in_use = max(self.num_rows_in_use, min(place.stop, self.num_rows))
 
     # State.
 
@@ -180,12 +177,13 @@ class GridLinks:
         Raises:
             CheckpointError: The state is of a ring of another size, or damaged.
         """
-        written = np.array(state["written"], np.int64).reshape(self.written.shape)
+        written, workers = np.array(state["written"], np.int64).reshape(self.written.shape), list(state["workers"])
+        num_rows = min(int(written.max()), self.num_rows)
 
         def restore() -> None:
-            self.written, self.workers = written, list(state["workers"])
+            self.written, self.workers, self.num_rows_in_use = written, workers, num_rows
 
-        return min(int(written.max()), self.num_rows), restore
+        return num_rows, restore
 
 
 class LaneLinks(GridLinks):
@@ -245,7 +243,7 @@ class LaneLinks(GridLinks):
             tails[:] = -1
         elif rollout.carry is not None:  # equal observations do not make steps of two episodes one
             tails[rollout.carry.lengths[lanes] == 0] = -1
-        tails[~held.same(tails, [leaf[0, lanes] for leaf in obs])] = -1
+        tails = np.where(held.same(tails, [leaf[0, lanes] for leaf in obs]), tails, -1)
         oldest = np.where(tails >= 0, held.oldest_needed(tails), -1)
         while True:  # a tail that this rollout overwrites is of no use, and its lane then takes more rows
             joined = tails >= 0
@@ -272,7 +270,6 @@ class LaneLinks(GridLinks):
             self._connect(positions, present, joined)
             ends = np.take_along_axis(positions, lengths[None] + begin, 0)[0].tolist()
             self.tails |= dict(zip(keys, ends, strict=True))
-            self.written[0] = written + count
 
         return Place(
             (slice(first, None), lanes),
@@ -282,6 +279,7 @@ class LaneLinks(GridLinks):
             (is_new, positions[is_new] % self.num_rows),
             (is_step, positions[begin:-1][is_step] % self.num_rows),
             written + count,
+            0,
             present[begin:],
             np.unique(held.outdated(old[old < self.num_rows_in_use]) % self.num_rows),
             connect,

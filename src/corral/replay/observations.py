@@ -51,7 +51,7 @@ class Observations:
         """Make the columns."""
         self._layout, self._storage, self._links = layout, storage, links
         self._shape = links.num_rows, links.num_lanes
-        self._tree: Callable[[Arrays], Tree] = itemgetter(0) if layout.is_leaf else layout.unflatten
+        self._tree: Callable[[Arrays], Tree] = itemgetter(0) if layout.tree == 0 else layout.unflatten
         specs = [(shape, dtype) for (dtype, _), shape in zip(layout.obs, self._entry_shapes(), strict=True)]
         storage.require(sum(links.size * np.empty(shape, dtype).nbytes for shape, dtype in specs))
         self._columns = [storage.column((*self._shape, *shape), dtype) for shape, dtype in specs]
@@ -95,7 +95,11 @@ class Observations:
         return [np.stack(leaf) for leaf in zip(*each, strict=True)]
 
     def put(self, rows: Rows, place: Place) -> None:
-        """Write observations into rows that have been cleared."""
+        """Write observations, and forget the final observations of the rows that they overwrite."""
+        for span in [] if self._slots is None else place.overwritten:
+            freed = self._slots.grid[span, place.lanes]  # type: ignore[union-attr]
+            self._free.extend(freed[freed >= 0].tolist())
+            freed[...] = -1
         put_rows(rows.pairs, place.obs_at, place.lanes)
         if not rows.final_at:
             return
@@ -126,19 +130,24 @@ class Observations:
         del self._free[-len(final[0]) :]
         return taken
 
-    def clear(self, place: Place) -> None:
-        """Forget the final observations of rows that are about to be overwritten."""
-        for span in [] if self._slots is None else place.overwritten:
-            slots = self._slots.grid[span, place.lanes]  # type: ignore[union-attr]
-            self._free.extend(slots[slots >= 0].tolist())
-            slots[...] = -1
-
     # What a place depends on.
 
-    def same(self, flat: NDArray[np.int64], first: Arrays) -> NDArray[np.bool_]:
-        """Return which rows hold the observations `[N, ...]`, to the bit."""
-        held = [column.at(flat) for column in self._columns]
-        return _same_bits(held, first)
+    def same(self, flat: NDArray[np.int64], first: Arrays, held: Arrays | None = None) -> bool | NDArray[np.bool_]:
+        """Return True if rows hold the observations `[N, ...]`, else which do, to the bit: NaN is equal to itself.
+
+        Args:
+            flat: Flat indices of the rows, `[N]`.
+            first: The leaves of the observations, `[N, ...]`.
+            held: What the rows hold, if it is known.
+        """
+        held = held or [column.at(flat) for column in self._columns]
+        if [mine.tobytes() for mine in held] == [leaf.tobytes() for leaf in first]:
+            return True
+        equal = np.ones(len(flat), np.bool_)
+        for mine, leaf in zip(held, first, strict=True):
+            bits = [np.ascontiguousarray(part).reshape(len(equal), -1).view(np.uint8) for part in (mine, leaf)]
+            equal &= (bits[0] == bits[1]).all(1)
+        return equal
 
     def outdated(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows, some of them twice, that need a frame of rows that are about to be overwritten."""
@@ -242,13 +251,13 @@ class StackedObservations(Observations):
         return Rows(pairs, list(final), [stack[:, -1] for stack in final_stacks], padding)
 
     def put(self, rows: Rows, place: Place) -> None:
-        """Write stacks into rows that have been cleared."""
+        """Write stacks; see `Observations.put`."""
         super().put(rows, place)
         self._frames.padding = rows.padding
 
-    def same(self, flat: NDArray[np.int64], first: Arrays) -> NDArray[np.bool_]:
-        """Return which rows hold the stacks `[N, ...]` with all their frames, to the bit."""
-        return _same_bits(self._entries(flat), self._frames.front(first, 1))
+    def same(self, flat: NDArray[np.int64], first: Arrays, held: Arrays | None = None) -> bool | NDArray[np.bool_]:
+        """Return which rows hold the stacks `[N, ...]` with all their frames; see `Observations.same`."""
+        return super().same(flat, self._frames.front(first, 1), self._entries(flat))
 
     def outdated(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows that need a frame of rows that are about to be overwritten."""
@@ -299,12 +308,3 @@ class StackedObservations(Observations):
             self._frames.padding = padding
 
         return restore_stacks
-
-
-def _same_bits(left: Arrays, right: Arrays) -> NDArray[np.bool_]:
-    """Return by index of axis 0 whether arrays have the same bits: NaN is equal to itself."""
-    equal = np.ones(len(left[0]), np.bool_)
-    for mine, leaf in zip(left, right, strict=True):
-        bits = [np.ascontiguousarray(part).reshape(len(equal), -1).view(np.uint8) for part in (mine, leaf)]
-        equal &= (bits[0] == bits[1]).all(1)
-    return equal

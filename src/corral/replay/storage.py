@@ -129,12 +129,13 @@ Where = int | tuple[NDArray[np.bool_], NDArray[np.int64]]
 
 def put_rows(columns: Iterable[tuple[Column, NDArray[Any]]], where: Where, lanes: slice) -> None:
     """Write rows `[m, len(lanes), ...]`, m at most R, to columns of R rows; positions are taken modulo R."""
+    if isinstance(where, tuple):
+        mask, flat = where
+        for column, rows in columns:
+            column.flat[flat] = rows[mask]
+        return
     for column, rows in columns:
         grid = column.grid
-        if isinstance(where, tuple):
-            mask, flat = where
-            column.flat[flat] = rows[mask]
-            continue
         first = where % len(grid)
         until_end = len(grid) - first
         if len(rows) <= until_end:
