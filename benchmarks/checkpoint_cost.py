@@ -54,7 +54,7 @@ def _cost(config: Any, num_env_steps: int, options: Options) -> Fields:
 
 def _seconds(config: Any, num_env_steps: int) -> tuple[float, float]:
     """Returns the wall time of a `fit`, and how much of it went into checkpoints."""
-    from corral.checkpoint.run_checkpoints import RunCheckpoints
+    from corral.algorithms.run_checkpoints import RunCheckpoints
 
     spent_s = 0.0
 

@@ -78,7 +78,7 @@ TOPICS = {
     "evaluation": (
         "Policies in use",
         "Policies without training code, and parts of rounds of evaluation.",
-        "Policy load_policy from_sb3 algorithms.sb3_models.SB3Model PolicyEvaluation evaluate_policy "
+        "Policy load_policy from_sb3 compat.sb3.models.SB3Model PolicyEvaluation evaluate_policy "
         "evaluation.rounds.RoundPlan evaluation.rounds.play_round "
         "evaluation.statistics.summarize_episodes OffPolicyEvaluation estimate_return "
         "offline.off_policy_estimates.ValueEstimate offline.off_policy_estimates.Bootstrap "

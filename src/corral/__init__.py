@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from corral.algorithms.registry import register_algorithm as register_algorithm
     from corral.algorithms.sac import SAC as SAC
     from corral.algorithms.sac import SACConfig as SACConfig
-    from corral.algorithms.sb3_models import from_sb3 as from_sb3
     from corral.algorithms.stopping import Below as Below
     from corral.algorithms.td3 import DDPG as DDPG
     from corral.algorithms.td3 import TD3 as TD3
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from corral.algorithms.tqc import TQCConfig as TQCConfig
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
+    from corral.compat.sb3.models import from_sb3 as from_sb3
     from corral.config.config import AlgorithmConfig as AlgorithmConfig
     from corral.core.returns import gae as gae
     from corral.engines import make_engine as make_engine
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from corral.modules.heuristic import HeuristicModule as HeuristicModule
     from corral.modules.heuristic import RandomModule as RandomModule
     from corral.modules.module import Module as Module
-    from corral.offline.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
-    from corral.offline.estimate_return import estimate_return as estimate_return
+    from corral.policies.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
+    from corral.policies.estimate_return import estimate_return as estimate_return
     from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
     from corral.policies.evaluate import evaluate_policy as evaluate_policy
     from corral.policies.policy import Policy as Policy
@@ -127,7 +127,7 @@ _HOMES = {
     "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
     "NormalizeObservations": "corral.transforms.observations",
     "NormalizeRewards": "corral.transforms.rewards",
-    "OffPolicyEvaluation": "corral.offline.estimate_return",
+    "OffPolicyEvaluation": "corral.policies.estimate_return",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
     "Policy": "corral.policies.policy",
@@ -148,9 +148,9 @@ _HOMES = {
     "TensorVectorEnv": "corral.envs.tensor_env",
     "Transform": "corral.transforms.transform",
     "UpdateSettings": "corral.learners.settings",
-    "estimate_return": "corral.offline.estimate_return",
+    "estimate_return": "corral.policies.estimate_return",
     "evaluate_policy": "corral.policies.evaluate",
-    "from_sb3": "corral.algorithms.sb3_models",
+    "from_sb3": "corral.compat.sb3.models",
     "gae": "corral.core.returns",
     "load_policy": "corral.policies.policy",
     "make_engine": "corral.engines",

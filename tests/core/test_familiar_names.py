@@ -28,16 +28,11 @@ from corral.algorithms.stopping import StopCriteria
 from corral.callbacks import EVENTS
 from corral.cli.experiment import load_experiment
 from corral.cli.main import make_parser
+from corral.compat.familiar_names import ALGORITHM_METHODS, CONFIG_METHODS, EVENT_ARGUMENTS, RESULTS, SETTINGS
+from corral.compat.familiar_names import EVENTS as FAMILIAR_EVENTS
 from corral.config.settings import GROUPS
 from corral.core import familiar_names
-from corral.core.familiar_names import (
-    ALGORITHM_METHODS,
-    CONFIG_METHODS,
-    EVENT_ARGUMENTS,
-    RESULTS,
-    SETTINGS,
-    meaning_of,
-)
+from corral.core.familiar_names import meaning_of
 from corral.errors import ConfigError, CorralError, StopCriterionError
 from corral.exploration.build import exploration_class, settings_of
 from corral.metrics.result import flat_result
@@ -45,6 +40,7 @@ from corral.modules.module import ModelConfig
 from corral.replay.config import ReplayConfig
 from corral.testing import CountingEnv
 from corral.tune.param_space import configured
+from small import small
 
 CONFIGS = (PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TD3Config)
 PATHS_OF = [
@@ -94,7 +90,7 @@ class TestTables:
         assert targets(RESULTS) <= flat.keys() and not RESULTS.keys() & flat.keys()
         assert all(hasattr(PPOConfig, name) for name in targets(CONFIG_METHODS))
         assert not any(hasattr(PPOConfig(), name) for name in CONFIG_METHODS)
-        assert targets(familiar_names.EVENTS) <= EVENTS.keys() and not familiar_names.EVENTS.keys() & EVENTS.keys()
+        assert targets(FAMILIAR_EVENTS) <= EVENTS.keys() and not FAMILIAR_EVENTS.keys() & EVENTS.keys()
         arguments = {argument for event in EVENTS.values() for argument in event.arguments}
         assert targets(EVENT_ARGUMENTS) <= arguments
 
@@ -149,11 +145,6 @@ class TestTables:
             "tensorboard_log total_timesteps n_envs use_sde normalize_advantage stats_window_size action_noise",
         }[library]
         assert set(names.split()) <= SETTINGS.keys()
-
-
-def small() -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=1)
-    return config.training(train_batch_size_per_learner=4, minibatch_size=4, num_epochs=1)
 
 
 def of_training(name: str) -> str:
@@ -301,4 +292,4 @@ def test_the_nearest_name_is_looked_for_when_the_message_is_read(monkeypatch: py
 
 def test_the_groups_of_the_table_are_groups() -> None:
     assert {path.partition(".")[0] for meanings in SETTINGS.values() for path, _ in meanings} <= {*GROUPS, ""}
-    assert meaning_of(3, SETTINGS, []) is None and AlgorithmConfig.meaning_of("lr") is None
+    assert meaning_of(3, "SETTINGS", []) is None and AlgorithmConfig.meaning_of("lr") is None

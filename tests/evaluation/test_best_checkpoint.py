@@ -10,27 +10,20 @@ from typing import Any
 import pytest
 
 from corral import Callback, PPOConfig, evaluate_policy, load_policy
+from corral.algorithms.run_checkpoints import best_metric
 from corral.checkpoint import read_checkpoint
-from corral.checkpoint.run_checkpoints import best_metric
 from corral.errors import CorralError
 from corral.loggers.run_summary import last_numbers
 from corral.metrics.result import flat_result, without_early_means
 from corral.testing import CountingEnv
+from small import small as small_run
 
 SEEDS = [3, 1, 4, 15]
 
 
 def small(env: Any = CountingEnv, **evaluation: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=64, minibatch_size=16, num_epochs=2, lr=0.05)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .debugging(seed=3)
-        .engine("local")
-        .evaluation(**{"evaluation_interval": 1, **evaluation})
-    )
+    learns = {"train_batch_size_per_learner": 64, "num_epochs": 2, "lr": 0.05, "seed": 3}
+    return small_run(env, **learns, engine_name="local", **{"evaluation_interval": 1, **evaluation})
 
 
 def fit(config: PPOConfig, run_dir: Path, iterations: int) -> list[dict[str, Any]]:
@@ -52,7 +45,7 @@ def best(run_dir: Path) -> Any:
 def test_the_best_checkpoint_plays_the_best_round_again(
     parallel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
     config = small("CartPole-v1", evaluation_seeds=SEEDS, evaluation_config={"explore": False})
     config.evaluation(evaluation_parallel_to_training=parallel)
     returns = [found["env_runners"]["episode_returns"] for found in fit(config, tmp_path / "run", 6)]
@@ -81,14 +74,14 @@ def test_a_number_of_an_earlier_round_does_not_choose(
     iterations: int, chosen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the first copy is allowed, and one at the end for the last state."""
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", math.inf)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", math.inf)
     fit(small(evaluation_interval=2).callbacks(Rising), tmp_path / "run", iterations)
     assert best(tmp_path / "run") == chosen
 
 
 @pytest.mark.parametrize("metric", [None, "evaluation/score"])
 def test_a_truncated_round_does_not_choose(metric: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corral.checkpoint.run_checkpoints.COPY_PAUSE", 0)
+    monkeypatch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
     config = small().callbacks(Rising)
     if metric is not None:
         config.checkpointing(best_checkpoint_metric=metric)

@@ -165,7 +165,7 @@ class Empty(Laplace):
     [
         (dict, "must be a subclass of corral.modules.distributions.ActionDistribution"),
         ("no_such_module:Laplace", "action_distribution.*no_such_module"),
-        (Half, "action_distribution Half must define entropy, env_mode, kl"),
+        (Half, "action_distribution Half must define entropy, kl, logp"),
         (Empty, r"Empty.__init__\(space\) must set num_inputs, num_noise"),
     ],
 )

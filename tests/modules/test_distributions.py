@@ -13,7 +13,7 @@ from torch import Tensor
 from torch import distributions as td
 
 from corral.errors import ConfigError
-from corral.modules.distributions import ActionDistribution, Deterministic, action_distribution
+from corral.modules.distributions import ActionDistribution, Deterministic, DiagGaussian, action_distribution
 
 B = 40_000
 
@@ -193,6 +193,36 @@ def test_to_env_gives_actions_of_the_space(name: str, scale: float) -> None:
     for actions in (sampled(distribution, dist_inputs), distribution.mode(dist_inputs)):
         for action in distribution.to_env(actions):
             assert space.contains(action), f"{action!r} is not in {space}"
+
+
+@every_case
+def test_tensors_give_what_arrays_give(name: str) -> None:
+    distribution, _ = make(name)
+    dist_inputs, rng = inputs(distribution, 20) * np.float32(2), np.random.default_rng(3)
+    noise = distribution.noise(rng, (20,))
+    tensors = torch.from_numpy(dist_inputs)
+    actions = distribution.sample(dist_inputs, noise)
+    pairs = [(actions, distribution.sample(tensors, torch.from_numpy(noise)))]
+    pairs += [(distribution.mode(dist_inputs), distribution.mode(tensors))]
+    steps = [distribution.to_env]
+    if isinstance(distribution, DiagGaussian):
+        steps += [distribution.to_unit, distribution.from_unit]
+    pairs += [(step(actions), step(torch.from_numpy(actions))) for step in steps]
+    pairs += [(distribution.to_env(distribution.mode(dist_inputs)), distribution.env_mode(tensors))]
+    for array, tensor in pairs:
+        assert isinstance(tensor, Tensor)
+        np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
+        assert tensor.numpy().dtype == array.dtype and tensor.data_ptr() != torch.from_numpy(actions).data_ptr()
+
+
+@every_case
+def test_a_generator_of_torch_draws_noise_like_the_one_of_numpy(name: str) -> None:
+    distribution, _ = make(name)
+    drawn = distribution.noise(torch.Generator().manual_seed(0), (B,))
+    expected = distribution.noise(np.random.default_rng(0), (B,))
+    assert drawn.shape == expected.shape and drawn.dtype == torch.float32
+    np.testing.assert_allclose(drawn.numpy().mean(0), expected.mean(0), atol=0.08)
+    np.testing.assert_allclose(drawn.numpy().std(0), expected.std(0), atol=0.08)
 
 
 @every_case

@@ -21,8 +21,8 @@ from torch import nn
 
 import corral
 from corral import Algorithm, from_sb3, load_policy
+from corral.compat.sb3 import files as sb3_files
 from corral.errors import CheckpointError
-from corral.policies import sb3_files
 
 SAMPLES = Path(__file__).parent / "sb3_samples"
 OLD_NAMES = sorted(path.stem for path in SAMPLES.glob("*.zip"))

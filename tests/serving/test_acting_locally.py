@@ -25,11 +25,11 @@ from corral.core.space_descriptions import describe_space
 from corral.exploration.epsilon import EpsilonGreedy
 from corral.exploration.noise import GaussianNoise
 from corral.exploration.sampling import Random, StochasticSampling
+from corral.runners.policy_file import PolicyFile
+from corral.runners.policy_file import _noise as noise_of
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
-from corral.serving.policy_file import PolicyFile
-from corral.serving.policy_file import _noise as noise_of
 
 BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
 PARTS = spaces.Dict({"gear": spaces.Discrete(3), "wheel": BOX})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 # How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
 KL_STOP = 1.5
+
+
+HAS_KL_TARGET = Need("kl_target", lambda config: config.kl_target is not None)
+LEARNS_VALUES = Need("vf_loss_coeff above 0", attrgetter("vf_loss_coeff"))
 
 
 @dataclass(kw_only=True)
@@ -76,22 +80,16 @@ class PPOConfig(AlgorithmConfig):
     grad_clip: float | None = 0.5
     lambda_: Probability = 0.95
     clip_param: NonNegativeSchedule = 0.2
-    vf_clip_param: PositiveFloat | None = None
-    vf_loss_clip: PositiveFloat | None = None
+    vf_clip_param: Annotated[PositiveFloat | None, LEARNS_VALUES] = None
+    vf_loss_clip: Annotated[PositiveFloat | None, LEARNS_VALUES] = None
     vf_loss_coeff: NonNegativeFloat = 0.5
     entropy_coeff: NonNegativeSchedule = 0.0
     kl_coeff: NonNegativeSchedule = 0.0
     kl_target: PositiveFloat | None = None
-    kl_band: AtLeastOne = 1.5
-    kl_factors: tuple[PositiveFloat, PositiveFloat] = (2.0, 0.5)
+    kl_band: Annotated[AtLeastOne, HAS_KL_TARGET] = 1.5
+    kl_factors: Annotated[tuple[PositiveFloat, PositiveFloat], HAS_KL_TARGET] = (2.0, 0.5)
     normalize_advantages: bool = True
-    target_kl: PositiveFloat | None = None
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(("kl_band", "kl_factors"), Need("kl_target", lambda config: config.kl_target is not None)),
-        **dict.fromkeys(("vf_clip_param", "vf_loss_clip"), Need("vf_loss_coeff above 0", attrgetter("vf_loss_coeff"))),
-        "target_kl": Need("num_epochs above 1", lambda config: config.num_epochs > 1),
-    }
+    target_kl: Annotated[PositiveFloat | None, Need("num_epochs above 1", lambda config: config.num_epochs > 1)] = None
 
     def training(self, **settings: Unpack[PPOTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
@@ -102,9 +100,8 @@ class PPOConfig(AlgorithmConfig):
         """`PPO`."""
         return PPO
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.clip_param == 0 or (
             isinstance(self.clip_param, list) and not any(value for _, value in self.clip_param)
         ):
@@ -136,7 +133,7 @@ class PPO(Algorithm):
 
     def setup_modules(self) -> None:
         """Forget the adaptive coefficients of removed modules."""
-        self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.records}
+        self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.modules}
 
     def reconfigure(self, **settings: Any) -> None:
         """Change settings; see `Algorithm.reconfigure`. The adaptive coefficients start again at a new `kl_coeff`."""
@@ -161,18 +158,23 @@ class PPO(Algorithm):
 
     def training_step(self) -> dict[str, dict[str, float]]:
         """Sample a batch, estimate advantages, take the gradient steps, send the weights, and return the metrics."""
+        # On-policy: the batch comes from the weights of now, and is thrown away after this iteration.
         rollouts = self.group_trained(self.sample(self.config.total_train_batch_size))
+        # Values of the old weights: advantages and value targets stay the same in all epochs.
         with self.timers.time("returns"):
             batches = {module_id: self._batch(module_id, parts) for module_id, parts in rollouts.items()}
+        # Schedules are read once, so that all minibatches of an iteration have the same coefficients.
         coefficients = {module_id: self._coefficients(module_id) for module_id in batches}
         with self.timers.time("learning"):
             settings = {module_id: self._settings(module_id, numbers) for module_id, numbers in coefficients.items()}
             results = self.update_modules(batches, settings)
         self.sync_weights()
+        # What is measured over the whole batch is computed here, because a loss sees one minibatch.
         for module_id, metrics in results.items():
             config, batch = self.module_config(module_id), batches[module_id]
             metrics["vf_explained_var"] = explained_variance(batch["values"], batch["value_targets"])
             metrics |= {f"curr_{name}": value for name, value in coefficients[module_id].items()}
+            # The coefficient of the next iteration follows from how far the policy moved in this one.
             if config.kl_target is not None:
                 metrics["final_kl"] = kl = self._divergence(module_id, batch)
                 self._kl_coeff[module_id] = adapted_kl_coeff(
@@ -188,7 +190,7 @@ class PPO(Algorithm):
             partial(self.advantages, config=config),
             normalize_advantages=config.normalize_advantages,
             max_seq_len=self.learner_group.get_module(module_id).max_seq_len,
-            for_user_code=self.shows_batches(config),
+            for_user_code=self.modules[module_id].shows_batches,
         )
 
     def update_modules(
@@ -287,8 +289,11 @@ def ppo_batch(
         adjacent, and stay together in minibatches.
     """
     parts = []
+    # Callbacks may have added columns to some rollouts only; a batch needs the same columns from all.
     level_added_columns(rollouts)
     for rollout in (rollout.transformed() for rollout in rollouts):
+        # Next values are of the observations that the steps led to, so a truncated step has the value of its final
+        # observation and not the value of the next episode's first one.
         values, next_values = rollout.compute_values(value_fn)
         advantages, value_targets = advantages_fn(rollout, values, next_values)
         columns = rollout.with_added(
@@ -304,12 +309,15 @@ def ppo_batch(
         )
         if for_user_code:
             columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
+        # A module with memory is unrolled again from the state in which each sequence began.
         if has_memory := "states" in rollout:
             columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
             starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
             columns |= {"sequence_starts": starts, "unit_starts": starts}
+        # Rows that only reset a sub-env are left out. Rows of a lane stay together only where sequences need it.
         parts.append(rollout.valid_rows(columns, by_lane=has_memory))
     batch: Batch = parts[0] if len(parts) == 1 else map_tree(concatenate, *parts)
+    # Over the batch and not over each minibatch: otherwise the sign of an advantage depends on the shuffling.
     if normalize_advantages:
         advantages = batch["advantages"]
         deviation = advantages.std(correction=0) if isinstance(advantages, Tensor) else advantages.std()
@@ -349,6 +357,7 @@ def ppo_loss(
     Returns:
         The scalar to minimise, and scalars to report.
     """
+    # The ratio of the probabilities of the sampled actions, now and when they were sampled.
     distribution = module.distribution
     dist_inputs, values = module.policy_and_value(*module_inputs(batch))
     logp = distribution.logp(dist_inputs, batch["actions"])
@@ -356,6 +365,7 @@ def ppo_loss(
     ratio = log_ratio.exp()
     if outputs is not None:
         outputs |= {"dist_inputs": dist_inputs, "values": values, "logp": logp, "ratio": ratio}
+    # The smaller of both objectives: a ratio outside the range gains nothing, but may still lose.
     advantages, clip_param = batch["advantages"], coefficients["clip_param"]
     clipped_ratio = ratio.clamp(1 - clip_param, 1 + clip_param)
     policy_loss = -torch.min(ratio * advantages, clipped_ratio * advantages).mean()
@@ -367,6 +377,7 @@ def ppo_loss(
         vf_errors = torch.max(vf_errors, (near - value_targets).square())
     vf_loss = (vf_errors if vf_loss_clip is None else vf_errors.clamp(max=vf_loss_clip)).mean()
 
+    # A bonus or penalty with coefficient 0 is reported only, and costs no backward pass.
     loss = policy_loss + vf_loss_coeff * vf_loss
     entropy_coeff, kl_coeff = coefficients["entropy_coeff"], coefficients["kl_coeff"]
     entropy = distribution.entropy(dist_inputs if entropy_coeff else dist_inputs.detach()).mean()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.core.links import load_link
 from corral.core.paths import resolve_location
 from corral.errors import CheckpointError, ConfigError, nearest_name
 from corral.modules.module import Module
@@ -105,9 +106,7 @@ def read_weights(
     """
     path = resolve_location(location)
     if isinstance(path, Path) and path.suffix == ".zip":
-        from corral.policies.sb3_files import read_sb3
-
-        return str(path), read_sb3(path).weights, {}
+        return str(path), load_link("sb3.files").read_sb3(path).weights, {}
     if isinstance(path, Path) and path.suffix in (".safetensors", ".pt", ".pth"):
         try:
             return str(path), load_file(path) if path.suffix == ".safetensors" else _load_state_dict(path), {}

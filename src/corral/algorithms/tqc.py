@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.sac import SAC, SACConfig, reported_values
-from corral.core.settings import Need, NonNegativeInt, PositiveInt
+from corral.algorithms.off_policy import OffPolicyConfig
+from corral.algorithms.sac import SAC, SACSettings, reported_values
+from corral.core.settings import Need, NonNegativeInt, PositiveInt, never
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.modules.module import Module
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class TQCConfig(SACConfig):
-    """Settings of TQC; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
+class TQCConfig(SACSettings, OffPolicyConfig):
+    """Settings of TQC; those below and in its bases belong to `.training(...)`.
 
     The default of `num_critics` is the one of Stable-Baselines3 and RLlib; the paper has 5.
 
@@ -43,14 +44,11 @@ class TQCConfig(SACConfig):
     LEARNS_SEQUENCES: ClassVar[bool] = False
     LEARNS_ATOMS: ClassVar[bool] = False
 
+    twin_q: Annotated[bool, Need("SAC: TQC has num_critics", never)] = True
+    td_error_loss_fn: Annotated[Literal["huber", "mse"], Need("SAC: TQC has the loss of its quantiles", never)] = "mse"
     num_critics: PositiveInt = 2
     num_quantiles: PositiveInt = 25
     num_dropped_quantiles: NonNegativeInt = 2
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "twin_q": Need("SAC: TQC has num_critics", lambda config: False),
-        "td_error_loss_fn": Need("SAC: TQC has the loss of its quantiles", lambda config: False),
-    }
 
     def training(self, **settings: Unpack[TQCTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
@@ -72,9 +70,8 @@ class TQCConfig(SACConfig):
         names = ("num_critics", "num_quantiles", "num_dropped_quantiles", "initial_alpha")
         return {name: getattr(self, name) for name in names}
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.num_dropped_quantiles >= self.num_quantiles:
             raise ConfigError(
                 f"num_dropped_quantiles={self.num_dropped_quantiles} leaves none of num_quantiles="

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
-from corral.core.config import SettingGroup
 from corral.core.settings import Importable, Need
 
 
 @dataclass(kw_only=True)
-class CallbacksSettings(SettingGroup):
+class CallbacksSettings:
     """Settings of callbacks, which are functions that run at events; set by `.callbacks(...)`.
 
     Attributes:
@@ -23,8 +21,6 @@ class CallbacksSettings(SettingGroup):
 
     callbacks_class: list[Importable] = field(default_factory=list)
     callback_functions: dict[str, list[Importable]] = field(default_factory=dict)
-    on_error: Literal["raise", "log"] = "raise"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "on_error": Need("callbacks", lambda config: config.callbacks_class or config.callback_functions)
-    }
+    on_error: Annotated[
+        Literal["raise", "log"], Need("callbacks", lambda config: config.callbacks_class or config.callback_functions)
+    ] = "raise"

@@ -12,15 +12,14 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from corral.callbacks.callback import EVENTS, Callback, Event, MultiCallbacks, overrides_event
-from corral.core.familiar_names import EVENT_ARGUMENTS, meaning_of
-from corral.core.familiar_names import EVENTS as FAMILIAR_EVENTS
+from corral.core.familiar_names import familiar_table, meaning_of
 from corral.core.plain import check_plain
 from corral.core.spaces import first_outside
 from corral.core.tree import copy_nested
 from corral.errors import CallbackError, CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:
-    from corral.callbacks.config import CallbacksSettings
+    from corral.core.config import Config
 
 log = logging.getLogger("corral")
 
@@ -217,7 +216,7 @@ def _handles(instance: Any, event: str) -> bool:
     return overrides_event(type(instance), event) or event in getattr(instance, "__dict__", ())
 
 
-def make_dispatcher(config: CallbacksSettings) -> Dispatcher:
+def make_dispatcher(config: Config) -> Dispatcher:
     """Return the callbacks of a config for one part of the algorithm, with its own instances of the classes."""
     return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 
@@ -271,7 +270,7 @@ def accepted_arguments(function: Callable[..., Any], event: Event) -> tuple[str,
         if parameter.name in event.arguments:
             names.append(parameter.name)
         elif parameter.default is parameter.empty:
-            hint = meaning_of(parameter.name, EVENT_ARGUMENTS, event.arguments, event.name)
+            hint = meaning_of(parameter.name, "EVENT_ARGUMENTS", event.arguments, event.name)
             raise ConfigError(
                 f"{event.name}: {getattr(function, '__name__', function)!r} takes {parameter.name!r}, which the event "
                 f"does not have. {hint or nearest(parameter.name, event.arguments)} Its arguments are: "
@@ -295,7 +294,7 @@ def _check_constructor(cls: type) -> None:
 def _refuse_unknown_events(entry: Any) -> None:
     """Refuse a class or an instance with a method that is named like an event, and that no event would call."""
     for name in dir(entry):
-        if (name.startswith("on_") or name in FAMILIAR_EVENTS) and name not in EVENTS:
+        if (name.startswith("on_") or name in familiar_table("EVENTS")) and name not in EVENTS:
             owner, method = (
                 (entry if isinstance(entry, type) else type(entry)).__name__,
                 inspect.getattr_static(entry, name),
@@ -308,7 +307,7 @@ def _refuse_unknown_events(entry: Any) -> None:
 
 
 def _event_hint(name: str) -> str:
-    return meaning_of(name, FAMILIAR_EVENTS, EVENTS) or nearest(name, EVENTS)
+    return meaning_of(name, "EVENTS", EVENTS) or nearest(name, EVENTS)
 
 
 def check_callbacks(classes: Sequence[Any], functions: Mapping[str, Sequence[Any]]) -> None:

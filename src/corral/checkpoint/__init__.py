@@ -1,6 +1,6 @@
 """Checkpoints: directories of JSON, msgpack, safetensors and npy files, which are read without running code.
 
-The functions that build algorithms are in `corral.checkpoint.algorithm`: what is here needs neither torch nor an env.
+The functions that build algorithms are in `corral.algorithms.checkpoint`: what is here needs neither torch nor an env.
 """
 
 from __future__ import annotations

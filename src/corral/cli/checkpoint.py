@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from corral.algorithms.checkpoint_settings import call_with, of_script
 from corral.checkpoint.directory import CONFIG, POLICIES, open_listed, read_consistently, read_json
 from corral.checkpoint.finding import find_checkpoint
 from corral.checkpoint.places import place_of
-from corral.checkpoint.settings import call_with, of_script
 from corral.core.text import printable
 
 MAX_TEXT = 200

@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.errors import ConfigError
-from corral.offline.estimate_return import estimate_return
+from corral.policies.estimate_return import estimate_return
 from corral.policies.policy import checkpoint_policy
 
 DEFAULT_GAMMA = 0.99

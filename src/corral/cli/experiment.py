@@ -89,8 +89,8 @@ def _override(config: AlgorithmConfig, options: argparse.Namespace) -> None:
     for text in options.settings:
         config.set_path(*parse_pair(text, "--set"))
     if options.resume is not None:
+        from corral.algorithms.checkpoint import warn_of_first_setting
         from corral.algorithms.fitting import has_just_begun, read_config
-        from corral.checkpoint.algorithm import warn_of_first_setting
 
         saved = (read_config(options.resume).get("debugging") or {}).get("seed")
         if config.seed != saved and not has_just_begun(options.resume):

@@ -2,79 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from corral.errors import ConfigError
 
 
-class SettingGroup:
-    """Base of the groups of settings. A config is an instance of all groups, so a room takes it as its own group."""
+class Config(Protocol):
+    """What every room may read of a config.
 
-    NEEDS: ClassVar[Mapping[str, Need]] = {}
-    """What settings need to have an effect, by name. A setting of `training` or `rl_module` without it is refused."""
-    ON_POLICY: ClassVar[bool] = True
-    """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
-    LEARNS_FROM_DATA: ClassVar[bool] = False
-    """Whether the algorithm can learn from recorded data."""
+    The groups of settings have no base; `AlgorithmConfig` is made of all of them. Each room says in a protocol what it
+    reads of a config besides its own group, so that the room does not know the whole config.
+    """
+
+    ON_POLICY: ClassVar[bool]
+    seed: int | None
+    callbacks_class: list[Any]
+    callback_functions: dict[str, list[Any]]
+    on_error: Literal["raise", "log"]
 
     @property
     def samples(self) -> bool:
-        """Whether the algorithm samples from an env; otherwise it learns from recorded data, and may play in an env."""
-        return True
-
-    @property
-    def algo_class(self) -> type[Any]:
-        """The algorithm class that a config builds; the config class of each algorithm names it.
-
-        Raises:
-            ConfigError: This is an `AlgorithmConfig`, which belongs to no algorithm.
-        """
-        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
+        """Whether the algorithm samples from an env."""
 
     @property
     def algo_name(self) -> str:
-        """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
-        return self.algo_class.__name__
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether `freeze()` was called."""
-        return "_frozen" in self.__dict__
-
-    @property
-    def _open_group(self) -> str | None:
-        """The group that can change although the config is frozen."""
-        return self.__dict__.get("_frozen")
-
-    def freeze(self, *, except_group: str | None = None) -> Self:
-        """Refuse all further changes, except to one group if it is given, and return the config."""
-        self.__dict__["_frozen"] = except_group
-        return self
+        """The name of the algorithm's class."""
 
     @property
     def origin(self) -> Any:
-        """What `with_origin` set; runners and learners have it in their configs too, in other processes as a copy."""
-        return self.__dict__.get("_origin")
+        """What this config was translated from."""
 
-    def with_origin(self, origin: Any) -> Self:
-        """Set what this config was translated from, which copies keep, and return the config; it is no setting."""
-        self.__dict__["_origin"] = origin
-        return self
+    def freeze(self, *, except_group: str | None = None) -> Self:
+        """Refuse all further changes, except to one group if it is given, and return the config."""
 
     def copy(self, **changes: Any) -> Self:
         """Return an unfrozen copy, with settings changed by their plain names."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings by group; the dicts and lists are copies."""
-        raise NotImplementedError
+        """Return all settings by group."""
 
 
 @dataclass(kw_only=True)
-class ExplorationSettings(SettingGroup):
+class ExplorationSettings:
     """Settings of exploration; `.exploration(...)` also accepts `explore` of the group `env_runners`.
 
     Attributes:
@@ -104,8 +75,13 @@ def runs_workers(config: Any) -> bool:
     return bool(config.num_learners) or runs_env_runners(config)
 
 
+SAMPLES = Need("an algorithm that samples: this one learns from recorded data", attrgetter("samples"))
+RUNS_ENV_RUNNERS = Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners)
+RUNS_WORKERS = Need("env runners or learners of the engine (num_env_runners, num_learners)", runs_workers)
+
+
 @dataclass(kw_only=True)
-class FaultToleranceSettings(SettingGroup):
+class FaultToleranceSettings:
     """Settings for failures of runners and envs.
 
     A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s` or `worker_timeout_s`. The env
@@ -132,29 +108,18 @@ class FaultToleranceSettings(SettingGroup):
             first fragments and updates, and for other calls, it is an hour. `None` waits forever.
     """
 
-    restart_failed_env_runners: bool = True
-    ignore_env_runner_failures: bool = False
-    max_num_env_runner_restarts: NonNegativeInt = 1000
-    num_consecutive_env_runner_failures_tolerance: PositiveInt = 5
-    delay_between_env_runner_restarts_s: NonNegativeFloat = 1.0
+    restart_failed_env_runners: Annotated[bool, RUNS_ENV_RUNNERS] = True
+    ignore_env_runner_failures: Annotated[bool, RUNS_ENV_RUNNERS] = False
+    max_num_env_runner_restarts: Annotated[NonNegativeInt, RUNS_ENV_RUNNERS] = 1000
+    num_consecutive_env_runner_failures_tolerance: Annotated[PositiveInt, RUNS_ENV_RUNNERS] = 5
+    delay_between_env_runner_restarts_s: Annotated[NonNegativeFloat, RUNS_ENV_RUNNERS] = 1.0
     restart_failed_sub_environments: bool = False
     env_step_timeout_s: PositiveFloat | None = None
-    worker_timeout_s: PositiveFloat | Literal["auto"] | None = "auto"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(
-            (
-                *("restart_failed_env_runners", "ignore_env_runner_failures", "max_num_env_runner_restarts"),
-                *("num_consecutive_env_runner_failures_tolerance", "delay_between_env_runner_restarts_s"),
-            ),
-            Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners),
-        ),
-        "worker_timeout_s": Need("env runners or learners of the engine (num_env_runners, num_learners)", runs_workers),
-    }
+    worker_timeout_s: Annotated[PositiveFloat | Literal["auto"] | None, RUNS_WORKERS] = "auto"
 
 
 @dataclass(kw_only=True)
-class DebuggingSettings(SettingGroup):
+class DebuggingSettings:
     """Settings of the seed and of logging.
 
     Attributes:
@@ -169,7 +134,7 @@ class DebuggingSettings(SettingGroup):
 
 
 @dataclass(kw_only=True)
-class EngineSettings(SettingGroup):
+class EngineSettings:
     """Settings of the engine, which runs the runners and learners that are not embedded in the algorithm.
 
     Attributes:
@@ -179,20 +144,25 @@ class EngineSettings(SettingGroup):
         start_timeout_s: Seconds within which runners and learners must start.
     """
 
-    engine_name: Literal["auto", "local", "process", "ray"] = "auto"
-    start_timeout_s: PositiveFloat = 120.0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "engine_name": Need("env runners or learners that it runs (num_env_runners, num_learners)", runs_workers),
-        "start_timeout_s": Need(
+    engine_name: Annotated[
+        Literal["auto", "local", "process", "ray"],
+        Need("env runners or learners that it runs (num_env_runners, num_learners)", runs_workers),
+    ] = "auto"
+    start_timeout_s: Annotated[
+        PositiveFloat,
+        Need(
             "env runners or learners of the engine, or vectorization='async'",
             lambda config: runs_workers(config) or config.vectorization == "async",
         ),
-    }
+    ] = 120.0
 
 
-class ExplorationConfig(DebuggingSettings, ExplorationSettings):
+class ExplorationConfig(Config, Protocol):
     """What explorations read of a config."""
 
-    if TYPE_CHECKING:
-        num_threads: int | Literal["auto"]
+    exploration_config: dict[str, Any]
+    num_threads: int | Literal["auto"]
+
+    @property
+    def default_exploration(self) -> dict[str, Any]:
+        """The `exploration_config` used when the user gives none."""

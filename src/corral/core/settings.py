@@ -190,35 +190,44 @@ def imported(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What a setting needs to have an effect.
-
-    A class of settings names the needs of its settings in `NEEDS`, a dict by name; subclasses inherit them. What
-    settings of learning need of env runners, which may be off for a while, is in `RUNNER_NEEDS`.
+    """What a setting needs to have an effect, in its annotation: `sigma0: Annotated[float, Need("noisy=True", ...)]`.
 
     Attributes:
         text: The need, as it follows "has no effect without".
         is_met: Function that is given all settings, and returns whether they meet the need.
+        is_refused: Whether a setting of `training` or `rl_module` without its need is refused; otherwise a warning
+            names it, because what it needs may be off for a while.
     """
 
     text: str
-    is_met: Callable[[Any], bool]
+    is_met: Callable[[Any], object]
+    is_refused: bool = True
 
 
-def needs_of(owner: type, kind: str = "NEEDS") -> dict[str, Need]:
-    """Return the needs of the settings of a class, with the needs of its bases, by name."""
-    found: dict[str, Need] = {}
-    for base in reversed(owner.__mro__):
-        found |= vars(base).get(kind, {})
+def never(config: object) -> bool:
+    """Return False, for the settings of a base that a class has no use for."""
+    return False
+
+
+@functools.cache
+def needs_of(owner: type) -> dict[str, list[Need]]:
+    """Return the needs of the settings of a class by name; needs that a subclass gives replace those of its base."""
+    found: dict[str, list[Need]] = {}
+    for own, bounded, _ in _annotations(owner):
+        needs = {name: [mark for mark in _marks(bounded[name]) if isinstance(mark, Need)] for name in own}
+        found |= {name: given for name, given in needs.items() if given}
     return found
 
 
-def find_unused(settings: Any, kind: str = "NEEDS") -> dict[str, str]:
-    """Return the settings that differ from their defaults and have no effect, by name, with what they need."""
-    defaults = {field.name: field for field in dataclasses.fields(settings)}
+def find_unused(settings: Any) -> dict[str, Need]:
+    """Return the settings that differ from their defaults and have no effect, by name, with what they need first."""
+    owner: type = type(settings)
+    defaults = {field.name: field for field in dataclasses.fields(owner)}
     return {
-        name: need.text
-        for name, need in needs_of(type(settings), kind).items()
-        if not same_value(getattr(settings, name), default_of(defaults[name])) and not need.is_met(settings)
+        name: unmet[0]
+        for name, needs in needs_of(owner).items()
+        if not same_value(getattr(settings, name), default_of(defaults[name]))
+        and (unmet := [need for need in needs if not need.is_met(settings)])
     }
 
 
@@ -367,8 +376,10 @@ def check_setting(owner: type, name: str, value: Any, prefix: str = "") -> Any:
 @functools.cache
 def _adapter(owner: type, name: str) -> TypeAdapter[Any] | None:
     hint = setting_types(owner)[name]
-    if hint is Any:
-        return None
+    return None if hint is Any else _make_adapter(hint)
+
+
+def _make_adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(_without_bools(hint), config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
@@ -400,30 +411,45 @@ _refuse_bool_for_int = functools.partial(_refuse_bool, kind="int_type")
 def setting_types(owner: type) -> dict[str, Any]:
     """Return the type of each field of a dataclass, with its bounds.
 
-    A subclass that annotates a field again to give it another default keeps the bounds of its base, unless it gives
-    bounds itself or allows another type: after `num_epochs: PositiveInt = 1`, `num_epochs: int = 4` must be positive.
+    A class that annotates a field again to give it another default keeps the bounds of the next class in the order of
+    its bases, unless it gives bounds itself or allows another type: after `num_epochs: PositiveInt = 1`,
+    `num_epochs: int = 4` must be positive.
     """
-    bounded, plain = typing.get_type_hints(owner, include_extras=True), typing.get_type_hints(owner)
-    own = vars(owner).get("__annotations__", {})
-    found = {}
-    for field in dataclasses.fields(owner):
-        name, hint, base = field.name, bounded[field.name], _base_with(owner, field.name)
-        if base is not None and name not in own:
-            hint = setting_types(base)[name]
-        elif base is not None and hint == plain[name]:
-            base_type = typing.get_type_hints(base)[name]
-            if hint == base_type:
-                hint = setting_types(base)[name]
-            elif _members(hint) <= _members(base_type):
-                hint = Annotated[hint, AfterValidator(BoundsOfBase(base, name))]
-        found[name] = hint
+    hints = _annotations(owner)
+    return {field.name: _bounded_type(field.name, hints) for field in dataclasses.fields(owner)}
+
+
+@functools.cache
+def _annotations(owner: type) -> list[tuple[Mapping[str, Any], ...]]:
+    """Return the annotations of a dataclass and its bases, the first base first: own, all, and all without marks."""
+    return [
+        (vars(cls)["__annotations__"], typing.get_type_hints(cls, include_extras=True), typing.get_type_hints(cls))
+        for cls in reversed(owner.__mro__)
+        if "__annotations__" in vars(cls)
+    ]
+
+
+def _marks(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+
+
+def _bounded_type(name: str, hints: Iterable[tuple[Mapping[str, Any], ...]]) -> Any:
+    """Return the type of a setting from the annotations of all classes that have it, the first one first."""
+    found = found_type = None
+    for own, bounded, plain in hints:
+        if name not in own:
+            continue
+        hint = bounded[name]
+        if any(isinstance(mark, Need) for mark in _marks(hint)):
+            marks = [mark for mark in _marks(hint) if not isinstance(mark, Need)]
+            hint = Annotated[(typing.get_args(hint)[0], *marks)] if marks else typing.get_args(hint)[0]
+        if found is not None and hint == plain[name]:  # without bounds
+            if hint == found_type:
+                hint = found
+            elif _members(hint) <= _members(found_type):
+                hint = Annotated[hint, AfterValidator(BoundsOfBase(found))]
+        found, found_type = hint, plain[name]
     return found
-
-
-def _base_with(owner: type, name: str) -> type | None:
-    """Return the next class above a dataclass that has the field too."""
-    bases = (base for base in owner.__mro__[1:] if dataclasses.is_dataclass(base))
-    return next((base for base in bases if name in {field.name for field in dataclasses.fields(base)}), None)
 
 
 def _members(hint: Any) -> set[Any]:
@@ -435,12 +461,14 @@ class BoundsOfBase:
     """A validator for a setting that a subclass allows fewer types.
 
     Attributes:
-        owner: The dataclass with the bounds.
-        name: The name of its field.
+        hint: The type with the bounds.
     """
 
-    owner: type
-    name: str
+    hint: Any
+
+    @functools.cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return _make_adapter(self.hint)
 
     def __call__(self, value: Any) -> Any:
         """Return the value.
@@ -448,16 +476,14 @@ class BoundsOfBase:
         Raises:
             ValueError: The value is out of bounds.
         """
-        adapter = _adapter(self.owner, self.name)
         try:
-            return value if adapter is None else adapter.validate_python(value)
+            return self._adapter.validate_python(value)
         except ValidationError as error:
-            problem = _problem(setting_types(self.owner)[self.name], value, error)
-            raise ValueError(problem.lstrip(": ")) from None
+            raise ValueError(_problem(self.hint, value, error).lstrip(": ")) from None
 
     def __str__(self) -> str:
         """Return the bounds as text."""
-        return ", ".join(bounds_of(setting_types(self.owner)[self.name]))
+        return ", ".join(bounds_of(self.hint))
 
 
 def is_union(hint: Any) -> bool:

@@ -109,7 +109,8 @@ class RowDistribution:
         if self.legal is None:
             return self.distribution.random(self.rng, len(self.inputs))
         noise = self.distribution.noise(self.rng, (len(self.legal),))
-        return self.distribution.sample(uniform_logits(self.legal), noise)
+        actions: NDArray[Any] = self.distribution.sample(uniform_logits(self.legal), noise)
+        return actions
 
     def logp(self, actions: NDArray[Any]) -> NDArray[np.float32]:
         """Return the log-likelihood of actions `[N, ...]`, float32 `[N]`."""

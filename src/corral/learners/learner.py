@@ -280,10 +280,12 @@ class Learner(Viewable):
                 number that the learner reports.
         """
         results: dict[str, dict[str, Any]] = {}
+        # Wrong settings of any module are refused before the first module takes a step.
         for module_id in settings:
             self._objective(module_id, settings[module_id].loss)
         for group in self.group_sharing([module_id for module_id in batches if module_id in settings]):
             shown = {module_id: self._show_batch(module_id, batches[module_id]) for module_id in group}
+            # Small nets are faster with one thread; setting the number costs, so it is set only where it differs.
             num_threads = self._parts[group[0]].num_threads
             with NO_CHANGE if num_threads in (None, torch.get_num_threads()) else torch_threads(num_threads):
                 reports = self.update_group({module_id: batch for module_id, (batch, _) in shown.items()}, settings)
@@ -319,6 +321,7 @@ class Learner(Viewable):
         Returns:
             By module id what the update reports, as `UpdateReport.results` returns it.
         """
+        # A batch of arrays comes from runners on the CPU; a batch of tensors was sampled on a device and stays there.
         show_gradients = self._show_gradients if "on_gradients" in self.callbacks.heard else None
         updates = [
             (self._make_device_update if isinstance(batch.get("actions"), Tensor) else self._make_update)(
@@ -326,6 +329,7 @@ class Learner(Viewable):
             )
             for name, batch in batches.items()
         ]
+        # Modules with common parameters alternate, so that none takes all its steps from weights that the other left.
         if len(updates) > 1:
             take_turns(updates)
         else:

@@ -119,13 +119,16 @@ class ModuleUpdate:
         self._constraints = part.constraints
         self._device, self._show_gradients = device, show_gradients
         self.optimizer = optimizer = self._objective.optimizer
+        # User code may have replaced layers, frozen parameters or changed weights since the last update.
         part.layers.check_same(part.module_id)
         optimizer.sync()
+        # Parts of equal size instead of a small last one; several learners cut alike, by the smallest of their batches.
         self.cuts = Cuts(batch)
         if settings.minibatch_size:
             size, num_units = smallest or (self.cuts.size, self.cuts.num_units)
             num_minibatches = min(num_units, max(1, round(size / settings.minibatch_size)))
             self.cuts.cut(num_minibatches, rng if settings.shuffle else None)
+        # Most updates move all groups of parameters in each step; then nothing is asked for in the steps.
         self._num_steps = settings.num_epochs * self.cuts.num_parts
         self._moves_all = settings.groups is None and not settings.every
         if not self._moves_all or (isinstance(settings.lr, Mapping) and settings.lr.keys() != optimizer.groups.keys()):
@@ -144,6 +147,7 @@ class ModuleUpdate:
             self.module.train()
         batch = self._choose_form()
         for epoch in range(self.settings.num_epochs):
+            # The batch is put into its new order once per epoch, so that minibatches are slices and no copies.
             self.drawn = new_order, bounds = self.cuts.draw()
             rows, self._order = batch, None
             if new_order is not None:
@@ -152,6 +156,7 @@ class ModuleUpdate:
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 self.place = epoch, index
                 yield rows if len(bounds) == 2 else slice_rows(rows, start, stop)
+            # Only after whole epochs: the mean over one minibatch is too noisy to decide by.
             if self.settings.stop is not None and self._asks_to_stop(self.settings.stop):
                 break
 
@@ -163,12 +168,15 @@ class ModuleUpdate:
                 else than `Loss` says, has no scalar for a group that moves, or depends on no trainable parameter.
             ColumnError: The loss asked for a column that does not exist, or a callback added or removed gradients.
         """
+        # Which parameters move: critics may take each step, and an actor every second one.
         settings, optimizer, report = self.settings, self.optimizer, self.report
         groups: Collection[str] = optimizer.groups
         if not self._moves_all:
             groups = settings.groups_at(report.num_steps + 1, groups)
+        # A loss is one scalar, or a scalar for each group of parameters, whose sum is reported.
         loss, reported = self._compute_loss(self.module, minibatch, settings.coefficients)
         total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
+        # Gradients are clipped and checked before the step: a step that is not finite would ruin the weights.
         if self._compute_gradients(loss, math.isfinite(total.item()), groups):
             clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
             norms = clip_gradients(clipped, groups, settings.grad_clip, settings.grad_clip_by)
@@ -176,9 +184,11 @@ class ModuleUpdate:
             norms = dict.fromkeys(groups or optimizer.groups, math.nan)
         if not all(map(math.isfinite, norms.values())):
             raise self._error(loss_error(self.module_id, *self.place, total, reported, norms))
+        # Some layers have weights that must stay in a set, such as a norm of 1: they are put back after each step.
         optimizer.step(groups)
         for constrain in self._constraints:
             constrain()
+        # Target networks follow here, after each gradient step.
         report.add(total, reported, norms, self._order)
         if settings.after_step is not None:
             with torch.no_grad():
@@ -194,6 +204,7 @@ class ModuleUpdate:
 
     def _choose_form(self) -> Batch:
         """Choose the form of the loss that suits this update, and return the batch as that form reads it."""
+        # NumPy reads the arrays of a whole batch, in one step; minibatches of several steps are slices of tensors.
         loss, fast = self._objective.loss, None
         if self._num_steps == 1 and self._objective.has_numpy_form:
             fast = fast_form(loss, self.module, self.optimizer.torch_optimizer, self._batch)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from corral.core.familiar_names import RESULTS, meaning_of
+from corral.core.familiar_names import meaning_of
 from corral.errors import CorralError, nearest
 
 ALIASES = {"num_env_steps": "num_env_steps_sampled_lifetime", "time_s": "time_total_s"}
@@ -63,7 +63,7 @@ class NamedNumber:
 
     def _missing(self, flat: Mapping[str, Any]) -> CorralError:
         numbers = [path for path, value in flat.items() if isinstance(value, Real)]
-        hint = meaning_of(self._name, RESULTS, flat) or nearest(self._name, [*numbers, *ALIASES])
+        hint = meaning_of(self._name, "RESULTS", flat) or nearest(self._name, [*numbers, *ALIASES])
         return self._error(f"{self._what} {self._name!r} does not appear in the result. {hint}")
 
     def _check_number(self, value: Any) -> None:

@@ -1,20 +1,19 @@
 """Action distributions, one class per kind of action space.
 
-A distribution stores no parameters: they are `dist_inputs`, the `[B, D]` output of a module's policy. Losses call the
-torch methods; runners call the NumPy methods. Sampling takes the noise as an argument, so that a runner can draw the
-noise of many steps in one call.
+A distribution stores no parameters: they are `dist_inputs`, the `[B, D]` output of a module's policy. Sampling takes
+the noise as an argument, so that a runner can draw the noise of many steps in one call.
 
 `actions` are module actions, as stored in the columns; `to_env` converts them to actions of the env.
 
-Where the env is on a device, `tensor_noise`, `tensor_sample`, `tensor_mode` and `tensor_to_env` do there what `noise`,
-`sample`, `mode` and `to_env` do with arrays.
+Runners call `noise`, `sample`, `mode` and `to_env`, which take arrays and return arrays; where the env is on a device,
+they take tensors of this device and return such tensors. Losses call the other methods, with tensors.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +27,8 @@ from corral.core.tree import Tree, leaves
 from corral.errors import ConfigError
 
 FloatArray = NDArray[np.float32]
+Rng = np.random.Generator | torch.Generator
+Data = TypeVar("Data", NDArray[Any], Tensor)
 _LOG_2PI = math.log(2 * math.pi)
 _LOWEST_LOGP = -1e4  # its exponential is 0 in every dtype
 ILLEGAL = -1e9  # logit or value of an illegal action; finite, so that sums with it and their gradients are no NaN
@@ -46,7 +47,8 @@ class ActionDistribution(ABC):
         action_shape: Shape of one module action.
         action_dtype: Dtype of module actions in the columns.
         log_std_columns: Columns of `dist_inputs` that hold log standard deviations; none by default.
-        has_tensor_form: Whether this class itself has the methods for tensors; a subclass must say it again.
+        has_tensor_form: Whether `noise`, `sample`, `mode` and `to_env` of this class itself also take tensors, and a
+            generator of torch; a subclass must say it again.
     """
 
     has_tensor_form: ClassVar[bool] = False
@@ -59,15 +61,18 @@ class ActionDistribution(ABC):
     log_std_columns: NDArray[np.int64] = np.zeros(0, np.int64)
 
     @abstractmethod
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        """Draw noise for samples of `shape`, float32 `[*shape, num_noise]`."""
+    def noise(self, rng: Any, shape: tuple[int, ...]) -> Any:
+        """Draw noise for samples of `shape`, float32 `[*shape, num_noise]`.
+
+        A NumPy generator draws an array. A generator of torch draws a tensor on its device.
+        """
 
     @abstractmethod
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+    def sample(self, dist_inputs: Any, noise: Any) -> Any:
         """Return the actions `[B, ...]` for noise `[B, num_noise]`."""
 
     @abstractmethod
-    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+    def mode(self, dist_inputs: Any) -> Any:
         """Return the most likely actions `[B, ...]`."""
 
     @abstractmethod
@@ -79,7 +84,7 @@ class ActionDistribution(ABC):
         """Return the log-probability (or log-density) `[B]` of actions that `random` drew."""
 
     @abstractmethod
-    def to_env(self, actions: NDArray[Any]) -> Tree:
+    def to_env(self, actions: Any) -> Tree:
         """Convert module actions `[B, ...]` to actions of the env's space and dtype, in a new array.
 
         Actions of a Dict or Tuple space become a tree of arrays.
@@ -99,9 +104,9 @@ class ActionDistribution(ABC):
         """
         return self.from_env(actions)
 
-    @abstractmethod
     def env_mode(self, dist_inputs: Tensor) -> Tree:
         """Return `to_env(mode(dist_inputs))` in torch operations, so that an exported graph can hold them."""
+        return self.to_env(self.mode(dist_inputs))
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         """Return inputs `[B, D]` whose mode is a sample, in torch operations, so that an exported graph can hold them.
@@ -116,22 +121,6 @@ class ActionDistribution(ABC):
     def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
         """Return inputs `[B, D]` whose mode is drawn uniformly from the legal actions; see `drawn_inputs`."""
         raise TypeError(f"{type(self).__name__} has no method random_inputs(dist_inputs, uniform).")
-
-    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
-        """Draw noise for samples on the device of the generator, float32 `[num_rows, num_noise]`."""
-        raise TypeError(f"{type(self).__name__} has no form on tensors.")
-
-    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
-        """Return the actions `[B, ...]` for noise `[B, num_noise]`."""
-        raise TypeError(f"{type(self).__name__} has no form on tensors.")
-
-    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
-        """Return the most likely actions `[B, ...]`."""
-        raise TypeError(f"{type(self).__name__} has no form on tensors.")
-
-    def tensor_to_env(self, actions: Tensor) -> Tensor:
-        """Convert module actions `[B, ...]` to actions of the env's space and dtype."""
-        raise TypeError(f"{type(self).__name__} has no form on tensors.")
 
     @abstractmethod
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
@@ -154,64 +143,61 @@ class ActionDistribution(ABC):
         """Return KL(dist_inputs || other_inputs) `[B]` in nats."""
 
 
-class Categorical(ActionDistribution):
+class _FromLogits(ActionDistribution):
+    """What the distributions of discrete values have in common: an action is the mode of logits plus noise."""
+
+    _start: Any = 0  # smallest value of each entry of env actions; module actions start at 0
+
+    def _set_spaces(self, space: Any, num_inputs: int, dtype: type, start: Any = 0) -> None:
+        self.num_inputs = self.num_noise = self.num_uniform = num_inputs
+        self.action_shape, self.action_dtype = tuple(space.shape), np.dtype(dtype)
+        self._start, self._is_shifted = start, bool(np.any(start))
+        self._env_dtype, self._tensor_dtype = space.dtype, _torch_dtype(space.dtype)
+
+    def noise(self, rng: Rng, shape: tuple[int, ...]) -> Any:
+        return gumbel(rng, (*shape, self.num_noise))
+
+    def sample(self, dist_inputs: Any, noise: Any) -> Any:
+        return self.mode(dist_inputs + noise)
+
+    def to_env(self, actions: Any) -> Any:
+        is_tensor = isinstance(actions, Tensor)
+        if self._is_shifted:
+            actions = actions + (torch.as_tensor(self._start, device=actions.device) if is_tensor else self._start)
+        # A copy even in the same dtype: an env may write into its actions.
+        return actions.to(self._tensor_dtype, copy=True) if is_tensor else actions.astype(self._env_dtype)
+
+    def from_env(self, actions: Tree) -> NDArray[Any]:
+        found: NDArray[Any] = np.asarray(actions).astype(self.action_dtype) - self._start
+        return found
+
+    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
+        return dist_inputs + spread * _gumbel_of(uniform)
+
+    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
+        return _gumbel_of(uniform) + ILLEGAL * (dist_inputs <= ILLEGAL / 2)
+
+
+class Categorical(_FromLogits):
     """Discrete actions from logits `[B, n]`; sampled by the Gumbel-max trick (arXiv:1411.0030)."""
 
     has_tensor_form = True
 
     def __init__(self, space: spaces.Discrete) -> None:
         """Make the distribution of a Discrete space; module actions start at 0, whatever the `start` of the space."""
-        self.num_inputs = self.num_noise = self.num_uniform = int(space.n)
-        self.action_shape = ()
-        self.action_dtype = np.dtype(np.int64)
-        self._start, self._env_dtype = int(space.start), space.dtype
+        self._set_spaces(space, int(space.n), np.int64, int(space.start))
 
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        return gumbel(rng, (*shape, self.num_noise))
+    def sample(self, dist_inputs: Any, noise: Any) -> Any:
+        return (dist_inputs + noise).argmax(-1)
 
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
-        picks: NDArray[Any] = (dist_inputs + noise).argmax(-1)
-        return picks
-
-    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
-        picks: NDArray[Any] = dist_inputs.argmax(-1)
-        return picks
+    def mode(self, dist_inputs: Any) -> Any:
+        return dist_inputs.argmax(-1)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         return rng.integers(0, self.num_inputs, size=batch_size)
 
     def random_logp(self, actions: NDArray[Any]) -> FloatArray:
         return np.full(len(actions), -math.log(self.num_inputs), np.float32)
-
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        shifted = actions + self._start if self._start else actions
-        return shifted.astype(self._env_dtype)
-
-    def from_env(self, actions: Tree) -> NDArray[Any]:
-        found: NDArray[Any] = np.asarray(actions).astype(self.action_dtype) - self._start
-        return found
-
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return self.tensor_to_env(self.tensor_mode(dist_inputs))
-
-    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
-        exponential = torch.empty((num_rows, self.num_noise), device=generator.device)
-        return -exponential.exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
-
-    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
-        return self.tensor_mode(dist_inputs + noise)
-
-    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
-        return dist_inputs.argmax(-1)
-
-    def tensor_to_env(self, actions: Tensor) -> Tensor:
-        return (actions + self._start).to(_torch_dtype(self._env_dtype))
-
-    def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
-        return dist_inputs + spread * _torch_gumbel(uniform)
-
-    def random_inputs(self, dist_inputs: Tensor, uniform: Tensor) -> Tensor:
-        return _torch_gumbel(uniform) + ILLEGAL * (dist_inputs <= ILLEGAL / 2)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         return -functional.cross_entropy(dist_inputs, actions, reduction="none")
@@ -223,7 +209,7 @@ class Categorical(ActionDistribution):
         return categorical_kl(dist_inputs, other_inputs)
 
 
-class MultiCategorical(ActionDistribution):
+class MultiCategorical(_FromLogits):
     """Independent categoricals, one per entry of a MultiDiscrete space, from logits `[B, sum(nvec)]`."""
 
     has_tensor_form = True
@@ -231,21 +217,13 @@ class MultiCategorical(ActionDistribution):
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         """Make the distribution of a MultiDiscrete space of any shape."""
         self.sizes = [int(n) for n in space.nvec.reshape(-1)]
-        self.num_inputs = self.num_noise = self.num_uniform = sum(self.sizes)
-        self.action_shape = tuple(space.nvec.shape)
-        self.action_dtype = np.dtype(np.int64)
-        self._start, self._env_dtype = space.start.astype(np.int64), space.dtype
+        self._set_spaces(space, sum(self.sizes), np.int64, space.start.astype(np.int64))
         ends = np.cumsum(self.sizes)
         self._slices = [slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)]
 
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        return gumbel(rng, (*shape, self.num_noise))
-
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
-        return self.mode(dist_inputs + noise)
-
-    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
-        picks = np.stack([dist_inputs[..., part].argmax(-1) for part in self._slices], -1)
+    def mode(self, dist_inputs: Any) -> Any:
+        stack: Any = torch.stack if isinstance(dist_inputs, Tensor) else np.stack
+        picks = stack([dist_inputs[..., part].argmax(-1) for part in self._slices], -1)
         return picks.reshape(*dist_inputs.shape[:-1], *self.action_shape)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
@@ -253,27 +231,6 @@ class MultiCategorical(ActionDistribution):
 
     def random_logp(self, actions: NDArray[Any]) -> FloatArray:
         return np.full(len(actions), -sum(map(math.log, self.sizes)), np.float32)
-
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return (actions + self._start).astype(self._env_dtype, copy=False)
-
-    def from_env(self, actions: Tree) -> NDArray[Any]:
-        found: NDArray[Any] = np.asarray(actions).astype(self.action_dtype) - self._start
-        return found
-
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return self.tensor_to_env(self.tensor_mode(dist_inputs))
-
-    drawn_inputs, random_inputs = Categorical.drawn_inputs, Categorical.random_inputs  # of logits, too
-    tensor_noise, tensor_sample = Categorical.tensor_noise, Categorical.tensor_sample
-
-    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
-        picks = torch.stack([part.argmax(-1) for part in self._parts(dist_inputs)], -1)
-        return picks.reshape(-1, *self.action_shape)
-
-    def tensor_to_env(self, actions: Tensor) -> Tensor:
-        shifted = actions + torch.from_numpy(self._start).to(actions.device) if self._start.any() else actions
-        return shifted.to(_torch_dtype(self._env_dtype), copy=True)  # an env may write into its actions
 
     def _parts(self, dist_inputs: Tensor) -> tuple[Tensor, ...]:
         return torch.split(dist_inputs, self.sizes, dim=-1)
@@ -292,54 +249,31 @@ class MultiCategorical(ActionDistribution):
         return torch.stack([categorical_kl(part, other) for part, other in pairs]).sum(0)
 
 
-class Bernoulli(ActionDistribution):
+class Bernoulli(_FromLogits):
     """Independent Bernoulli variables, one per entry of a MultiBinary space, from logits `[B, n]`."""
 
     has_tensor_form = True
 
     def __init__(self, space: spaces.MultiBinary) -> None:
         """Make the distribution of a MultiBinary space of any shape."""
-        self.action_shape = tuple(space.shape)
-        self.num_inputs = self.num_noise = self.num_uniform = math.prod(self.action_shape)
-        self.action_dtype = np.dtype(np.int8)
-        self._env_dtype = space.dtype
+        self._set_spaces(space, math.prod(space.shape), np.int8)
 
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+    def noise(self, rng: Rng, shape: tuple[int, ...]) -> Any:
+        if isinstance(rng, torch.Generator):
+            uniform = torch.rand((*shape, self.num_noise), device=rng.device, generator=rng)
+            return self.random_inputs(uniform, uniform.clamp(min=torch.finfo(torch.float32).tiny))
         return rng.logistic(size=(*shape, self.num_noise)).astype(np.float32)
 
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
-        return self.mode(dist_inputs + noise)
-
-    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
-        return (dist_inputs > 0).astype(np.int8).reshape(*dist_inputs.shape[:-1], *self.action_shape)
+    def mode(self, dist_inputs: Any) -> Any:
+        picks = dist_inputs > 0
+        picks = picks.to(torch.int8) if isinstance(picks, Tensor) else picks.astype(np.int8)
+        return picks.reshape(*dist_inputs.shape[:-1], *self.action_shape)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         return rng.integers(0, 2, size=(batch_size, *self.action_shape), dtype=np.int8)
 
     def random_logp(self, actions: NDArray[Any]) -> FloatArray:
         return np.full(len(actions), -self.num_inputs * math.log(2), np.float32)
-
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return actions.astype(self._env_dtype)
-
-    def from_env(self, actions: Tree) -> NDArray[Any]:
-        return np.asarray(actions).astype(self.action_dtype)
-
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return self.tensor_to_env(self.tensor_mode(dist_inputs))
-
-    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
-        uniform = torch.rand((num_rows, self.num_noise), device=generator.device, generator=generator)
-        return self.random_inputs(uniform, uniform.clamp(min=torch.finfo(torch.float32).tiny))
-
-    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
-        return self.tensor_mode(dist_inputs + noise)
-
-    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
-        return (dist_inputs > 0).to(torch.int8).reshape(-1, *self.action_shape)
-
-    def tensor_to_env(self, actions: Tensor) -> Tensor:
-        return actions.to(_torch_dtype(self._env_dtype), copy=True)
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         return dist_inputs + spread * self.random_inputs(dist_inputs, uniform)
@@ -374,6 +308,7 @@ class DiagGaussian(ActionDistribution):
     """
 
     has_tensor_form = True
+    _squashes: ClassVar[bool] = False
 
     def __init__(self, space: spaces.Box, *, scaled: bool = True, clipped: bool = True) -> None:
         """Make the distribution of a Box space of any shape.
@@ -388,34 +323,47 @@ class DiagGaussian(ActionDistribution):
         self.num_inputs = self.num_uniform = 2 * self.num_noise
         self.log_std_columns = np.arange(self.num_noise, self.num_inputs)
         self.action_dtype = np.dtype(np.float32)
-        self._env_dtype = space.dtype
+        self._env_dtype, self._tensor_dtype = space.dtype, _torch_dtype(space.dtype)
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         finite = np.isfinite(low) & np.isfinite(high)
         self._bounded = finite & scaled
         # [-1, 1] stands in for infinite bounds: scale 1 and offset 0, without computing inf - inf.
         ends = np.where(self._bounded, low, -1.0), np.where(self._bounded, high, 1.0)
-        self._scale, self._offset = (ends[1] - ends[0]) / 2, (ends[1] + ends[0]) / 2
+        scale, offset = (ends[1] - ends[0]) / 2, (ends[1] + ends[0]) / 2
         # Where random actions are drawn from: the ends of the module actions, if they have any.
         self._is_finite = finite
         self._ends = np.where(finite & ~self._bounded, low, -1.0), np.where(finite & ~self._bounded, high, 1.0)
         is_clipped = scaled or clipped
-        self._low, self._high = (low, high) if is_clipped else (np.full_like(low, -np.inf), np.full_like(high, np.inf))
-        # Scale, offset and bounds, and where actions are bounded, on the device that was used last.
-        self._held: tuple[Tensor, ...] = ()
-        self._held_bounded: tuple[Tensor, ...] = ()
+        limits = (low, high) if is_clipped else (np.full_like(low, -np.inf), np.full_like(high, np.inf))
+        self._arrays = scale, offset, *limits, self._bounded
+        # The same on devices: tensors with at least one axis, because an array of float32 times a tensor without axes
+        # would not be of float64.
+        self._on_device = {torch.device("cpu"): tuple(torch.from_numpy(np.atleast_1d(part)) for part in self._arrays)}
 
     def _split(self, dist_inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = dist_inputs.chunk(2, dim=-1)
         return mean, log_std
 
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+    def _constants(self, device: torch.device | None) -> tuple[Any, ...]:
+        """Return scale, offset, bounds and where actions are bounded, as tensors on a device, or without as arrays."""
+        if device is None:
+            return self._arrays
+        if device not in self._on_device:
+            cpu = self._on_device[torch.device("cpu")]
+            self._on_device[device] = tuple(part.to(device) for part in cpu)
+        return self._on_device[device]
+
+    def noise(self, rng: Rng, shape: tuple[int, ...]) -> Any:
+        if isinstance(rng, torch.Generator):
+            return torch.randn((*shape, self.num_noise), device=rng.device, generator=rng)
         return rng.standard_normal((*shape, self.num_noise), dtype=np.float32)
 
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+    def sample(self, dist_inputs: Any, noise: Any) -> Any:
         mean, log_std = dist_inputs[..., : self.num_noise], dist_inputs[..., self.num_noise :]
-        return (mean + np.exp(log_std) * noise).reshape(*dist_inputs.shape[:-1], *self.action_shape)
+        exp: Any = torch.exp if isinstance(log_std, Tensor) else np.exp
+        return (mean + exp(log_std) * noise).reshape(*dist_inputs.shape[:-1], *self.action_shape)
 
-    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+    def mode(self, dist_inputs: Any) -> Any:
         return dist_inputs[..., : self.num_noise].reshape(*dist_inputs.shape[:-1], *self.action_shape)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
@@ -429,27 +377,35 @@ class DiagGaussian(ActionDistribution):
         logp: FloatArray = np.where(self._is_finite, even, normal).reshape(len(actions), -1).sum(-1)
         return logp.astype(np.float32)
 
-    def to_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
-        """Return module actions `[B, ...]` as units: in [-1, 1] in bounded dimensions, in the env's units in others."""
+    def to_unit(self, actions: Any) -> Any:
+        """Return module actions `[B, ...]` as units: in [-1, 1] in bounded dimensions, in the env's units in others.
+
+        Like `from_unit` it takes arrays or tensors, and returns the same kind.
+        """
+        if isinstance(actions, Tensor):
+            return torch.where(self._constants(actions.device)[-1], actions.clamp(-1, 1), actions)
         return np.where(self._bounded, np.clip(actions, -1, 1), actions)
 
-    def from_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
+    def from_unit(self, actions: Any) -> Any:
         """Return module actions, float32 `[B, ...]`, for what `to_unit` returns, after clipping to the bounds."""
-        return self.to_unit(actions).astype(np.float32)
+        found = self.to_unit(actions)
+        return found.float() if isinstance(found, Tensor) else found.astype(np.float32)
 
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        clipped: NDArray[Any] = np.clip(actions * self._scale + self._offset, self._low, self._high)
-        return clipped.astype(self._env_dtype)
+    def to_env(self, actions: Any) -> Any:
+        is_tensor = isinstance(actions, Tensor)
+        xp: Any = torch if is_tensor else np
+        scale, offset, low, high, _ = self._constants(actions.device) if is_tensor else self._arrays
+        clipped = xp.clip((xp.tanh(actions) if self._squashes else actions) * scale + offset, low, high)
+        return clipped.to(self._tensor_dtype) if is_tensor else clipped.astype(self._env_dtype)
 
     def from_env(self, actions: Tree) -> NDArray[Any]:
-        return self.from_unit((np.asarray(actions) - self._offset) / np.where(self._scale, self._scale, 1))
+        scale, offset, *_ = self._arrays
+        found: FloatArray = self.from_unit((np.asarray(actions) - offset) / np.where(scale, scale, 1))
+        return found
 
     def from_rllib(self, actions: Tree) -> NDArray[Any]:
         is_mixed = self._bounded.any() and not self._bounded.all()
         return self.from_env(actions) if is_mixed else self.from_unit(np.asarray(actions))
-
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return self._scaled(self._split(dist_inputs)[0])
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         mean, log_std = self._split(dist_inputs)
@@ -463,42 +419,6 @@ class DiagGaussian(ActionDistribution):
         low, high = (torch.from_numpy(end.reshape(-1).astype(np.float32)) for end in self._ends)
         even = low + (high - low) * uniform[:, : self.num_noise]
         return torch.where(torch.from_numpy(self._is_finite.reshape(-1)), even, _torch_normal(uniform))
-
-    def tensor_noise(self, generator: torch.Generator, num_rows: int) -> Tensor:
-        return torch.randn((num_rows, self.num_noise), device=generator.device, generator=generator)
-
-    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
-        mean, log_std = self._split(dist_inputs)
-        return (mean + log_std.exp() * noise).reshape(-1, *self.action_shape)
-
-    def tensor_mode(self, dist_inputs: Tensor) -> Tensor:
-        return dist_inputs[..., : self.num_noise].reshape(-1, *self.action_shape)
-
-    def tensor_to_unit(self, actions: Tensor) -> Tensor:
-        """Return what `to_unit` returns, for tensors."""
-        if not self._held_bounded or self._held_bounded[0].device != actions.device:
-            self._held_bounded = (torch.from_numpy(self._bounded).to(actions.device),)
-        return torch.where(self._held_bounded[0], actions.clamp(-1, 1), actions)
-
-    def tensor_from_unit(self, actions: Tensor) -> Tensor:
-        """Return what `from_unit` returns, for tensors."""
-        return self.tensor_to_unit(actions).float()
-
-    def tensor_to_env(self, actions: Tensor) -> Tensor:
-        if not self._held or self._held[0].device != actions.device:
-            self._held = tuple(part.to(actions.device) for part in self._to_tensors())
-        return self._scaled(actions.reshape(-1, self.num_noise), self._held)
-
-    def _to_tensors(self) -> tuple[Tensor, ...]:
-        """Return scale, offset and bounds as tensors `[d]`, float64."""
-        parts = self._scale, self._offset, self._low, self._high
-        return tuple(torch.from_numpy(part.reshape(-1)) for part in parts)
-
-    def _scaled(self, actions: Tensor, constants: tuple[Tensor, ...] = ()) -> Tensor:
-        """Return module actions `[B, d]` as env actions `[B, ...]`."""
-        scale, offset, low, high = constants or self._to_tensors()
-        clipped = torch.minimum(torch.maximum(actions * scale + offset, low), high)
-        return clipped.to(_torch_dtype(self._env_dtype)).reshape(-1, *self.action_shape)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
         mean, log_std = self._split(dist_inputs)
@@ -532,14 +452,8 @@ class Deterministic(DiagGaussian):
         self.num_inputs = self.num_noise
         self.log_std_columns = self.log_std_columns[:0]
 
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+    def sample(self, dist_inputs: Any, noise: Any) -> Any:
         return self.mode(dist_inputs)
-
-    def tensor_sample(self, dist_inputs: Tensor, noise: Tensor) -> Tensor:
-        return self.tensor_mode(dist_inputs)
-
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return self._scaled(dist_inputs)
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         """Return the actions with Gaussian noise of standard deviation `spread`, within the bounds."""
@@ -569,6 +483,7 @@ class SquashedGaussian(DiagGaussian):
     """
 
     has_tensor_form = True
+    _squashes = True
 
     def __init__(self, space: spaces.Box) -> None:
         """Make the distribution of a Box space.
@@ -587,30 +502,16 @@ class SquashedGaussian(DiagGaussian):
         self._weights = torch.as_tensor(weights / weights.sum(), dtype=torch.float32)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
-        return self.from_unit(super().random(rng, batch_size))
+        drawn: FloatArray = self.from_unit(super().random(rng, batch_size))
+        return drawn
 
-    def to_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
-        squashed: FloatArray = np.tanh(actions)
-        return squashed
+    def to_unit(self, actions: Any) -> Any:
+        return actions.tanh() if isinstance(actions, Tensor) else np.tanh(actions)
 
-    def from_unit(self, actions: NDArray[Any]) -> NDArray[Any]:
-        unsquashed: FloatArray = np.arctanh(np.clip(actions, -_NEARLY_1, _NEARLY_1)).astype(np.float32)
-        return unsquashed
-
-    def to_env(self, actions: NDArray[Any]) -> NDArray[Any]:
-        return super().to_env(np.tanh(actions))
-
-    def env_mode(self, dist_inputs: Tensor) -> Tensor:
-        return self._scaled(self._split(dist_inputs)[0].tanh())
-
-    def tensor_to_unit(self, actions: Tensor) -> Tensor:
-        return actions.tanh()
-
-    def tensor_from_unit(self, actions: Tensor) -> Tensor:
-        return actions.clamp(-_NEARLY_1, _NEARLY_1).float().arctanh()
-
-    def tensor_to_env(self, actions: Tensor) -> Tensor:
-        return super().tensor_to_env(actions.tanh())
+    def from_unit(self, actions: Any) -> Any:
+        if isinstance(actions, Tensor):
+            return actions.clamp(-_NEARLY_1, _NEARLY_1).float().arctanh()
+        return np.arctanh(np.clip(actions, -_NEARLY_1, _NEARLY_1)).astype(np.float32)
 
     def _random_mean(self, uniform: Tensor) -> Tensor:
         return super()._random_mean(uniform).clamp(-_NEARLY_1, _NEARLY_1).arctanh()
@@ -679,15 +580,16 @@ def _log_tanh_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u - functional.softplus(-2 * u))
 
 
-def gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    """Draw standard Gumbel noise, float32: minus the logarithm of exponential noise, which NumPy draws fast."""
+def gumbel(rng: Rng, shape: tuple[int, ...]) -> Any:
+    """Draw standard Gumbel noise, float32: minus the logarithm of exponential noise, which is drawn fast."""
+    tiny = float(np.finfo(np.float32).tiny)  # a 0 would become infinite
+    if isinstance(rng, torch.Generator):
+        return -torch.empty(shape, device=rng.device).exponential_(generator=rng).clamp(min=tiny).log()
     exponential = rng.standard_exponential(shape, dtype=np.float32)
-    np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)  # a 0 would become infinite
-    noise: FloatArray = -np.log(exponential)
-    return noise
+    return -np.log(np.maximum(exponential, tiny, out=exponential))
 
 
-def _torch_gumbel(uniform: Tensor) -> Tensor:
+def _gumbel_of(uniform: Tensor) -> Tensor:
     """Return standard Gumbel noise for numbers drawn uniformly from (0, 1)."""
     return -(-uniform.log()).log()
 

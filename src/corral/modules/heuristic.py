@@ -71,4 +71,6 @@ class RandomModule(HeuristicModule):
         if not self.has_action_mask:
             return self.distribution.random(rng, num_rows(obs))
         legal = legal_actions(obs)
-        return self.distribution.sample(uniform_logits(legal), self.distribution.noise(rng, (len(legal),)))
+        noise = self.distribution.noise(rng, (len(legal),))
+        actions: NDArray[Any] = self.distribution.sample(uniform_logits(legal), noise)
+        return actions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
-from corral.modules.distributions import ActionDistribution, Categorical, FloatArray, action_distribution
+from corral.modules.distributions import ActionDistribution, Categorical, Data, FloatArray, action_distribution
 
 
 class Joint(ActionDistribution):
@@ -68,50 +68,64 @@ class Joint(ActionDistribution):
             ]
         )
 
-    # NumPy.
-
-    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
         return np.concatenate([part.noise(rng, shape) for part in self.parts], -1)
 
-    def sample(self, dist_inputs: FloatArray, noise: FloatArray) -> NDArray[Any]:
+    def sample(self, dist_inputs: Any, noise: Any) -> Any:
         return self._choose(
             dist_inputs, lambda index, inputs: self.parts[index].sample(inputs, noise[:, self._noise[index]])
         )
 
-    def mode(self, dist_inputs: FloatArray) -> NDArray[Any]:
+    def mode(self, dist_inputs: Any) -> Any:
         return self._choose(dist_inputs, lambda index, inputs: self.parts[index].mode(inputs))
 
-    def _choose(self, dist_inputs: FloatArray, choose: Callable[[int, FloatArray], NDArray[Any]]) -> NDArray[Any]:
+    def _choose(self, dist_inputs: Any, choose: Callable[[int, Any], Any]) -> Any:
         """Return module actions whose parts a function of index and inputs chooses, one after another."""
-        chosen: list[NDArray[Any]] = []
-        for index, (parent, columns) in enumerate(zip(self.parents, self._inputs, strict=True)):
-            inputs = dist_inputs[:, columns]
-            if parent is not None:
-                inputs = inputs.reshape(len(inputs), self._rows[index], -1)[np.arange(len(inputs)), chosen[parent]]
-            chosen.append(choose(index, inputs))
+        chosen: list[Any] = []
+        for index in range(len(self.parts)):
+            chosen.append(choose(index, self._inputs_of(dist_inputs, index, chosen)))
         return self._join(chosen)
+
+    def _inputs_of(self, dist_inputs: Any, index: int, chosen: list[Any]) -> Any:
+        """Return the inputs `[B, n]` of a part, for the values of the parts before it."""
+        inputs, parent = dist_inputs[:, self._inputs[index]], self.parents[index]
+        if parent is None:
+            return inputs
+        table = inputs.reshape(inputs.shape[0], self._rows[index], -1)
+        if not isinstance(table, Tensor):
+            return table[np.arange(len(table)), chosen[parent]]
+        rows = chosen[parent].reshape(-1, 1, 1).expand(-1, 1, table.shape[2])
+        return table.gather(1, rows).squeeze(1)
 
     def random(self, rng: np.random.Generator, batch_size: int) -> NDArray[Any]:
         return self._join([part.random(rng, batch_size) for part in self.parts])
 
-    def _join(self, chosen: list[NDArray[Any]]) -> NDArray[Any]:
-        flat = [actions.reshape(len(actions), -1) for actions in chosen]
-        return np.concatenate(flat, -1).astype(self.action_dtype, copy=False)
+    def _join(self, chosen: list[Data]) -> Data:
+        flat: Any = [actions.reshape(actions.shape[0], -1) for actions in chosen]
+        joined: Any = torch.cat(flat, -1) if isinstance(flat[0], Tensor) else np.concatenate(flat, -1)
+        # Tensors are only for exports, which do not store the actions.
+        found: Data = joined if isinstance(flat[0], Tensor) else joined.astype(self.action_dtype, copy=False)
+        return found
 
-    def _split(self, actions: NDArray[Any]) -> list[NDArray[Any]]:
-        return [
-            actions[:, columns].reshape(len(actions), *part.action_shape).astype(part.action_dtype)
-            for part, columns in zip(self.parts, self._actions, strict=True)
-        ]
+    def _split(self, actions: Any) -> list[Any]:
+        """Return the module actions of the parts, numbers of discrete values as integers."""
+        found = []
+        for part, columns in zip(self.parts, self._actions, strict=True):
+            own = actions[:, columns].reshape(actions.shape[0], *part.action_shape)
+            if part.action_dtype.kind != "f":
+                own = own.long() if isinstance(own, Tensor) else own.astype(part.action_dtype)
+            found.append(own)
+        return found
 
     def random_logp(self, actions: NDArray[Any]) -> FloatArray:
         pairs = zip(self.parts, self._split(actions), strict=True)
         logp: FloatArray = np.sum([part.random_logp(own) for part, own in pairs], axis=0, dtype=np.float32)
         return logp
 
-    def to_env(self, actions: NDArray[Any]) -> Tree:
+    def to_env(self, actions: Any) -> Tree:
         """Convert module actions `[B, D]` to env actions, a tree of `[B, ...]` nested like the space."""
-        return self._nested(part.to_env(own) for part, own in zip(self.parts, self._split(actions), strict=True))
+        parts = (part.to_env(own) for part, own in zip(self.parts, self._split(actions), strict=True))
+        return map_tree(lambda _: next(parts), self._tree)
 
     def from_env(self, actions: Tree) -> NDArray[Any]:
         """Convert env actions, a tree of `[B, ...]`, to module actions `[B, D]`."""
@@ -120,21 +134,6 @@ class Joint(ActionDistribution):
     def from_rllib(self, actions: Tree) -> NDArray[Any]:
         """Convert recorded actions of RLlib, a tree of `[B, ...]`, to module actions `[B, D]`."""
         return self._join([part.from_rllib(own) for part, own in zip(self.parts, leaves(actions), strict=True)])
-
-    def _nested(self, parts: Iterator[Any]) -> Tree:
-        return map_tree(lambda _: next(parts), self._tree)
-
-    # Torch.
-
-    def env_mode(self, dist_inputs: Tensor) -> Tree:
-        """Return `to_env(mode(dist_inputs))`, a tree of tensors."""
-        chosen: list[Tensor] = []
-        found: list[Tensor] = []
-        for index, part in enumerate(self.parts):
-            inputs = self._inputs_of(dist_inputs, index, chosen)
-            found.append(part.env_mode(inputs))
-            chosen.append(inputs.argmax(-1))  # only read where the part is Discrete
-        return self._nested(iter(found))
 
     def drawn_inputs(self, dist_inputs: Tensor, uniform: Tensor, spread: Tensor) -> Tensor:
         """Return inputs whose mode is a sample; of a part, all rows get the same noise, because one of them counts."""
@@ -153,12 +152,9 @@ class Joint(ActionDistribution):
         return torch.cat(found, -1)
 
     def logp(self, dist_inputs: Tensor, actions: Tensor) -> Tensor:
-        chosen: list[Tensor] = []
-        total = torch.zeros_like(dist_inputs[:, 0])
-        for index, (part, columns) in enumerate(zip(self.parts, self._actions, strict=True)):
-            own = actions[:, columns].reshape(actions.shape[0], *part.action_shape)
-            chosen.append(own if part.action_dtype.kind == "f" else own.long())
-            total = total + part.logp(self._inputs_of(dist_inputs, index, chosen), chosen[-1])
+        total, chosen = torch.zeros_like(dist_inputs[:, 0]), self._split(actions)
+        for index, part in enumerate(self.parts):
+            total = total + part.logp(self._inputs_of(dist_inputs, index, chosen), chosen[index])
         return total
 
     def inside_bounds(self, actions: Tensor) -> Tensor:
@@ -166,15 +162,6 @@ class Joint(ActionDistribution):
             part.inside_bounds(actions[:, columns]) for part, columns in zip(self.parts, self._actions, strict=True)
         ]
         return torch.cat(parts, -1)
-
-    def _inputs_of(self, dist_inputs: Tensor, index: int, chosen: list[Tensor]) -> Tensor:
-        """Return the inputs `[B, n]` of a part, for the values of the parts before it."""
-        inputs, parent = dist_inputs[:, self._inputs[index]], self.parents[index]
-        if parent is None:
-            return inputs
-        table = inputs.reshape(inputs.shape[0], self._rows[index], -1)
-        rows = chosen[parent].reshape(-1, 1, 1).expand(-1, 1, table.shape[2])
-        return table.gather(1, rows).squeeze(1)
 
     def entropy(self, dist_inputs: Tensor) -> Tensor:
         return self._expected(dist_inputs, lambda part, tables: part.entropy(tables[0]), dist_inputs)

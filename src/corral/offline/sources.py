@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from corral.checkpoint.places import Place, place_of
+from corral.core.links import load_link
 from corral.core.tree import map_tree
 from corral.episodes.episode import SingleAgentEpisode
 from corral.errors import CheckpointError, DataError, nearest
@@ -76,16 +77,14 @@ def _named_source(text: str) -> Source:
             f"offline_data: {text} holds no .parquet and no .json files: give a directory of recorded data."
         )
     if names[0].endswith(".json"):
-        from corral.offline.rllib_files import rllib_json_source
-
-        return rllib_json_source(place, names)
+        found: Source = load_link("rllib.recorded_files").rllib_json_source(place, names)
+        return found
     files = [ParquetPlace(place, name) for name in names]
     descriptions = [file.description() for file in files]
     lack = [file for file, each in zip(files, descriptions, strict=True) if each is None]
     if not all(file.has_own_columns() for file in lack):
-        from corral.offline.rllib_files import rllib_parquet_source
-
-        return rllib_parquet_source(files)
+        found = load_link("rllib.recorded_files").rllib_parquet_source(files)
+        return found
     return _own_files(text, files, descriptions)
 
 

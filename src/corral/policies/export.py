@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import uuid
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +21,7 @@ from corral.core.space_descriptions import describe_space
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ExportError, MissingPackageError
+from corral.modules.exporting import silence_exporter
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
@@ -55,7 +52,7 @@ def export_policy(policy: Policy, file: Path) -> Path:
         data = save(module_weights(policy.module))
     else:
         policy.module.silence_noise()
-        with quiet():
+        with silence_exporter():
             program = _program(policy)
             data = (_onnx_bytes if suffix == ".onnx" else _pt2_bytes)(program, policy)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -174,17 +171,3 @@ def _pt2_bytes(program: ExportedProgram, policy: Policy) -> bytes:
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={METADATA_FILE: json.dumps(_metadata(policy))})
     return file.getvalue()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Leave out what torch's exporter says about itself and about packages that are not needed."""
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
-    exporter.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        exporter.setLevel(level)

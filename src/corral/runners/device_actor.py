@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from corral.transforms.pipeline import Pipeline
 
 
-def find_setting_of_arrays(actor: Actor, is_on_policy: bool) -> str:
+def needs_arrays(actor: Actor, is_on_policy: bool) -> str:
     """Return the setting because of which the actions of an actor are chosen on arrays, or `""`.
 
     Args:
@@ -95,14 +95,14 @@ class DeviceActor:
                 drawn = self.distribution.random(self._actor.row_distribution.rng, num_rows)
                 return dist_inputs, torch.from_numpy(drawn).to(self._device)
             if not explore:
-                return dist_inputs, self.distribution.tensor_mode(dist_inputs)
+                return dist_inputs, self.distribution.mode(dist_inputs)
             if isinstance(exploration, GaussianNoise):
-                return dist_inputs, self._add_noise(exploration, self.distribution.tensor_mode(dist_inputs), timestep)
+                return dist_inputs, self._add_noise(exploration, self.distribution.mode(dist_inputs), timestep)
             if self._generator is None:
                 noise = torch.from_numpy(self._actor.row_distribution.next_noise(num_rows))
             else:
-                noise = self.distribution.tensor_noise(self._generator, num_rows)
-            return dist_inputs, self.distribution.tensor_sample(dist_inputs, noise)
+                noise = self.distribution.noise(self._generator, (num_rows,))
+            return dist_inputs, self.distribution.sample(dist_inputs, noise)
 
     def _add_noise(self, exploration: GaussianNoise, actions: Tensor, timestep: int) -> Tensor:
         """Return the most likely actions `[B, ...]` with noise; see `ActionNoise`."""
@@ -113,7 +113,7 @@ class DeviceActor:
         else:
             drawn = torch.randn(actions.shape, generator=self._generator, device=self._device)
             noise = exploration.stddev * drawn
-        noisy: Tensor = gaussian.tensor_from_unit(gaussian.tensor_to_unit(actions) + scale * noise)
+        noisy: Tensor = gaussian.from_unit(gaussian.to_unit(actions) + scale * noise)
         return noisy
 
     def fill_logp(self, rollout: TensorRollout, *, is_needed: bool) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
+from corral.core.links import load_link
 from corral.core.spaces import space_tree
 from corral.core.text import printable
 from corral.envs.seats import SeatsSpace
@@ -35,8 +36,7 @@ from corral.errors import ClientMessageError, ConfigError
 from corral.serving.agent_messages import describe_spaces, read_agent_entries
 from corral.serving.client import HEADER, PROTOCOL, pack_array, pack_message
 from corral.serving.messages import Entries, read_entries, read_envs, read_message
-from corral.serving.other_protocols import Ways, recognize
-from corral.serving.sessions import Connection, Session
+from corral.serving.sessions import Connection, Session, Ways
 
 log = logging.getLogger("corral")
 
@@ -45,7 +45,7 @@ MAX_HELLO_BYTES = 65_536
 """Size of the first message of a connection, whose sender is not known yet."""
 MAX_CONNECTIONS = 1024
 HELLO_TIMEOUT_S = 10.0
-RLLINK_PATIENCE = 10.0
+SILENT_PATIENCE = 10.0
 """A client of RLlink may be silent for so many times `client_timeout_s`, because it collects steps meanwhile."""
 NOBODY_S = 10.0
 """Seconds without any client after which the log says where they connect."""
@@ -167,7 +167,7 @@ class PolicyServer:
             raise ConfigError(
                 f"env_config: certificate {self._settings.certificate!r} and key {self._settings.key!r} cannot be used "
                 f"for TLS: {error}."
-            ) from error
+            ) from None
         return context
 
     # Time.
@@ -359,7 +359,8 @@ class PolicyServer:
     def _speaks_another_protocol(self, connection: Connection) -> bool:
         """Serve a client by its own protocol from now on, or refuse it there; return `False` if it is none we know."""
         does = self._take, self._refuse, self._send, self._want_policy, self._limit, lambda: self._now_s
-        return recognize(connection, Ways(*does, self._obs_space, self._action_space))
+        ways = Ways(*does, self._obs_space, self._action_space)
+        return bool(load_link("rllib.rllink").recognize(connection, ways))
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """Do what a message asks for.
@@ -513,7 +514,7 @@ class PolicyServer:
         The `welcome` of the former may be lost, so that their clients come back as new ones, which need these seats.
         """
         for session in [*self.sessions.values()]:
-            is_over = session.last_id < 0 or (session.is_rllink and not session.waits)
+            is_over = session.last_id < 0 or (session.may_be_silent and not session.waits)
             if session.connection is None and is_over:
                 self._end_session(session)
 
@@ -577,19 +578,19 @@ class PolicyServer:
 
     def _check_session(self, session: Session, now: float) -> None:
         if session.left_s is not None:
-            if session.is_rllink and not session.waits:
+            if session.may_be_silent and not session.waits:
                 self._end_session(session)
             elif now - session.left_s > self._settings.reconnect_timeout_s:
                 self._log(logging.WARNING, "client %s did not come back; its episodes are dropped.", session.name)
                 self._end_session(session)
         elif not session.waits and now - session.heard_s > self._patience_s(session):
             assert session.connection is not None
-            times = f"{RLLINK_PATIENCE:g} times " if session.is_rllink else ""
+            times = f"{SILENT_PATIENCE:g} times " if session.may_be_silent else ""
             silent = f"it was silent for {times}client_timeout_s={self._settings.client_timeout_s:g} seconds."
             self._refuse(session.connection, "timeout", silent)
 
     def _patience_s(self, session: Session) -> float:
-        return self._settings.client_timeout_s * (RLLINK_PATIENCE if session.is_rllink else 1.0)
+        return self._settings.client_timeout_s * (SILENT_PATIENCE if session.may_be_silent else 1.0)
 
     def refuse_policy(self, session: Session, problem: str) -> None:
         """End the session of a client that cannot be given the policy, and tell it why."""
@@ -761,7 +762,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
         raise ConfigError(
             f"env_config: the policy server cannot listen at {address}: {error.strerror or error}. Another address is "
             "set with env_config={'address': 'host:port'}, or `corral serve --port`."
-        ) from error
+        ) from None
     listener.setblocking(False)
     if not shown:
         host = f"[{host}]" if ":" in host else host

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.tree import Tree
 from corral.serving.client import pack_message
 
 
@@ -17,8 +18,8 @@ class Connection:
     """A socket, with what was read from it and what is still to be sent.
 
     `reader` takes the next message that was read, and says whether there was one; `pack` writes the ones that are sent,
-    and `give_policy` sends a message with the policy. The ones for clients that speak another protocol are in
-    `other_protocols.py`.
+    and `give_policy` sends a message with the policy. The ones for clients of RLlink are in
+    `compat/rllib/rllink.py`.
     """
 
     socket: Any
@@ -48,7 +49,7 @@ class Session:
         waits: Whether that message is not answered yet.
         answer: The answer to that message as bytes.
         heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
-        is_rllink: Whether the client speaks RLlink: it may be silent for longer, and does not come back.
+        may_be_silent: Whether the client may be silent for longer, and does not come back, as one of RLlink.
         wants_policy: Whether it acts itself, by the policy that the server sends.
         policy: What the latest policy that it was sent is made of, or `None`.
         policy_s: When that was, in seconds of the monotonic clock.
@@ -63,7 +64,32 @@ class Session:
     waits: bool = False
     answer: bytes = b""
     left_s: float | None = None
-    is_rllink: bool = False
+    may_be_silent: bool = False
     wants_policy: bool = False
     policy: Any = None
     policy_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What a policy server does with messages of clients, for those that speak other protocols.
+
+    Attributes:
+        take: Takes a message of a connection.
+        refuse: Ends a connection with the code and the text of an error.
+        send: Sends bytes.
+        want_policy: Lets a client have the policy from now on.
+        limit: Returns the size in bytes of the largest message that a connection may send now.
+        now_s: Returns the seconds for which the server has listened, from some start.
+        obs_space: Space of one observation, a tree of spaces without Dict and Tuple; `None` with several agents.
+        action_space: Space of one action, such a tree too.
+    """
+
+    take: Callable[[Connection, Mapping[str, Any]], None]
+    refuse: Callable[[Connection, str, str], None]
+    send: Callable[[Connection, bytes], None]
+    want_policy: Callable[[Session], None]
+    limit: Callable[[Connection], int]
+    now_s: Callable[[], float]
+    obs_space: Tree
+    action_space: Tree

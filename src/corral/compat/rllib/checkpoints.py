@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.numpy import load_file
 
+from corral.algorithms.checkpoint import describe_algorithm
 from corral.algorithms.pretrained import check_weights
-from corral.checkpoint.algorithm import describe_algorithm
 from corral.checkpoint.directory import write_checkpoint
 from corral.compat.rllib.encoding import decode, encode
 from corral.compat.rllib.module_files import MODULE_FILE, weights_file, write_module

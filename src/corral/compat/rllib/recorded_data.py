@@ -15,6 +15,7 @@ import numpy as np
 from corral.algorithms.recording import describe_recording
 from corral.compat.rllib.constants import Columns
 from corral.compat.rllib.episodes import SingleAgentEpisode
+from corral.compat.rllib.recorded_files import Steps, rllib_parquet_source, unpack, whole_episodes
 from corral.core.paths import resolve_location
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError, DataError
@@ -22,7 +23,6 @@ from corral.evaluation.statistics import summarize_episodes
 from corral.offline.episode_rows import EpisodeRows, as_flags
 from corral.offline.parquet import as_numpy
 from corral.offline.recorder import Recorder
-from corral.offline.rllib_files import Steps, rllib_parquet_source, unpack, whole_episodes
 from corral.offline.source import ParquetPlace
 from corral.offline.sources import files_of, open_source
 from corral.runners.requests import SampleRequest
@@ -397,6 +397,6 @@ def play_and_record(algorithm: Any, env_runner_group: Any) -> dict[str, Any]:
             **wanted, timestep=algorithm.num_env_steps_sampled_lifetime, force_reset=bool(force_reset)
         )
         recorder.add(env_runner_group.sample(request))
-        if not lasts or algorithm._evaluator.training_done:
+        if not lasts or algorithm.evaluator.training_done:
             return {"env_runners": recorder.end_round()}
         force_reset = False

@@ -12,10 +12,10 @@ import torch
 from gymnasium import spaces
 
 from corral.algorithms.registry import config_from_dict
+from corral.compat.sb3.files import read_sb3
 from corral.config.config import AlgorithmConfig
 from corral.errors import CheckpointError
 from corral.policies.policy import Policy
-from corral.policies.sb3_files import read_sb3
 
 log = logging.getLogger("corral")
 

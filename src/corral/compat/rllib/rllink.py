@@ -11,7 +11,7 @@ import base64
 import gzip
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from corral.serving.client import HEADER, PROTOCOL, pack_array
 from corral.serving.messages import read_numbers, unpack_array
 
 if TYPE_CHECKING:
-    from corral.serving.sessions import Connection, Session
+    from corral.serving.sessions import Connection, Ways
 
 HEADER_BYTES = 8
 TYPES = ("PING", "GET_CONFIG", "GET_STATE", "EPISODES", "EPISODES_AND_GET_STATE")
@@ -39,6 +39,41 @@ _NO_CONFIG = (
     "GET_CONFIG: the config of RLlib is a pickle, which Corral neither sends nor reads: send JSON, whose config is "
     "plain, or use a client of Corral, such as corral.serving.client"
 )
+_HTTP = (b"POST", b"GET ", b"PUT ", b"HEAD")
+_NO_HTTP = "Corral speaks no HTTP and reads no pickles. Run scripts of RLlib with python -m corral.compat.rllib"
+
+
+def recognize(connection: Connection, ways: Ways) -> bool:
+    """Serve a client of RLlink from now on, or refuse one of HTTP in its language; return whether it is one of both.
+
+    The first bytes of RLlink are digits of a length, and the ones of HTTP a method. As a length of the policy server's
+    own protocol, both would be more than 500 MB.
+
+    Args:
+        connection: A connection that has no session, and whose first four bytes were read.
+        ways: What the server does with messages.
+    """
+    first = bytes(connection.read[:4])
+    if first.isdigit():
+        link = RLlink(ways)
+        connection.reader, connection.pack, connection.give_policy = link.read, link.pack, link.take_policy
+        if ways.obs_space is None:
+            ways.refuse(connection, "protocol", "this server has several agents, and a client of RLlink has one.")
+    elif first in _HTTP:
+        connection.pack = _http_error
+        ways.refuse(connection, "protocol", _NO_HTTP)
+    else:
+        return False
+    return True
+
+
+def _http_error(message: Mapping[str, Any]) -> bytes:
+    """Return an error as an answer of HTTP, other messages as nothing."""
+    if message["type"] != "error":
+        return b""
+    text = message["message"].encode("ascii", "replace")
+    headers = b"Content-Type: text/plain\r\nConnection: close\r\nContent-Length: %d" % len(text)
+    return b"HTTP/1.1 501 %s\r\n%s\r\n\r\n%s" % (text, headers, text)
 
 
 @dataclass
@@ -79,31 +114,6 @@ class Held:
     obs: Tree
     reward: float
     begins: bool
-
-
-@dataclass(frozen=True)
-class Ways:
-    """What a policy server does with messages of clients, for those that speak other protocols.
-
-    Attributes:
-        take: Takes a message of a connection.
-        refuse: Ends a connection with the code and the text of an error.
-        send: Sends bytes.
-        want_policy: Lets a client have the policy from now on.
-        limit: Returns the size in bytes of the largest message that a connection may send now.
-        now_s: Returns the seconds for which the server has listened, from some start.
-        obs_space: Space of one observation, a tree of spaces without Dict and Tuple; `None` with several agents.
-        action_space: Space of one action, such a tree too.
-    """
-
-    take: Callable[[Connection, Mapping[str, Any]], None]
-    refuse: Callable[[Connection, str, str], None]
-    send: Callable[[Connection, bytes], None]
-    want_policy: Callable[[Session], None]
-    limit: Callable[[Connection], int]
-    now_s: Callable[[], float]
-    obs_space: Tree
-    action_space: Tree
 
 
 class RLlink:
@@ -215,7 +225,7 @@ class RLlink:
             self._server.take(connection, hello)
             if connection.session is None:
                 return
-            connection.session.is_rllink = True
+            connection.session.may_be_silent = True
         connection.session.heard_s = self._server.now_s()
         if kind == "PING":
             self._server.send(connection, self._frame({"type": "PONG"}))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from corral.checkpoint.algorithm import describe_algorithm
+from corral.algorithms.checkpoint import describe_algorithm
 from corral.checkpoint.directory import METADATA, read_checkpoint, write_checkpoint
 from corral.checkpoint.finding import BEST, CHECKPOINTS, NONE_YET
 from corral.errors import CheckpointError, ConfigError

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
+from corral.algorithms.checkpoint_settings import call_with, config_of, of_script, unnamed
 from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
 from corral.checkpoint.finding import checkpoint_or_last_of_run
 from corral.checkpoint.imports import check_import
 from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
-from corral.checkpoint.settings import call_with, config_of, of_script, unnamed
 from corral.config.validation import optimizer_class
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env

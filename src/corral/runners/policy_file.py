@@ -24,8 +24,8 @@ from corral.exploration.intrinsic import IntrinsicReward
 from corral.exploration.noise import GaussianNoise
 from corral.exploration.sampling import Random, StochasticSampling
 from corral.modules.distributions import ActionDistribution, Deterministic
+from corral.modules.exporting import silence_exporter
 from corral.modules.spec import example_obs
-from corral.policies.export import quiet
 from corral.runners.actor import Actor
 
 OBS, UNIFORM, ACTIONS, OUTPUTS, DRAWS = "obs", "uniform", "actions", "outputs", "draws"
@@ -101,7 +101,7 @@ class PolicyFile:
         names = [name for name, _ in named_leaves(obs, OBS)]
         action_names = [name for name, _ in named_leaves(space_tree(module.action_space), ACTIONS)]
         try:
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), silence_exporter():
                 program = torch.export.export(graph, examples, dynamic_shapes=shapes, strict=False)
                 made: Any = torch.onnx.export(
                     program,

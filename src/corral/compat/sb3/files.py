@@ -27,10 +27,10 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.compat.sb3.spaces import kind_of_text, space_of_text
 from corral.core.paths import resolve_path
 from corral.errors import CheckpointError
 from corral.modules.networks import ACTIVATIONS
-from corral.policies.sb3_spaces import kind_of_text, space_of_text
 
 DATA, POLICY, VARIABLES = "data", "policy.pth", ("pytorch_variables.pth", "tensors.pth")
 MAX_JSON_BYTES, MAX_WEIGHTS_BYTES = 2**26, 2**30
