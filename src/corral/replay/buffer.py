@@ -655,17 +655,17 @@ class ReplayBuffer:
                 "the state of a replay buffer on arrays cannot continue in one on the device of an env of tensors, nor "
                 "the other way round: build with the env and the callbacks of that run, or continue without the state."
             )
+        if state.get("version") != _STATE_VERSION:
+            raise CheckpointError(
+                f"the state of the replay buffer has format {state.get('version')}, and this version of Corral reads "
+                f"{_STATE_VERSION}: use the version that wrote it, or continue without the state."
+            )
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise CheckpointError(
                     f"the state is from a replay buffer with {name}={state.get(name)!r}, and this buffer has "
                     f"{name}={value!r}: make the buffer with {name}={state.get(name)!r}, or continue without the state."
                 )
-        if state.get("version") != _STATE_VERSION:
-            raise CheckpointError(
-                f"the state of the replay buffer has format {state.get('version')}, and this version of Corral reads "
-                f"{_STATE_VERSION}: use the version that wrote it, or continue without the state."
-            )
         was_empty = self._layout is None
         try:
             self._restore(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +14,12 @@ from corral.replay.storage import Storage, Where, arrays_of, spans, with_arrays
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
+    from corral.replay.observations import Observations
 
 Positions = NDArray[np.int64]
 LaneKey = tuple[int, int, str | int]
 """Index of the runner, index of the sub-env, and id of the agent."""
 NONE: Positions = np.empty(0, np.int64)
-
-
-class Held(Protocol):
-    """What the place of a rollout depends on: the observations that are in the ring."""
-
-    def same(self, flat: Positions, first: list[NDArray[Any]]) -> bool | NDArray[np.bool_]:
-        """Return True if rows hold the observations `[N, ...]`, else which do."""
-
-    def outdated(self, rows: Positions) -> Positions:
-        """Return the rows, some of them twice, that need a frame of rows that are about to be overwritten."""
-
-    def oldest_needed(self, flat: Positions) -> Positions:
-        """Return the position of the oldest row that each of the observations of rows needs."""
 
 
 @dataclass
@@ -122,7 +110,7 @@ class GridLinks:
 
     # Rollouts in.
 
-    def place(self, rollout: Rollout, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Held) -> Place:
+    def place(self, rollout: Rollout, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Observations) -> Place:
         """Return where a rollout goes; nothing is changed. Of one that is larger than the ring the last rows are kept.
 
         Args:
@@ -230,7 +218,7 @@ class LaneLinks(GridLinks):
             rows[:, -1 - age] = current
         return rows
 
-    def place(self, rollout: Any, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Held) -> Place:
+    def place(self, rollout: Any, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Observations) -> Place:
         """Return where the steps of lanes go, and the observations after the last steps; see `GridLinks.place`."""
         lengths = np.where(valid.any(0), len(valid) - valid[::-1].argmax(0), 0)  # of each lane, to its last valid row
         first, lanes = self._latest_that_fit(lengths)
