@@ -6,6 +6,7 @@ The module is committed, and a test compares it with what this script gives.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from corral.config.config import ALSO_IN, AlgorithmConfig
 from corral.config.settings import GROUPS, MAIN_SETTINGS
 from corral.core.familiar_names import ALIASES
 from corral.core.schedules import Schedule
+from corral.learners.config import TrainingSettings
 
 MODULE = Path(__file__).parents[1] / "src" / "corral" / "config" / "setter_types.py"
 HEAD = '''\
@@ -77,7 +79,16 @@ def typed_dict(name: str, base: str, summary: str, hints: Mapping[str, Any]) -> 
     """Return the code of a `TypedDict` whose keys may all be left out."""
     lines = [f"class {name}({base}, total=False):", f'    """{summary}"""', ""]
     types_of = {key: CONVERTED.get(key) or type_text(hint) for key, hint in hints.items()}
-    return "\n".join([*lines, *(f"    {key}: {text}" for key, text in types_of.items())]) + "\n"
+    entries = [f"    {key}: {text}" for key, text in types_of.items()]
+    return "\n".join([*lines, *entries] if entries else lines[:2]) + "\n"
+
+
+def args_name(owner: type) -> str:
+    """Return the name of the `TypedDict` with the settings that a class adds to `.training(...)`."""
+    if owner is TrainingSettings:
+        return "TrainingArgs"
+    is_config = issubclass(owner, AlgorithmConfig)
+    return f"{owner.__name__.removesuffix('Config')}TrainingArgs" if is_config else f"{owner.__name__}Args"
 
 
 def module_text() -> str:
@@ -95,13 +106,20 @@ def module_text() -> str:
         hints |= {name: AlgorithmConfig | hints[name] for name in names if name == "evaluation_config"}
         hints |= {alias: of_config[name] for alias, name in ALIASES.get(group, {}).items()}
         parts.append(typed_dict(args, "TypedDict", summary, hints))
-    for algo in ALGORITHMS:
-        cls = config_class(algo)
-        hints, base = typing.get_type_hints(cls), GROUPS["training"]
-        known = {f.name for f in dataclasses.fields(base)}
-        names = [name for name in cls.group_fields()["training"] if name not in known]
-        summary = f"Settings of `.training(...)` of {algo}; see `{cls.__name__}`."
-        parts.append(typed_dict(f"{algo}TrainingArgs", "TrainingArgs", summary, {name: hints[name] for name in names}))
+    configs = [config_class(algo) for algo in ALGORITHMS]
+    keys: dict[type, dict[str, Any]] = {}
+    for cls in configs:
+        for name, hint in typing.get_type_hints(cls).items():
+            if name in cls.group_fields()["training"]:
+                home = next(owner for owner in reversed(cls.__mro__) if name in inspect.get_annotations(owner))
+                if keys.setdefault(home, {}).setdefault(name, hint) != hint:
+                    raise TypeError(f"{cls.__name__}.{name} has another type than {home.__name__}.{name}")
+    for owner in sorted({*keys, *configs} - {TrainingSettings}, key=lambda owner: (len(owner.__mro__), owner.__name__)):
+        name, summary = args_name(owner), f"Settings of `.training(...)`; see `{owner.__name__}`."
+        bases = [each for base in owner.__bases__ for each in base.__mro__ if each in keys or each in configs]
+        nearest = [base for base in dict.fromkeys(bases) if not any(base in other.__mro__[1:] for other in bases)]
+        base = ", ".join(map(args_name, nearest)) or "TypedDict"
+        parts.append(typed_dict(name, base, summary, keys.get(owner, {})))
     return "\n\n".join(parts)
 
 

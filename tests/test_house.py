@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -314,6 +314,32 @@ def test_what_writes_into_the_core_is_found(source: str) -> None:
 )
 def test_what_writes_into_its_own_objects_is_let_through(source: str) -> None:
     assert reached(source) == []
+
+
+def levels(sources: Iterable[str]) -> dict[str, int]:
+    """Return the number of levels of classes above each class, by name; classes of other packages do not count."""
+    bases: dict[str, list[str]] = {}
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, []).extend(ast.unparse(base).partition("[")[0] for base in node.bases)
+
+    def above(name: str) -> int:
+        return max((1 + above(base) for base in bases[name] if base in bases and base != name), default=0)
+
+    return {name: above(name) for name in bases}
+
+
+# `compat/` has the class trees of the programs that it speaks for.
+def test_no_class_has_more_than_three_levels_of_classes_above_it() -> None:
+    found = levels(path.read_text(encoding="utf-8") for path in FILES if "compat" not in path.parts)
+    assert found["TQCConfig"] == 3
+    assert {name: number for name, number in found.items() if number > 3} == {}
+
+
+def test_levels_are_counted_through_mixins_and_generic_bases() -> None:
+    found = levels(["class A: ...\nclass B(A): ...\nclass C(int): ...", "class D(C, B[int], metaclass=M): ..."])
+    assert found == {"A": 0, "B": 1, "C": 0, "D": 2}
 
 
 def test_importing_corral_is_light() -> None:

@@ -522,7 +522,7 @@ def test_transforms_have_statistics_of_the_data_and_act_on_observations(tmp_path
     data = recorded(obs, (obs[:, 0] > 0).astype(int))
     config = cloning(data, lr=3e-3).env_runners(transforms=[NormalizeObservations()])
     with config.build() as algorithm:
-        state = algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]
+        state = algorithm.modules.get_transform_states()["default_policy"]["NormalizeObservations"]
         np.testing.assert_allclose(state["mean/"], obs.mean(0), atol=1e-5)
         algorithm.train()
         assert (algorithm.compute_actions(obs, explore=False) == data["actions"]).mean() > 0.95

@@ -314,7 +314,7 @@ def test_the_update_that_is_under_way_counts_in_the_lag() -> None:
         algo._update_once()
         assert algo._pending is not None
         algo._draw_batch()
-        costs = algo._async_sampler.take_costs()
+        costs = algo.sampler.ahead.take_costs()
         assert (costs["lag_mean"], costs["lag_max"]) == (0.5, 1)
 
 

@@ -89,6 +89,19 @@ def test_beta_0_is_behaviour_cloning() -> None:
     torch.testing.assert_close(reported["policy_loss"], cloned["policy_loss"])
 
 
+def test_recorded_actions_at_a_bound_are_imitated_as_if_inside_it() -> None:
+    spec = ModuleSpec(ActorCritic, OBS, gym.spaces.Box(-1, 1, (1,), np.float32), {"action_bounds": "squash"})
+    module, losses = spec.build(), []
+    for action in (1.0, 0.999, 0.99):
+        actions = torch.from_numpy(module.distribution.from_env(np.full((12, 1), action, np.float32)))
+        batch = {**batch_of(), "actions": actions}
+        found = marwil_loss(module, batch, {"sqd_adv_norm": 1.0}, beta=1.0, vf_coeff=1.0, max_weight=20.0)
+        cloned = bc_loss(module, batch, {"entropy_coeff": 0.0})
+        losses.append([float(reported["policy_loss"]) for _, reported in (found, cloned)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-2)
+
+
 def bandit() -> dict[str, Any]:
     """One-step episodes: actions drawn evenly, with the rewards -1, 0 and 1."""
     actions = np.random.default_rng(0).integers(0, 3, 3000)
@@ -214,7 +227,7 @@ def test_truncated_episodes_bootstrap_from_transformed_observations() -> None:
     with config.build() as algorithm:
         assert isinstance(algorithm, OfflineAlgorithm)
         batch = algorithm._draw("default_policy", algorithm.data["default_policy"].train)
-        mean = algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"]
+        mean = algorithm.modules.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"]
     assert mean[0] == pytest.approx(5, abs=0.1)
     assert (batch["bootstrap_discounts"] > 0).any()
     assert np.abs(batch["final_obs"]).max() < 20 and (np.abs(batch["final_obs"][:, 0]) < 4.5).any()

@@ -194,14 +194,21 @@ def test_checkpoints_that_were_not_written_to_their_end_are_told_in_one_line(
     assert iterations(tmp_path) == [1, 2, 3, 4]
 
 
-def test_a_run_directory_that_is_removed_ends_the_run_with_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_logger", [False, True])
+def test_a_run_directory_that_is_removed_ends_the_run_with_its_place(by_logger: bool, tmp_path: Path) -> None:
     def remove(result: dict[str, Any]) -> None:
         if result["training_iteration"] == 2:
             shutil.rmtree(tmp_path / "run")
 
-    config = small_ppo().callbacks(on_train_result=remove)
+    class Removed(JSONLinesLogger):
+        def log_result(self, result: dict[str, Any]) -> None:
+            remove(result)
+            (tmp_path / "run" / "mine").touch()
+
+    config = small_ppo() if by_logger else small_ppo().callbacks(on_train_result=remove)
+    loggers = [Removed()] if by_logger else default_loggers()
     with pytest.raises(RunDirectoryError, match=rf"the run directory {tmp_path / 'run'} was removed") as caught:
-        fit(config, tmp_path / "run", 9)
+        fit(config, tmp_path / "run", 9, loggers=loggers)
     assert status_of(caught.value) == 6
     kept = read_checkpoint(find_checkpoint(tmp_path / "run"))
     assert kept.metadata["training_iteration"] == 2  # the last state is written all the same

@@ -125,7 +125,8 @@ def without_rates(found: list[str]) -> list[str]:
     return [place for place in found if not re.search("restored|throughput|rate_here|reducer/_(value|part)", place)]
 
 
-@pytest.mark.slow_cases("appo")
+# This is about the runs: that they would notice. That they continue exactly is tested below, with all of them.
+@pytest.mark.slow_cases("ppo", "dqn", "bandit")
 @pytest.mark.xdist_group("every_key")
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name not in FAST)]

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from corral import PPOConfig as NativePPOConfig
 from corral.callbacks.callback import Callback
 from corral.compat.rllib.algorithm import PPO, Algorithm, PPOConfig
 from corral.compat.rllib.batch_infos import _waiting
@@ -94,6 +95,20 @@ def test_a_step_and_log_result_make_the_result_that_callbacks_and_scripts_get() 
     assert [result["logged_late"] for result in results] == [1.0, 1.0]
     calls = [("log_result", 7), ("on_train_result", 7), ("logged", 8)]
     assert order == [("step", 1), *calls, ("step", 2), *calls]
+
+
+def test_log_result_alone_is_called_before_callbacks_of_the_result() -> None:
+    class Mine(PPO):
+        def log_result(self, result: dict[str, Any]) -> None:
+            result["mine"] = 7
+            super().log_result(result)
+
+    class Seen(RLlibCallback):
+        def on_train_result(self, *, result: dict[str, Any], **kwargs: Any) -> None:
+            result["seen"] = result["mine"]
+
+    with small(Mine).callbacks(Seen).build() as algo:
+        assert algo.train()["seen"] == 7
 
 
 def test_a_step_may_make_a_result_of_its_own_but_no_other_object() -> None:
@@ -339,6 +354,7 @@ class Own(Exploration):
 
     def get_exploration_action(self, *, action_distribution: Any, timestep: Any, explore: bool = True) -> Any:
         assert self.num_envs == 3 and self.rng is action_distribution.rng and self.policy_config["lr"] == 0.25
+        assert type(self.config) is NativePPOConfig  # as explorations of Corral have it, from which a class may derive
         action = action_distribution.sample() if explore else action_distribution.deterministic_sample()
         return action, action_distribution.logp(action)
 

@@ -169,6 +169,41 @@ def test_json_files_may_hold_dict_and_tuple_columns(tmp_path: Path, write: Any) 
     np.testing.assert_allclose(actions[:3], [[0, 2], [5, 4], [10, -2]], atol=1e-6)
 
 
+def interleaved(**changes: Any) -> dict[str, Any]:
+    """A line of JSON with two episodes of three steps that take turns."""
+    obs = [[0.0], [10.0], [1.0], [11.0], [2.0], [12.0]]
+    columns = {"obs": obs, "new_obs": [[x + 1] for [x] in obs], "actions": [0] * 6, "rewards": [1.0] * 6}
+    return {**columns, "dones": [False] * 4 + [True] * 2, "eps_id": [0, 1] * 3, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eps_id": [0, 1, 0]}, r"a\.json, line 1: column 'eps_id' is int64\[3\], and 'rewards' has 6 entries"),
+        ({"dones": [False]}, r"a\.json, line 1: column 'terminated' is bool\[1\], and 'rewards' has 6 entries"),
+        ({"obs": None}, r"a\.json, line 1: column 'obs' is no column of steps: TypeError"),
+        ({"rewards": 3}, r"a\.json, line 1: column '.*' is no column of steps: TypeError"),
+        ({"rewards": ["1"] * 6}, r"column 'rewards' holds something else than numbers: it has the dtype <U1"),
+        ({"rewards": [1.0, 1.0, 1.0, float("nan"), 1.0, 1.0]}, r"a\.json, line 1: row 3, column 'rewards' is nan"),
+        ({"actions": [0, 0, 0, 0, 9, 0]}, r"a\.json, line 1: row 4, column 'actions' is 9"),
+        ({"new_obs": [[1.0], [11.0], [2.0], [12.0], [3.0], [1e39]]}, r"row 5, column 'next_obs' is .1\.?e.39"),
+    ],
+)
+def test_what_json_files_have_wrong_is_named_by_line_row_and_column(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(interleaved(**changes)))
+    with pytest.raises(DataError, match=message):
+        for rows in open_source(str(tmp_path)).parts():
+            rows.checked(gym.spaces.Box(-100, 100, (1,)), gym.spaces.Discrete(2))
+
+
+def test_a_json_file_without_rewards_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"obs": [[0.0]], "actions": [0]}))
+    with pytest.raises(DataError, match=r"a\.json, line 1: there is no column 'rewards'"):
+        list(open_source(str(tmp_path)).parts())
+
+
 @pytest.mark.parametrize(
     ("name", "like"), [("terminal", "terminated"), ("truncations", "truncated"), ("next_observations", "next_obs")]
 )
@@ -402,7 +437,16 @@ class Older(OfflinePreLearner):
         return Renames._map_to_episodes(None, batch)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prelearner", [Renames, Older])
+class Cut(Renames):
+    """Makes a second episode that is truncated."""
+
+    def _map_to_episodes(self, batch: Any, to_numpy: bool = False, **settings: Any) -> Any:
+        found = super()._map_to_episodes(batch)
+        found["episodes"][1].is_terminated, found["episodes"][1].is_truncated = False, True
+        return found
+
+
+@pytest.mark.parametrize("prelearner", [Renames, Older, Cut])
 def test_a_prelearner_maps_columns_to_episodes(tmp_path: Path, prelearner: Any) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = {"who": ["a", "a", "b", "b", "b"], "x": [0, 1, 5, 6, 7], "chosen": [0, 1, 1, 0, 1], "gain": [1.0] * 5}
@@ -415,7 +459,7 @@ def test_a_prelearner_maps_columns_to_episodes(tmp_path: Path, prelearner: Any) 
     steps = data.steps
     assert (data.num_episodes, data.num_steps, data.episode_return_mean) == (2, 5, 2.5)
     assert steps["obs"].ravel().tolist() == [0, 1, 5, 6, 7] and steps["actions"].tolist() == [0, 1, 1, 0, 1]
-    assert steps["terminated"].tolist() == [False, True, False, False, True]
+    assert steps["terminated"].tolist() == [False, True, False, False, prelearner is not Cut]
 
 
 @pytest.mark.parametrize("form", ["table", "packed_table"])

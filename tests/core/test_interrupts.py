@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from concurrent.futures import Future
 import pytest
 
 from corral.core.interrupts import (
+    NUDGE,
     EndingSignal,
     ending_signals_raised,
     interruptible,
@@ -71,10 +73,13 @@ def default_handlers() -> Iterator[None]:
 @pytest.mark.usefixtures("default_handlers")
 def test_the_other_ending_signals_are_held_back_too() -> None:
     done = []
-    with pytest.raises(EndingSignal) as caught, ending_signals_raised(), interrupts_deferred():
-        signal.raise_signal(signal.SIGTERM)
-        done.append("the rest of the block")
+    with pytest.raises(EndingSignal) as caught, ending_signals_raised():
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("the rest of the block")
+        pytest.fail("it was held back after the block too")
     assert done and caught.value.number == signal.SIGTERM
+    assert signal.getsignal(NUDGE) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("default_handlers")
@@ -154,6 +159,21 @@ def test_an_interrupt_wakes_a_wait() -> None:
     with pytest.raises(EndingSignal), ending_signals_raised():
         waits_for.result(DEADLINE_S)
         pytest.fail("nothing woke it")
+
+
+def test_signals_of_forked_processes_are_not_counted_here() -> None:
+    """As those with which a vector env ends the processes of its sub-envs: a second signal ends this process."""
+    script = """
+import os, signal
+from corral.core.interrupts import ending_signals_raised
+with ending_signals_raised():
+    process = os.fork()
+    if not process:
+        os._exit(signal.set_wakeup_fd(-1) != -1)
+    print(os.waitpid(process, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

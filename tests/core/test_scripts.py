@@ -27,7 +27,7 @@ def scaled(value):
 @dataclasses.dataclass
 class Net:
     size: int = SIZE
-    def out(self):
+    def out(self) -> NotDefined:
         return scaled(1.0)
 
 class Broken(undefined):

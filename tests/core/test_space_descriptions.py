@@ -82,6 +82,30 @@ def test_a_damaged_description_is_one_kind_of_error(description: Any) -> None:
         described_space(description)
 
 
+def test_what_gymnasium_has_by_default_may_be_left_out() -> None:
+    wanted = [spaces.Discrete(2), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (3,))]
+    given = [
+        {"type": "Discrete", "n": 2},
+        {"type": "MultiDiscrete", "nvec": [2, 3]},
+        {"type": "Box", "shape": [3], "low": -1, "high": 1},
+    ]
+    assert [described_space(each) for each in given] == wanted
+    assert [described_space(each).dtype for each in given] == [space.dtype for space in wanted]
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"type": "Discrete"}, "it lacks 'n'"),
+        ({"type": "Bax", "n": 2}, "'Bax' is no type of space"),
+        ({**BOX, "shape": 4}, "a shape is a list of lengths, and not 4"),
+    ],
+)
+def test_the_error_names_what_is_wrong(description: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        described_space(description)
+
+
 def test_a_space_that_corral_does_not_support_is_named() -> None:
     with pytest.raises(ValueError, match="Text"):
         describe_space(spaces.Dict(name=spaces.Text(3)))

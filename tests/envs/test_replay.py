@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -139,7 +140,7 @@ def test_bipedal_walker_continues_or_says_that_it_does_not() -> None:
     one.play(20, np.random.default_rng(1))
     assert continued(one, gym.make("BipedalWalker-v3")) in (
         "",
-        "the 20 steps of its episode led to another observation when they were played again",
+        "the steps of its episode led to another observation when they were played again",
     )
 
 
@@ -147,7 +148,7 @@ def test_bipedal_walker_continues_or_says_that_it_does_not() -> None:
 
 
 class Tasked(Drift):
-    """Its steps depend on its task, and its resets on their options; tasks apply from the next reset on."""
+    """Its steps depend on its task, and its resets on their options; each reset is followed by the next task."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -162,6 +163,7 @@ class Tasked(Drift):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         found = super().reset(seed=seed)
         self.task = self.next_task + (options or {}).get("more", 0)
+        self.next_task += 1
         return found
 
     def step(self, action: Any) -> Any:
@@ -181,8 +183,9 @@ def test_an_episode_is_played_again_with_the_arguments_of_its_reset(chosen: dict
     one.env.env.set_task(9)  # for the next episode
     one.play(5, np.random.default_rng(0))
     other = make()
+    other.queue.append(EpisodeReset(seed=1))
     assert continued(one, other) == ""
-    assert other.env.task == one.env.env.task != 0
+    assert other.env.task == one.env.env.task != 0 and len(other.queue) == 1  # for the next episode
     for name, _ in chosen.items():  # each argument counts
         without = one.saved()
         without["start"][name] = None
@@ -218,8 +221,28 @@ def test_generators_of_envs_inside_an_env_are_kept() -> None:
     check_exact(Nested)
 
 
+class Parted(Drift):
+    """A part of it draws from the generator of the env, which it was given in the first reset."""
+
+    dice: Any = None
+
+    def reset(self, **kwargs: Any) -> Any:
+        found = super().reset(**kwargs)
+        self.dice = self.dice or self.np_random
+        return found
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return obs + np.float32(self.dice.normal()), *rest
+
+
+def test_parts_of_an_env_keep_its_generator() -> None:
+    check_exact(Parted)
+
+
 def normalized() -> Any:
     env = gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(Drift({"mean_length": 30})))
+    env = gym.wrappers.NormalizeReward(env, gamma=0.5)  # two of one kind, each with statistics of its own
     return gym.wrappers.FrameStackObservation(gym.wrappers.RecordEpisodeStatistics(env), 2)
 
 
@@ -231,6 +254,34 @@ def test_running_statistics_are_those_of_the_beginning_of_the_episode() -> None:
     rms = [env.get_wrapper_attr("obs_rms") for env in (one.env, other)]
     assert rms[0].count == rms[1].count > 40 and np.array_equal(rms[0].mean, rms[1].mean)
     assert other.get_wrapper_attr("episode_count") == one.env.get_wrapper_attr("episode_count") > 0
+    queues = [env.get_wrapper_attr("return_queue") for env in (one.env, other)]
+    assert queues[0] == queues[1] and queues[0].maxlen == queues[1].maxlen is not None
+
+
+class Saved(Drift):
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        return super().reset(seed=seed)
+
+    def get_state(self) -> Any:
+        return {"place": self._place, "episodes": self._episodes}
+
+    def set_state(self, state: Any) -> None:
+        self._place, self._episodes = state["place"], state["episodes"]
+
+
+def test_an_env_with_methods_is_reset_with_a_seed_and_has_the_wrappers_of_before() -> None:
+    one, other = Played(gym.wrappers.TimeLimit(Saved(), 9)), gym.wrappers.TimeLimit(Saved(), 9)
+    assert continue_env(other, one.saved(), None, 5, 0.0) == "" and other.unwrapped.seeds == [5]
+    found = continue_env(gym.wrappers.OrderEnforcing(Saved()), one.saved(), None, 5, 0.0)
+    assert found == "its wrappers were ['TimeLimit'] and are ['OrderEnforcing']"
+    unknown = one.saved()
+    unknown["wrappers"][0][1] = None  # as another version of Gymnasium has it
+    assert continue_env(other, unknown, None, 5, 0.0) == "the state of one of its wrappers was not saved"
 
 
 class Walled(gym.Wrapper[Any, Any, Any, Any]):
@@ -249,15 +300,6 @@ class Walled(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def test_a_wrapper_without_methods_plays_the_episode_again_and_the_env_inside_is_asked() -> None:
-    class Saved(Drift):
-        given: Any = None
-
-        def get_state(self) -> Any:
-            return {"place": self._place, "episodes": self._episodes}
-
-        def set_state(self, state: Any) -> None:
-            self._place, self._episodes = state["place"], state["episodes"]
-
     assert not plays_again(gym.wrappers.TimeLimit(Saved(), 9)) and plays_again(Walled(Saved()))
     check_exact(lambda: Walled(Saved()))
     one, other = Played(Walled(Saved({"mean_length": 10**6}))), Walled(Saved({"mean_length": 10**6}))
@@ -281,13 +323,14 @@ def test_each_difference_is_found_and_said() -> None:
     changed = one.obs.copy()
     changed[1] = np.nextafter(changed[1], np.float32(np.inf))
     for given, words in (
-        ({"obs": changed}, "the 6 steps of its episode led to another observation when they were played again"),
+        ({"obs": changed}, "the steps of its episode led to another observation when they were played again"),
         ({"actions": np.array([*one.actions[:-1], (one.actions[-1] + 1) % 3])}, "led to another observation"),
-        ({"actions": np.array(one.actions[:-1])}, "the 5 steps of its episode led to another observation"),
+        ({"actions": np.array(one.actions[:-1])}, "the steps of its episode led to another observation"),
     ):
         assert words in continued(one, long_drift(), **given)
-    assert "ended after 4 of 6 steps" in continued(one, gym.wrappers.TimeLimit(long_drift(), 4))
-    assert "its episode ended after 6 steps when" in continued(one, gym.wrappers.TimeLimit(long_drift(), 6))
+    for limit in (4, 6):
+        found = continued(one, gym.wrappers.TimeLimit(long_drift(), limit))
+        assert found == "its episode ended earlier when it was played again"
     assert continue_env(long_drift(), one.saved(), "too long", 0, 0.0) == "too long"
 
 
@@ -317,6 +360,11 @@ def test_a_replay_has_a_limit_of_time_and_may_raise() -> None:
             while True:
                 time.sleep(0.01)
 
+    class Late(Drift):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.1)
+            return super().step(action)
+
     class Broken(Drift):
         def step(self, action: Any) -> Any:
             raise OSError("no simulator")
@@ -327,6 +375,9 @@ def test_a_replay_has_a_limit_of_time_and_may_raise() -> None:
     assert "could not be played again in time" in continued(one, Slow(), limit_s=0.2)
     assert time.monotonic() - began_s < 5
     assert "could not be played again in time" in continued(one, long_drift(), limit_s=0.0)
+    with ThreadPoolExecutor(1) as other_thread:  # where no signal can interrupt a step
+        found = other_thread.submit(continued, one, Late(), limit_s=0.05).result()
+    assert "could not be played again in time" in found
     found = continued(one, Broken())
     assert found == "it raised OSError when its episode was played again: no simulator"
 

@@ -12,7 +12,7 @@ import pytest
 
 from corral import PPOConfig
 from corral.core.result_values import classify
-from corral.envs.videos import PREVIEW_FRAMES, PREVIEW_SIZE, Recording
+from corral.envs.videos import PREVIEW_FRAMES, PREVIEW_SIZE, VideoWriter
 from corral.errors import ConfigError
 from corral.loggers import ImageLogger, TensorBoardLogger
 
@@ -173,7 +173,7 @@ class Wide:
 
 
 def test_the_small_copy_is_small_whatever_the_episode() -> None:
-    recording = Recording(Wide())  # type: ignore[arg-type]
+    recording = VideoWriter(Wide())  # type: ignore[arg-type]
     for _ in range(3 * PREVIEW_FRAMES):
         recording.add()
     video = recording.finish()

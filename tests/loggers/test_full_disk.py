@@ -104,6 +104,7 @@ def test_a_run_without_room_trains_to_its_end_and_fails_since_it_kept_nothing(tm
     assert done.returncode == 7, done.stderr
     assert "Logging error" not in done.stderr  # what logging prints for each line that it cannot write
     assert "\nFailed after 12 iterations" in f"\n{done.stdout}" and "corral play" not in done.stdout
+    assert "reached 12" not in done.stdout  # a criterion is no reason for a failure
     assert "No checkpoint holds the last state of the run, of iteration 12: there is none in " in done.stderr
     assert (tmp_path / "run" / "result.jsonl").stat().st_size > 8192
     lines = (tmp_path / "run" / "result.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)

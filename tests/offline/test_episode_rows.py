@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -39,6 +40,11 @@ def test_final_observations_follow_each_episode() -> None:
     assert (rows.num_episodes, rows.num_steps, rows.starts.tolist()) == (2, 5, [0, 3])
     assert rows.returns().tolist() == [3, 12]
     assert rows.episode_indices.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def test_next_obs_of_another_dtype_stay_as_they_are() -> None:
+    rows = rows_of_steps(**steps(obs=np.array([[0], [1], [10], [11], [12]]), next_obs=steps()["next_obs"] + 0.5))
+    assert rows.obs[~rows.valid].reshape(-1).tolist() == [1.5, 2.5, 11.5, 12.5, 13.5]
 
 
 def test_without_next_obs_a_truncated_episode_loses_its_last_step() -> None:
@@ -102,10 +108,10 @@ def test_each_leaf_of_next_obs_is_compared_and_large_data_to_its_end() -> None:
     numbers = np.arange(size + 1)
     obs = {"x": numbers[:size, None] / 7, "kind": numbers[:size] % 3}
     after = {"x": numbers[1:, None] / 7, "kind": numbers[1:] % 3}
-    after["kind"][8500] += 1
+    after["kind"][[4095, 4096, 8191]] += 1
     given = {"actions": np.zeros(size, int), "rewards": np.zeros(size), "terminated": np.zeros(size, bool)}
     rows = rows_of_steps(obs, next_obs=after, **given)
-    assert (np.flatnonzero(rows.truncated).tolist(), rows.num_jumps) == ([8500, size], 1)
+    assert (np.flatnonzero(rows.truncated).tolist(), rows.num_jumps) == ([4095, 4097, 8193, size + 2], 3)
     with pytest.raises(DataError, match="'next_obs' has entries of the shapes"):
         rows_of_steps(obs, next_obs={"x": after["x"]}, **given)
 
@@ -139,6 +145,12 @@ def test_flags_are_bool_or_the_numbers_0_and_1(dtype: Any) -> None:
         ({"actions": np.arange(4)}, "column 'actions' is int64.4., and 'rewards' has 5 entries"),
         ({"next_obs": np.zeros((4, 1))}, "column 'next_obs'"),
         ({"obs": {"a": np.zeros((5, 1)), "b": np.zeros(3)}}, "column 'obs/b'"),
+        ({"obs": [[0], [1], [2], [3], [4, 5]]}, "column 'obs' is no array: .*inhomogeneous"),
+        ({"next_obs": np.array([["1"]] * 5)}, "'next_obs' is <U1.5, 1., and 'obs' float32.5, 1."),
+        (
+            {"rewards": np.ones(5, complex)},
+            "column 'rewards' holds something else than numbers: it has the dtype complex",
+        ),
         ({name: value[:0] for name, value in steps().items()}, "there are no steps"),
     ],
 )
@@ -155,6 +167,9 @@ def test_columns_of_other_lengths_are_refused_by_name(changes: dict[str, Any], m
         ({"actions": np.array([0, 1, 2.5, 3, 4])}, "row 2, column 'actions' is 2.5"),
         ({"rewards": np.array([1, 2, np.inf, 4, 5])}, "row 2, column 'rewards' is inf"),
         ({"rewards": np.array([1, 2, 1e39, 4, 5])}, "row 2, column 'rewards' is 1e.39"),
+        ({"next_obs": np.array([[1], [2], [11], [12], [1e39]])}, r"row 4, column 'next_obs' is .1.e.39"),
+        ({"next_obs": np.array([[1], [2], [1e39], [12], [13]])}, r"row 2, column 'next_obs' is .1.e.39"),
+        ({"obs": np.array([[0], [1], [10], [11], [1e39]]), "next_obs": None}, r"row 4, column 'obs' is .1.e.39"),
         (
             {"obs": np.zeros((5, 2), np.float32), "next_obs": np.zeros((5, 2), np.float32)},
             "the column 'obs' is float32",
@@ -356,7 +371,8 @@ def test_squashed_actions_at_the_bounds_are_exact_for_critics_and_inside_for_lik
 
 
 def test_joined_rows_are_the_rows_of_all() -> None:
-    one, two = rows_of_steps(**steps()), rows_of_steps(**steps(rewards=np.arange(5.0) * 10))
+    none = np.zeros(5, bool)
+    one, two = rows_of_steps(**steps()), rows_of_steps(**steps(rewards=np.arange(5.0) * 10, terminated=none))
     one.infos, two.infos = {1: {"a": 1}}, {0: {"b": 2}}
     both = EpisodeRows.join([one, two])
     assert both.returns().tolist() == [3, 12, 10, 90] and both.infos == {1: {"a": 1}, 7: {"b": 2}}
@@ -364,3 +380,7 @@ def test_joined_rows_are_the_rows_of_all() -> None:
     assert [part.returns()[0] for part in both.episodes()] == [3, 12, 10, 90]
     last_two = both.take(both.episode_indices >= 2)
     assert last_two.infos == {0: {"b": 2}} and last_two.returns().tolist() == [10, 90]
+    assert [part.num_jumps for part in (one, two, both, EpisodeRows.join([two, two]))] == [0, 1, 1, 2]
+    last = both.take(both.episode_indices == 3)
+    with pytest.raises(DataError, match="row 3, column 'actions'"):
+        replace(last, actions=np.array([2, 5, 4, 0])).checked(BOX, DISCRETE)

@@ -371,7 +371,7 @@ def test_statistics_of_transforms_count_each_step_that_was_received_once() -> No
     with config.build() as algo:
         for _ in range(4):
             algo.train()
-        [state] = [part for part in algo.get_transform_states()["default_policy"].values() if "count" in part]
+        [state] = [part for part in algo.modules.get_transform_states()["default_policy"].values() if "count" in part]
         resets = 2 * 2 * (1 + algo.num_env_steps_sampled_lifetime // 4 // 7)  # the first observations of episodes
         num_steps = algo.num_env_steps_sampled_lifetime
         assert num_steps <= state["count"] <= num_steps + resets

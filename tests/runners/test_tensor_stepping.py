@@ -127,7 +127,7 @@ def test_transforms_have_the_numbers_that_they_have_on_arrays(env: Any, transfor
         algo = make_config(env, arrays=arrays).env_runners(transforms=TRANSFORMS[transforms]).build()
         assert algo.env_runner_group.setting_of_arrays == ("callbacks" if arrays else "")
         results.append([numbers_of(algo.train()) for _ in range(5)])
-        statistics.append(algo.get_transform_states().get("default_policy", {}))
+        statistics.append(algo.modules.get_transform_states().get("default_policy", {}))
         weights.append(weights_of(algo))
         algo.stop()
     assert statistics[0].keys() == statistics[1].keys()

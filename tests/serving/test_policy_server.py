@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
+import select
 import socket
 import ssl
 import stat
@@ -210,10 +212,11 @@ def test_a_socket_in_the_file_system_is_for_its_user_alone(tmp_path: Path) -> No
 def test_a_port_in_use_is_named_with_the_remedy() -> None:
     with runner_of(served(num_envs=1)) as runner:
         with (
-            pytest.raises(ConfigError, match=r"cannot listen at 127.0.0.1:.*in use.*--port"),
+            pytest.raises(ConfigError, match=r"cannot listen at 127.0.0.1:.*in use.*--port") as caught,
             runner_of(served(num_envs=1, address=address_of(runner))),
         ):
             pass
+        assert caught.value.__cause__ is None  # of which `corral serve` would print a traceback
 
 
 @pytest.mark.parametrize(
@@ -445,6 +448,16 @@ def test_a_client_of_rllink_that_is_silent_gives_its_seat_back(monkeypatch: pyte
         assert b"it was silent for 10 times client_timeout_s=0.02 seconds" in found.recv(65_536)
 
 
+def test_a_client_of_rllink_that_leaves_gives_its_seat_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CHECK_EVERY_S", 0.01)
+    with serve(1) as server:
+        for _ in range(2):  # which never come back, while others may within reconnect_timeout_s
+            with call(server) as found:
+                found.sendall(b'00000016{"type": "PING"}')
+                listen_until(server, lambda: server.sessions)
+            listen_until(server, lambda: not server.sessions)
+
+
 def test_pings_in_one_packet_are_answered_one_after_another_and_others_take_turns() -> None:
     with serve(2) as server, call(server) as eager, call(server) as other:
         enter(server, eager)
@@ -467,6 +480,21 @@ def test_pings_in_one_packet_are_answered_one_after_another_and_others_take_turn
                 ids.append(msgpack.unpackb(data[HEADER.size : end])["id"])
                 data = data[end:]
         assert ids == [*range(count)]
+
+
+def test_a_client_is_heard_again_after_more_than_the_server_reads_ahead() -> None:
+    body = b'{"type": "EPISODES", "episodes": [], "env_steps": 0, "more": "%s"}' % (b"-" * 4000)
+    with serve(1, max_message_bytes=8192) as server, call(server) as found:
+        found.setblocking(False)
+        for unsent in (b"%08d%s" % (len(body), body) * 400, b'00000016{"type": "PING"}'):  # the first has no answers
+            ends_s = time.monotonic() + DEADLINE_S
+            while unsent or any(one.read for one in server._connections):
+                assert time.monotonic() < ends_s
+                with contextlib.suppress(BlockingIOError):
+                    unsent = unsent[found.send(unsent) :]
+                server.receive(0.001)
+        listen_until(server, lambda: select.select([found], [], [], 0)[0])
+        assert b"PONG" in found.recv(65_536)
 
 
 def test_a_client_that_reads_no_answers_is_not_answered_without_end_and_is_cut_off(
@@ -556,6 +584,12 @@ def test_lines_about_clients_are_limited_and_show_their_names_as_escapes(
         assert len(said) == 5
         assert said[0].startswith(r"policy server: client x\n2026-01-01 00:00:00 WARNING forged \x1b[2Jyy")
         assert all(text.isprintable() and len(text) < 120 for text in said)
+        server._log._since_s -= 61  # a minute later
+        with call(server) as found:
+            enter(server, found, name="y")
+        later = [record.getMessage() for record in caplog.records][-2:]
+        assert re.fullmatch(r"policy server: \d+ lines about clients were left out\.", later[0])
+        assert later[1].startswith("policy server: client y came")
 
 
 def test_the_time_for_the_next_message_begins_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:

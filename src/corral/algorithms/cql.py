@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.sac import SAC, SACConfig
+from corral.algorithms.off_policy import OffPolicyConfig
+from corral.algorithms.sac import SAC, SACSettings
 from corral.core.schedules import Schedule
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat, PositiveInt
 from corral.core.tree import map_tree
@@ -37,8 +38,8 @@ log = logging.getLogger("corral")
 
 
 @dataclass(kw_only=True)
-class CQLConfig(SACConfig):
-    """Settings of CQL; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
+class CQLConfig(SACSettings, OffPolicyConfig):
+    """Settings of CQL; those below and in its bases belong to `.training(...)`.
 
     By default nothing is sampled; with `num_offline_updates` the run continues in the env.
 
@@ -94,9 +95,8 @@ class CQLConfig(SACConfig):
         """Settings of the module in addition to its layers."""
         return {**super().module_settings, "lagrangian": self.lagrangian}
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.lagrangian and self.alpha_lr == 0:
             raise ConfigError(
                 "lagrangian=True: alpha_lr is the learning rate of the weight, and it is 0: set it above 0."
@@ -118,7 +118,7 @@ class CQL(SAC):
         Raises:
             ConfigError: A custom module has no weight to adapt.
         """
-        for module_id, record in self.records.items():
+        for module_id, record in self.modules.items():
             if record.config.lagrangian and getattr(record.module, "log_cql_weight", None) is None:
                 raise ConfigError(
                     f"lagrangian=True: {type(record.module).__name__} of module {module_id!r} has no weight to adapt: "
@@ -146,7 +146,7 @@ class CQL(SAC):
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
         batch = super().prepare_batch(module_id, batch)
-        record = self.records[module_id]
+        record = self.modules[module_id]
         module, config = cast(SACModule, record.module), record.config
         if module.is_discrete:
             return batch
@@ -158,7 +158,7 @@ class CQL(SAC):
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         """Take one update of a module, and return its metrics; in the first updates the actor imitates."""
         num_imitated = self._num_imitated.get(module_id, 0)
-        imitates = num_imitated < self.records[module_id].config.num_imitation_updates
+        imitates = num_imitated < self.modules[module_id].config.num_imitation_updates
         self._num_imitated[module_id] = num_imitated + imitates
         settings = replace(settings, coefficients={**settings.coefficients, "imitates": float(imitates)})
         return super().update_module(module_id, batch, settings)

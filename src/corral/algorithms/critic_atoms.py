@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from corral.core.config import SettingGroup
+from corral.algorithms.off_policy import ActorCriticSettings
 from corral.core.settings import Need, PositiveInt
 from corral.errors import ConfigError
 
@@ -19,8 +19,8 @@ def _has_atoms(config: Any) -> bool:
     return bool(config.num_critic_atoms > 1)
 
 
-@dataclass(kw_only=True)
-class CriticAtomSettings(SettingGroup):
+@dataclass(kw_only=True, repr=False)
+class CriticAtomSettings(ActorCriticSettings):
     """Settings of critics over atoms; they belong to `.training(...)`.
 
     Attributes:
@@ -67,7 +67,7 @@ class CriticAtomSettings(SettingGroup):
             return {}
         return {"num_atoms": self.num_critic_atoms, "v_min": self.v_min, "v_max": self.v_max}
 
-    def check_atoms(self) -> None:
+    def check_settings(self) -> None:
         """Refuse atoms that are no interval, modules with memory, and classes of modules without atoms.
 
         Raises:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.sac import SAC, SACConfig, reported_values
+from corral.algorithms.off_policy import OffPolicyConfig
+from corral.algorithms.sac import SAC, SACSettings, reported_values
 from corral.core.settings import Need, NonNegativeSchedule, PositiveInt
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
@@ -32,8 +33,8 @@ NO_TARGETS = Need("SAC: CrossQ has no target networks", lambda config: False)
 
 
 @dataclass(kw_only=True)
-class CrossQConfig(SACConfig):
-    """Settings of CrossQ; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
+class CrossQConfig(SACSettings, OffPolicyConfig):
+    """Settings of CrossQ; those below and in its bases belong to `.training(...)`.
 
     Attributes:
         num_critics: Number of critics; the lowest value is used.

@@ -115,9 +115,8 @@ class DQNConfig(OffPolicyConfig):
             return {**self.DEFAULT_EXPLORATION, "initial_epsilon": self.DEFAULT_EXPLORATION["final_epsilon"]}
         return dict(self.DEFAULT_EXPLORATION)
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.num_atoms > 1 and self.v_min >= self.v_max:
             raise ConfigError(f"v_min={self.v_min} must be below v_max={self.v_max}: the atoms are between them.")
         starts = [name for name in self.model_config if name.startswith("head_") and "_initializer" in name]

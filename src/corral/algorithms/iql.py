@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
+from corral.algorithms.off_policy import ActorCriticSettings, OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch, Loss
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class IQLConfig(OffPolicyConfig):
-    """Settings of IQL; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
+class IQLConfig(ActorCriticSettings, OffPolicyConfig):
+    """Settings of IQL; those below and in its bases belong to `.training(...)`.
 
     By default nothing is sampled; with `num_offline_updates` the run continues in the env, with actions sampled from
     the policy.
@@ -42,27 +42,16 @@ class IQLConfig(OffPolicyConfig):
         beta: Weight of the advantages in the exponent: how much more good actions are imitated than bad ones (the
             inverse temperature of the paper).
         max_advantage_weight: Largest weight of an action.
-        twin_q: Whether there are two critics, of which the lower value is used.
-        actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
-        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
         value_lr: Learning rate of the network of state values, or a schedule over env steps; `None` is `lr`.
     """
 
-    DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
     LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic", "value")
 
     lr: Schedule = 3e-4
-    train_batch_size_per_learner: int = 256
-    rollout_fragment_length: int | Literal["auto"] = 1
-    target_network_update_freq: int = 0
-    tau: float = 5e-3
     num_offline_updates: NonNegativeInt | None = None
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     beta: NonNegativeFloat = 3.0
     max_advantage_weight: PositiveFloat = 100.0
-    twin_q: bool = True
-    actor_lr: NonNegativeSchedule | None = None
-    critic_lr: NonNegativeSchedule | None = None
     value_lr: NonNegativeSchedule | None = None
 
     NEEDS: ClassVar[Mapping[str, Need]] = {

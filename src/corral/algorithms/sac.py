@@ -40,42 +40,26 @@ Terms = tuple[Tensor, Tensor, Tensor, Tensor]
 of the actor; log-likelihood of the policy's own actions, `[B]`, detached."""
 
 
-@dataclass(kw_only=True)
-class SACConfig(OffPolicyConfig, CriticAtomSettings):
-    """Settings of SAC; those below, in `CriticAtomSettings` and in `OffPolicyConfig` belong to `.training(...)`.
-
-    Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that. The
-    buffer keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is allocated as steps
-    arrive.
+@dataclass(kw_only=True, repr=False)
+class SACSettings(CriticAtomSettings):
+    """Settings of SAC and of the algorithms that are made of its parts.
 
     Attributes:
-        twin_q: Whether there are two critics, of which the lower value is used (Fujimoto et al. 2018,
-            arXiv:1802.09477).
         initial_alpha: Initial temperature: the reward that one nat of entropy is worth.
         target_entropy: Entropy in nats that the temperature is adapted to; `"auto"` is minus the number of dimensions
             of a Box, or half the largest entropy of Discrete actions.
         td_error_loss_fn: Loss of the critics' TD error: `"mse"`, half its square, or `"huber"`, the same up to an error
             of 1 and linear above.
-        actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
-        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
         alpha_lr: Learning rate of the temperature, or a schedule over env steps; `None` is `lr`, and 0 keeps the
             temperature at `initial_alpha`.
     """
 
-    DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
     LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
-    train_batch_size_per_learner: int = 256
-    rollout_fragment_length: int | Literal["auto"] = 1
-    target_network_update_freq: int = 0
-    tau: float = 5e-3
-    twin_q: bool = True
     initial_alpha: PositiveFloat = 1.0
     target_entropy: float | Literal["auto"] = "auto"
     td_error_loss_fn: Literal["huber", "mse"] = "mse"
-    actor_lr: NonNegativeSchedule | None = None
-    critic_lr: NonNegativeSchedule | None = None
     alpha_lr: NonNegativeSchedule | None = None
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
@@ -84,6 +68,32 @@ class SACConfig(OffPolicyConfig, CriticAtomSettings):
             "num_atoms=1 (the architecture simba_v2 sets 101)", lambda config: config.num_critic_atoms == 1
         ),
     }
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the module in addition to its layers."""
+        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha, **self.atom_settings}
+
+    @property
+    def default_exploration(self: Any) -> dict[str, Any]:
+        """Actions sampled from the policy; before learning starts, uniform actions."""
+        return {"type": "StochasticSampling", "random_timesteps": self.num_random_steps}
+
+    def check_settings(self: Any) -> None:
+        """Refuse actions in the units of the env.
+
+        Raises:
+            ConfigError: Names the setting.
+        """
+        refuse_unscaled_actions(self, "SAC")
+
+
+@dataclass(kw_only=True)
+class SACConfig(SACSettings, OffPolicyConfig):
+    """Settings of SAC; those of its bases belong to `.training(...)`.
+
+    Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that.
+    """
 
     def training(self, **settings: Unpack[SACTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
@@ -105,22 +115,6 @@ class SACConfig(OffPolicyConfig, CriticAtomSettings):
             return CategoricalSACModule
         return SACModule
 
-    @property
-    def module_settings(self) -> dict[str, Any]:
-        """Settings of the module in addition to its layers."""
-        return {"twin_q": self.twin_q, "initial_alpha": self.initial_alpha, **self.atom_settings}
-
-    @property
-    def default_exploration(self) -> dict[str, Any]:
-        """Actions sampled from the policy; before learning starts, uniform actions."""
-        return {"type": "StochasticSampling", "random_timesteps": self.num_random_steps}
-
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
-        refuse_unscaled_actions(self, "SAC")
-        self.check_atoms()
-
 
 class SAC(OffPolicyAlgorithm):
     """Soft actor-critic."""
@@ -135,8 +129,6 @@ class SAC(OffPolicyAlgorithm):
 
     LEARNS_TENSORS = True
 
-    config: SACConfig
-
     def make_loss(self, config: Any) -> Callable[..., tuple[Any, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
         given = config.target_entropy
@@ -145,7 +137,7 @@ class SAC(OffPolicyAlgorithm):
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with `noise` and `next_noise`, float32 `[B, d]`, which pick the policy's actions."""
-        distribution = self.records[module_id].module.distribution
+        distribution = self.modules[module_id].module.distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
 

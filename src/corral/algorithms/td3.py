@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -36,50 +36,24 @@ if TYPE_CHECKING:
     from corral.config.setter_types import DDPGTrainingArgs, TD3TrainingArgs
 
 
-@dataclass(kw_only=True)
-class TD3Config(OffPolicyConfig, CriticAtomSettings):
-    """Settings of TD3; those below, in `CriticAtomSettings` and in `OffPolicyConfig` belong to `.training(...)`.
-
-    Until learning starts, actions are drawn uniformly from the action space; after that, Gaussian noise is added to the
-    actor's actions. `exploration_config` changes both. The buffer keeps 1,000,000 env steps, unless
-    `replay_buffer_config` has a `capacity`; memory is allocated as steps arrive.
+@dataclass(kw_only=True, repr=False)
+class TD3Settings(CriticAtomSettings):
+    """Settings of TD3 and DDPG.
 
     Attributes:
-        twin_q: Whether there are two critics, of which the lower value is the target.
         policy_delay: Number of updates of the critics for each update of the actor and of the targets.
         target_noise: Standard deviation of the noise on the target actor's actions, in units of [-1, 1]; 0 adds none.
         target_noise_clip: Largest absolute value of this noise.
-        actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
-        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
     """
 
-    DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
-    LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic")
-
     lr: NonNegativeSchedule = 1e-3
-    train_batch_size_per_learner: int = 256
-    rollout_fragment_length: int | Literal["auto"] = 1
-    target_network_update_freq: int = 0
-    tau: float = 5e-3
-    twin_q: bool = True
     policy_delay: PositiveInt = 2
     target_noise: NonNegativeFloat = 0.2
     target_noise_clip: NonNegativeFloat = 0.5
-    actor_lr: NonNegativeSchedule | None = None
-    critic_lr: NonNegativeSchedule | None = None
 
     NEEDS: ClassVar[Mapping[str, Need]] = {
         "target_noise_clip": Need("target_noise above 0", attrgetter("target_noise"))
     }
-
-    def training(self, **settings: Unpack[TD3TrainingArgs]) -> Self:
-        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
-        return super().training(**settings)
-
-    @property
-    def algo_class(self) -> type[Algorithm]:
-        """`TD3`."""
-        return TD3
 
     @property
     def default_module_class(self) -> type[Module]:
@@ -95,6 +69,32 @@ class TD3Config(OffPolicyConfig, CriticAtomSettings):
         """Settings of the module in addition to its layers."""
         return {"twin_q": self.twin_q, **self.atom_settings}
 
+    def check_settings(self: Any) -> None:
+        """Refuse actions in the units of the env.
+
+        Raises:
+            ConfigError: Names the setting.
+        """
+        refuse_unscaled_actions(self, "TD3 or DDPG")
+
+
+@dataclass(kw_only=True)
+class TD3Config(TD3Settings, OffPolicyConfig):
+    """Settings of TD3; those of its bases belong to `.training(...)`.
+
+    Until learning starts, actions are drawn uniformly from the action space; after that, Gaussian noise is added to the
+    actor's actions. `exploration_config` changes both.
+    """
+
+    def training(self, **settings: Unpack[TD3TrainingArgs]) -> Self:
+        """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
+        return super().training(**settings)
+
+    @property
+    def algo_class(self) -> type[Algorithm]:
+        """`TD3`."""
+        return TD3
+
     @property
     def default_exploration(self) -> dict[str, Any]:
         """Gaussian noise with a standard deviation of 0.1; before learning starts, uniform actions."""
@@ -105,15 +105,9 @@ class TD3Config(OffPolicyConfig, CriticAtomSettings):
             "random_timesteps": self.num_random_steps,
         }
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
-        refuse_unscaled_actions(self, "TD3 or DDPG")
-        self.check_atoms()
-
 
 @dataclass(kw_only=True)
-class DDPGConfig(TD3Config):
+class DDPGConfig(TD3Settings, OffPolicyConfig):
     """Settings of DDPG: TD3 with one critic, no delay, no noise on targets, and Ornstein-Uhlenbeck noise."""
 
     twin_q: bool = False
@@ -153,20 +147,18 @@ class TD3(OffPolicyAlgorithm):
 
     LEARNS_TENSORS = True
 
-    config: TD3Config
-
     def setup(self) -> None:
         """Make the replay buffer, and count updates."""
         super().setup()
         self._num_updates: dict[str, int] = {}
 
-    def make_loss(self, config: TD3Config) -> Loss:
+    def make_loss(self, config: Any) -> Loss:
         """Return the loss with a config's constants."""
         return partial(td3_loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
-        module: Any = self.records[module_id].module
+        module: Any = self.modules[module_id].module
         shape = (len(batch["rewards"]), module.num_action_dims)
         return {**batch, "next_noise": self._noise_rng.standard_normal(shape, dtype=np.float32)}
 
@@ -177,8 +169,6 @@ class TD3(OffPolicyAlgorithm):
 
 class DDPG(TD3):
     """Deep deterministic policy gradient: TD3 with the settings of `DDPGConfig`."""
-
-    config: DDPGConfig
 
 
 def td3_loss(

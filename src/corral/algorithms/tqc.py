@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.sac import SAC, SACConfig
+from corral.algorithms.off_policy import OffPolicyConfig
+from corral.algorithms.sac import SAC, SACSettings
 from corral.core.settings import Need, NonNegativeInt, PositiveInt
 from corral.errors import ConfigError
 from corral.modules.module import Module
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class TQCConfig(SACConfig):
-    """Settings of TQC; the settings below, in `SACConfig` and in `OffPolicyConfig` belong to `.training(...)`.
+class TQCConfig(SACSettings, OffPolicyConfig):
+    """Settings of TQC; those below and in its bases belong to `.training(...)`.
 
     The default of `num_critics` is the one of Stable-Baselines3 and RLlib; the paper has 5.
 
@@ -68,9 +69,8 @@ class TQCConfig(SACConfig):
         names = ("num_critics", "num_quantiles", "num_dropped_quantiles", "initial_alpha")
         return {name: getattr(self, name) for name in names}
 
-    def validate(self) -> None:
-        """Refuse contradictions; see `AlgorithmConfig.validate`."""
-        super().validate()
+    def check_settings(self) -> None:
+        """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
         if self.num_dropped_quantiles >= self.num_quantiles:
             raise ConfigError(
                 f"num_dropped_quantiles={self.num_dropped_quantiles} leaves none of num_quantiles="

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from corral.core.config import SettingGroup
 from corral.core.settings import Importable, Need
 
 
 @dataclass(kw_only=True)
-class CallbacksSettings(SettingGroup):
+class CallbacksSettings:
     """Settings of callbacks, which are functions that run at events; set by `.callbacks(...)`.
 
     Attributes:

@@ -19,7 +19,7 @@ from corral.core.tree import copy_nested
 from corral.errors import CallbackError, CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:
-    from corral.callbacks.config import CallbacksSettings
+    from corral.core.config import Config
 
 log = logging.getLogger("corral")
 
@@ -216,7 +216,7 @@ def _handles(instance: Any, event: str) -> bool:
     return overrides_event(type(instance), event) or event in getattr(instance, "__dict__", ())
 
 
-def make_dispatcher(config: CallbacksSettings) -> Dispatcher:
+def make_dispatcher(config: Config) -> Dispatcher:
     """Return the callbacks of a config for one part of the algorithm, with its own instances of the classes."""
     return Dispatcher(config.callbacks_class, config.callback_functions, config.on_error)
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from corral.core.config import SettingGroup
 from corral.core.settings import Need, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
-class CheckpointingSettings(SettingGroup):
+class CheckpointingSettings:
     """Settings of the checkpoints that `fit` and the command line keep in the directory of a run.
 
     Attributes:

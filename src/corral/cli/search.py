@@ -18,13 +18,13 @@ from rich.text import Text
 from corral.algorithms.resources import resources_of_workers
 from corral.cli.exit_status import EXIT_ERROR, print_error
 from corral.cli.experiment import experiment_of, read_experiment
+from corral.cli.pool import num_cores
 from corral.cli.search_loop import SearchLoop
-from corral.cli.seed_processes import num_cores
 from corral.cli.seeds import locked_home
 from corral.core.run_files import EXPERIMENT_FILE, SEARCH_FILE
 from corral.errors import ConfigError, RunDirectoryError
 from corral.loggers.run import check_run_dir, run_name
-from corral.search.files import BEST_FILE, TrialRecord, best_of, read_trials, write_experiment, write_state
+from corral.search.files import BEST_FILE, TrialSummary, best_of, read_trials, write_experiment, write_state
 from corral.search.settings import Search, make_search
 from corral.search.study import importances, open_study, requeue_running, require_optuna
 
@@ -145,7 +145,7 @@ class _Display:
             f"{self._home}{again}"
         )
 
-    def trial_ended(self, number: int, trials: list[TrialRecord]) -> None:
+    def trial_ended(self, number: int, trials: list[TrialSummary]) -> None:
         trial, best = trials[number], best_of(trials, self._search)
         text = f"trial {number}: {self._outcome(trial)}, {trial.time_s or 0.0:,.1f} s: {trial.shown_values}"
         self._say(text if best is None else f"{text}; best: trial {best.number}, {_number(best.value)}")
@@ -155,7 +155,7 @@ class _Display:
     def ending(self) -> None:
         self._say("ending the trials; Ctrl-C again kills them")
 
-    def end(self, trials: list[TrialRecord], shares: dict[str, float]) -> None:
+    def end(self, trials: list[TrialSummary], shares: dict[str, float]) -> None:
         counts = {state: sum(trial.state == state for trial in trials) for state in ("complete", "pruned", "failed")}
         best = best_of(trials, self._search)
         if not self._quiet and best is not None:
@@ -173,7 +173,7 @@ class _Display:
         if sum(counts.values()) < self._search.settings.num_trials:
             self._say(f"Continue the search: corral search --resume {home}")
 
-    def _outcome(self, trial: TrialRecord) -> str:
+    def _outcome(self, trial: TrialSummary) -> str:
         if trial.state == "complete":
             seeds = ", ".join(map(_number, trial.seed_values))
             return _number(trial.value) + (f" ({seeds})" if len(trial.seed_values) > 1 else "")
@@ -181,7 +181,7 @@ class _Display:
             return f"pruned after round {trial.num_rounds} at {_number(trial.value)}"
         return trial.state
 
-    def _best_table(self, trials: list[TrialRecord]) -> Table:
+    def _best_table(self, trials: list[TrialSummary]) -> Table:
         table = Table(title=f"Best trials by {self._search.metric}", title_justify="left", title_style="bold")
         table.add_column("trial", justify="right")
         table.add_column("value", justify="right")

@@ -11,20 +11,27 @@ import copy as copy_module
 import dataclasses
 import functools
 import inspect
+import math
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from corral.callbacks.config import CallbacksSettings
 from corral.checkpoint.config import CheckpointingSettings
 from corral.config.display import display, display_html
 from corral.config.settings import GROUPS
+from corral.core.config import DebuggingSettings, EngineSettings, ExplorationSettings, FaultToleranceSettings
 from corral.core.familiar_names import ALIASES, attribute_error, meaning_of
 from corral.core.settings import check_names, check_setting
+from corral.envs.config import EnvironmentSettings
 from corral.errors import ConfigError, UnknownAttributeError, nearest
-from corral.evaluation.config import EvaluationConfig
-from corral.learners.config import LearnerConfig
+from corral.evaluation.config import EvaluationSettings
+from corral.learners.config import LearnersSettings, TrainingSettings
+from corral.metrics.config import ReportingSettings
+from corral.modules.config import MultiAgentSettings, RLModuleSettings
 from corral.offline.config import OfflineDataSettings
+from corral.runners.config import EnvRunnersSettings
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -43,13 +50,34 @@ if TYPE_CHECKING:
         ReportingArgs,
         RLModuleArgs,
     )
+    from corral.envs.seats import Seats
+    from corral.episodes.episode import SingleAgentEpisode
+    from corral.episodes.multi_agent_episode import MultiAgentEpisode
+    from corral.modules.spec import ModuleSpec
+    from corral.transforms.pipeline import Pipeline
 
 # Settings that the setter of another group takes too.
 ALSO_IN = {"exploration": ("explore",)}
 
 
 @dataclass(kw_only=True)
-class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConfig, LearnerConfig):
+class AlgorithmConfig(
+    CheckpointingSettings,
+    OfflineDataSettings,
+    EngineSettings,
+    FaultToleranceSettings,
+    EnvironmentSettings,
+    DebuggingSettings,
+    ExplorationSettings,
+    ReportingSettings,
+    MultiAgentSettings,
+    CallbacksSettings,
+    RLModuleSettings,
+    EnvRunnersSettings,
+    EvaluationSettings,
+    LearnersSettings,
+    TrainingSettings,
+):
     """All settings of an experiment.
 
     A setter changes only the settings that it receives and returns the config, so that calls chain. An unknown name, a
@@ -64,6 +92,32 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
         """Keep `__repr__`, which the decorator `dataclass` would replace in each subclass."""
         super().__init_subclass__()
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
+
+    # What the algorithm is: each algorithm's config says how it differs.
+
+    ON_POLICY: typing.ClassVar[bool] = True
+    """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
+    LEARNS_FROM_DATA: typing.ClassVar[bool] = False
+    """Whether the algorithm can learn from recorded data."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the algorithm samples from an env; otherwise it learns from recorded data, and may play in an env."""
+        return True
+
+    @property
+    def algo_class(self) -> type[Any]:
+        """The algorithm class that a config builds; the config class of each algorithm names it.
+
+        Raises:
+            ConfigError: This is an `AlgorithmConfig`, which belongs to no algorithm.
+        """
+        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
+
+    @property
+    def algo_name(self) -> str:
+        """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
+        return self.algo_class.__name__
 
     # Setters. Each takes the settings of its group by name; the dataclass of the group documents them. The types of the
     # settings are in `corral.config.setter_types`, which is generated from these dataclasses.
@@ -252,12 +306,12 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
             AttributeError: The config is frozen.
             ConfigError: The value has the wrong type or is out of bounds.
         """
-        fields = type(self)._fields()
-        if self.is_frozen and fields.get(name) != self._open_group:
+        fields, open_group = type(self)._fields(), self.__dict__.get("_frozen")
+        if self.is_frozen and fields.get(name) != open_group:
             remedy = (
                 "change a copy()."
-                if self._open_group is None
-                else f"in a runner only settings of .{self._open_group}(...) can change, because everything else was "
+                if open_group is None
+                else f"in a runner only settings of .{open_group}(...) can change, because everything else was "
                 "built with them already."
             )
             raise AttributeError(f"Cannot set attribute {name!r} of an already frozen {type(self).__name__}; {remedy}")
@@ -265,6 +319,26 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
             hint = self.meaning_of(name) or nearest(name, fields)
             raise UnknownAttributeError(f"{type(self).__name__} has no setting {name!r}. {hint}")
         object.__setattr__(self, name, _checked(type(self), name, value))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `freeze()` was called."""
+        return "_frozen" in self.__dict__
+
+    def freeze(self, *, except_group: str | None = None) -> Self:
+        """Refuse all further changes, except to one group if it is given, and return the config."""
+        self.__dict__["_frozen"] = except_group
+        return self
+
+    @property
+    def origin(self) -> Any:
+        """What `with_origin` set; runners and learners have it in their configs too, in other processes as a copy."""
+        return self.__dict__.get("_origin")
+
+    def with_origin(self, origin: Any) -> Self:
+        """Set what this config was translated from, which copies keep, and return the config; it is no setting."""
+        self.__dict__["_origin"] = origin
+        return self
 
     def copy(self, **changes: Any) -> Self:
         """Return an unfrozen copy, with settings changed by their plain names."""
@@ -402,6 +476,207 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
             return self
         return self.copy(loggers=None, input_=None).freeze()
 
+    # What rooms read of several groups.
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps in the batch of one iteration, over all learners."""
+        return self.train_batch_size_per_learner * max(1, self.num_learners)
+
+    @property
+    def all_wrappers(self) -> list[Any]:
+        """The wrappers of each sub-env, and one that blanks what transforms leave out and nothing can read."""
+        if not any(getattr(each, "left_out", ()) for each in self.transforms):
+            return super().all_wrappers
+        from corral.envs.unread_parts import unread_wrappers
+
+        return [*super().all_wrappers, *unread_wrappers(self.transforms)]
+
+    def for_runner(self) -> Self:
+        """Return a runner's own copy, in which only settings of the env can change; see `EnvRunner.make_env`."""
+        other = copy_module.copy(self)
+        other.__dict__["env_config"] = dict(self.env_config)
+        return other.freeze(except_group="environment")
+
+    @property
+    def default_episode_class(self) -> type[SingleAgentEpisode] | type[MultiAgentEpisode]:
+        """The class of episodes for `episode_class=None`, from which all others derive."""
+        from corral.episodes.episode import SingleAgentEpisode
+        from corral.episodes.multi_agent_episode import MultiAgentEpisode
+
+        return MultiAgentEpisode if self.is_multi_agent else SingleAgentEpisode
+
+    def module_spec(self, observation_space: Any, action_space: Any) -> ModuleSpec:
+        """Return the spec of the module for these spaces; `spec.build()` makes a module."""
+        from corral.modules.spec import ModuleSpec
+        from corral.transforms.pipeline import Pipeline
+
+        pipeline = Pipeline.build(self.transforms, observation_space, action_space, gamma=self.gamma)
+        if self.model_config.get("architecture") is not None:
+            pipeline = self._with_transforms_of_architecture(pipeline, (observation_space, action_space))
+        return ModuleSpec(
+            self.module_class or self.default_module_class,
+            observation_space,
+            action_space,
+            {
+                **self.model_config,
+                **self.module_settings,
+                **({} if self.action_masks else {"action_masks": False}),
+                **self._action_settings(action_space),
+            },
+            self.seed or 0,
+            pipeline,
+        )
+
+    def _with_transforms_of_architecture(self, pipeline: Pipeline | None, spaces: tuple[Any, Any]) -> Pipeline | None:
+        """Return the transforms of a module with those that the architecture of its network adds."""
+        from corral.transforms.architectures import architecture_transforms
+        from corral.transforms.pipeline import Pipeline
+
+        if not hasattr(getattr(self.module_class or self.default_module_class, "CONFIG", None), "architecture"):
+            return pipeline  # a module of the user's own, in which the setting may have another meaning
+        space = spaces[0] if pipeline is None else pipeline.module_space
+        added = architecture_transforms(self.model_config["architecture"], self.transforms, space)
+        return Pipeline.build([*self.transforms, *added], *spaces, gamma=self.gamma)
+
+    def _action_settings(self, action_space: Any) -> dict[str, Any]:
+        """Return the settings of a module that `normalize_actions` and `clip_actions` stand for."""
+        from gymnasium.spaces import Box
+
+        from corral.core.spaces import space_tree
+        from corral.core.tree import leaves
+
+        if self.normalize_actions or not any(isinstance(leaf, Box) for leaf in leaves(space_tree(action_space))):
+            return {}
+        return {"action_bounds": "clip_unscaled" if self.clip_actions else "none"}
+
+    def module_specs(
+        self, observation_space: Any, action_space: Any, known: Mapping[str, ModuleSpec] | None = None
+    ) -> dict[str, ModuleSpec]:
+        """Return the specs of all modules by module id, for the spaces of an env as its vector env has them.
+
+        Modules that no agent is mapped to have the spec in `known`, if there is one.
+
+        Raises:
+            ConfigError: The spaces of a module with several agents are not known, or not the spaces of its agents.
+        """
+        if self.is_multi_agent:
+            return self._specs_of_agents(observation_space.seats, known or {})
+        return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
+
+    def _specs_of_agents(self, seats: Seats, known: Mapping[str, ModuleSpec]) -> dict[str, ModuleSpec]:
+        from corral.runners.mapping import NUM_TRIALS, agents_of_modules, block_of_module
+
+        specs = {}
+        for module_id, agents in agents_of_modules(self, seats).items():
+            given = self.policies[module_id]
+            block = block_of_module(self, seats, module_id, agents)
+            observation_space = given.get("observation_space", None if block is None else block.observation_space)
+            action_space = given.get("action_space", None if block is None else block.action_space)
+            if (observation_space is None or action_space is None) and module_id in known:
+                specs[module_id] = known[module_id]
+                continue
+            if observation_space is None or action_space is None:
+                raise ConfigError(
+                    f"multi_agent: no agent was mapped to module {module_id!r} in {NUM_TRIALS} trials, and the agents "
+                    f"have several kinds of spaces: give its spaces, policies={{{module_id!r}: {{'observation_space': "
+                    "..., 'action_space': ...}}."
+                )
+            specs[module_id] = self._spec_of_module(module_id, observation_space, action_space)
+        return specs
+
+    def _spec_of_module(self, module_id: str, observation_space: Any, action_space: Any) -> ModuleSpec:
+        """Return the spec of one of several modules, with a seed of its own; else modules begin alike."""
+        from corral.core.seeding import module_seed
+        from corral.core.spaces import module_observation_space
+
+        spec = self.for_module(module_id).module_spec(module_observation_space(observation_space), action_space)
+        return dataclasses.replace(spec, seed=module_seed(self.seed, module_id))
+
+    def module_specs_of_spaces(self, spaces: Mapping[str, tuple[Any, Any]]) -> dict[str, ModuleSpec]:
+        """Return the specs of all modules by module id, without an env.
+
+        Args:
+            spaces: Observation space and action space by module id. Spaces in `policies` come first.
+
+        Raises:
+            ConfigError: The spaces of a module are not known.
+        """
+        from corral.core.spaces import module_observation_space
+
+        specs = {}
+        for module_id in self.module_ids:
+            given = self.policies.get(module_id, {})
+            known = spaces.get(module_id, (None, None))
+            observation_space, action_space = (
+                given.get(name) or found
+                for name, found in zip(("observation_space", "action_space"), known, strict=True)
+            )
+            if observation_space is None or action_space is None:
+                where = f"multi_agent(policies={{{module_id!r}: {{'observation_space': ..., 'action_space': ...}}}})"
+                raise ConfigError(
+                    "the spaces of the "
+                    + (f"module {module_id!r}" if self.is_multi_agent else "module")
+                    + " are not known, because the data does not hold them: give an env, or "
+                    + (where if self.is_multi_agent else "environment(observation_space=..., action_space=...)")
+                    + "."
+                )
+            if self.is_multi_agent:
+                specs[module_id] = self._spec_of_module(module_id, observation_space, action_space)
+            else:
+                specs[module_id] = self.module_spec(module_observation_space(observation_space), action_space)
+        return specs
+
+    def for_evaluation(self) -> Self:
+        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
+
+        The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
+        with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
+        place of `batch_mode`. With videos, the envs render images. The runners do not explore, unless
+        `evaluation_config` says how or that they do.
+        """
+        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes", "loggers": None}
+        alone["explore"] = "exploration_config" in self.evaluation_config
+        num_envs = self.num_envs_per_env_runner or self.DEFAULT_NUM_ENVS
+        if (most := self._episodes_per_runner) is not None and most < num_envs:
+            alone["num_envs_per_env_runner"], num_envs = None, most  # an env may give a number itself
+        if self.evaluation_tasks != "training":
+            alone["env_reset_fn"] = None
+        if "exploration_config" in self.evaluation_config:  # it is for all modules
+            alone["algorithm_config_overrides_per_module"] = {
+                module_id: {name: value for name, value in given.items() if name != "exploration_config"}
+                for module_id, given in self.algorithm_config_overrides_per_module.items()
+            }
+        number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
+        config = self.copy(**{**alone, **self.evaluation_config, **number})
+        config.__dict__["_default_num_envs"] = num_envs
+        if self.evaluation_num_videos:
+            config.env_config = {"render_mode": "rgb_array", **config.env_config}
+        return config
+
+    @property
+    def _episodes_per_runner(self) -> int | None:
+        """The most episodes of a round that one runner plays; `None` if that is not known."""
+        if self.evaluation_seeds is not None:
+            num_episodes = len(self.evaluation_seeds)
+        elif self.evaluation_duration == "auto" or self.evaluation_duration_unit != "episodes":
+            return None
+        else:
+            num_episodes = self.evaluation_duration
+        is_custom = self.custom_evaluation_function is not None
+        return None if is_custom else math.ceil(num_episodes / max(1, self.evaluation_num_env_runners))
+
+    @property
+    def default_num_envs(self) -> int:
+        """The number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
+        return int(self.__dict__.get("_default_num_envs", self.DEFAULT_NUM_ENVS))
+
+    @property
+    def chooses_resets(self) -> bool:
+        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
+        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None or self.evaluation_num_videos
+        return self.env_reset_fn is not None or bool(self.in_evaluation and given)
+
     # Building.
 
     def build(self) -> Algorithm:
@@ -423,6 +698,9 @@ class AlgorithmConfig(CheckpointingSettings, OfflineDataSettings, EvaluationConf
         from corral.config.validation import validate
 
         validate(self)
+        for owner in reversed(type(self).__mro__):
+            if "check_settings" in vars(owner):
+                vars(owner)["check_settings"](self)
 
 
 def _with_main(name: str, value: Any, settings: Mapping[str, object]) -> Mapping[str, object]:

@@ -191,8 +191,55 @@ class EngineArgs(TypedDict, total=False):
     start_timeout_s: float
 
 
+class CriticAtomSettingsArgs(TypedDict, total=False):
+    """Settings of `.training(...)`; see `CriticAtomSettings`."""
+
+    num_atoms: int | None
+    v_min: float
+    v_max: float
+
+
+class IMPALATrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)`; see `IMPALAConfig`."""
+
+    lambda_: float
+    vtrace_clip_rho_threshold: float
+    vtrace_clip_c_threshold: float
+    vtrace_clip_pg_rho_threshold: float
+    vf_loss_coeff: float
+    entropy_coeff: ScheduleArg
+    broadcast_interval: int
+    learner_queue_size: int
+    use_circular_buffer: bool
+    circular_buffer_num_batches: int
+    circular_buffer_iterations_per_batch: int
+
+
+class OffPolicyTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)`; see `OffPolicyConfig`."""
+
+    replay_buffer_config: Mapping[str, Any]
+    num_steps_sampled_before_learning_starts: int
+    training_intensity: float | Literal["auto"] | None
+    n_step: int | Sequence[int]
+    burn_in_len: int
+    target_network_update_freq: int
+    tau: float
+    store_buffer_in_checkpoints: bool | Literal["auto"]
+    num_offline_updates: int | None
+    num_updates_per_iteration: int | None
+    recorded_fraction: float
+    imitation_coeff: ScheduleArg
+
+
+class OfflineTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)`; see `OfflineConfig`."""
+
+    num_updates_per_iteration: int | None
+
+
 class PPOTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of PPO; see `PPOConfig`."""
+    """Settings of `.training(...)`; see `PPOConfig`."""
 
     lambda_: float
     clip_param: ScheduleArg
@@ -208,20 +255,9 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     target_kl: float | None
 
 
-class APPOTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of APPO; see `APPOConfig`."""
+class APPOTrainingArgs(IMPALATrainingArgs, total=False):
+    """Settings of `.training(...)`; see `APPOConfig`."""
 
-    lambda_: float
-    vtrace_clip_rho_threshold: float
-    vtrace_clip_c_threshold: float
-    vtrace_clip_pg_rho_threshold: float
-    vf_loss_coeff: float
-    entropy_coeff: ScheduleArg
-    broadcast_interval: int
-    learner_queue_size: int
-    use_circular_buffer: bool
-    circular_buffer_num_batches: int
-    circular_buffer_iterations_per_batch: int
     clip_param: float
     target_worker_clipping: float
     use_kl_loss: bool
@@ -231,37 +267,16 @@ class APPOTrainingArgs(TrainingArgs, total=False):
     tau: float
 
 
-class IMPALATrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of IMPALA; see `IMPALAConfig`."""
+class BCTrainingArgs(OfflineTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `BCConfig`."""
 
-    lambda_: float
-    vtrace_clip_rho_threshold: float
-    vtrace_clip_c_threshold: float
-    vtrace_clip_pg_rho_threshold: float
-    vf_loss_coeff: float
     entropy_coeff: ScheduleArg
-    broadcast_interval: int
-    learner_queue_size: int
-    use_circular_buffer: bool
-    circular_buffer_num_batches: int
-    circular_buffer_iterations_per_batch: int
-
-
-class DQNTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of DQN; see `DQNConfig`."""
-
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
     burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
+
+
+class DQNTrainingArgs(OffPolicyTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `DQNConfig`."""
+
     double_q: bool
     dueling: bool
     noisy: bool
@@ -272,156 +287,21 @@ class DQNTrainingArgs(TrainingArgs, total=False):
     td_error_loss_fn: Literal["huber", "mse"]
 
 
-class SACTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of SAC; see `SACConfig`."""
+class IQLTrainingArgs(OffPolicyTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `IQLConfig`."""
 
-    num_atoms: int | None
-    v_min: float
-    v_max: float
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
+    expectile: float
+    beta: float
+    max_advantage_weight: float
     twin_q: bool
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
-    td_error_loss_fn: Literal["huber", "mse"]
     actor_lr: ScheduleArg | None
     critic_lr: ScheduleArg | None
-    alpha_lr: ScheduleArg | None
+    value_lr: ScheduleArg | None
 
 
-class TQCTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of TQC; see `TQCConfig`."""
+class MARWILTrainingArgs(OfflineTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `MARWILConfig`."""
 
-    num_atoms: int | None
-    v_min: float
-    v_max: float
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
-    twin_q: bool
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
-    td_error_loss_fn: Literal["huber", "mse"]
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-    alpha_lr: ScheduleArg | None
-    num_critics: int
-    num_quantiles: int
-    num_dropped_quantiles: int
-
-
-class CrossQTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of CrossQ; see `CrossQConfig`."""
-
-    num_atoms: int | None
-    v_min: float
-    v_max: float
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
-    twin_q: bool
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
-    td_error_loss_fn: Literal["huber", "mse"]
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-    alpha_lr: ScheduleArg | None
-    num_critics: int
-    policy_delay: int
-
-
-class TD3TrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of TD3; see `TD3Config`."""
-
-    num_atoms: int | None
-    v_min: float
-    v_max: float
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
-    twin_q: bool
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-
-
-class DDPGTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of DDPG; see `DDPGConfig`."""
-
-    num_atoms: int | None
-    v_min: float
-    v_max: float
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
-    twin_q: bool
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-
-
-class BCTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of BC; see `BCConfig`."""
-
-    num_updates_per_iteration: int | None
-    entropy_coeff: ScheduleArg
-    burn_in_len: int
-
-
-class MARWILTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of MARWIL; see `MARWILConfig`."""
-
-    num_updates_per_iteration: int | None
     beta: float
     vf_coeff: float
     max_advantage_weight: float
@@ -429,24 +309,9 @@ class MARWILTrainingArgs(TrainingArgs, total=False):
     moving_average_sqd_adv_norm_update_rate: float
 
 
-class CQLTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of CQL; see `CQLConfig`."""
+class SACTrainingArgs(OffPolicyTrainingArgs, CriticAtomSettingsArgs, total=False):
+    """Settings of `.training(...)`; see `SACConfig`."""
 
-    num_atoms: int | None
-    v_min: float
-    v_max: float
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
     twin_q: bool
     initial_alpha: float
     target_entropy: float | Literal["auto"]
@@ -454,6 +319,22 @@ class CQLTrainingArgs(TrainingArgs, total=False):
     actor_lr: ScheduleArg | None
     critic_lr: ScheduleArg | None
     alpha_lr: ScheduleArg | None
+
+
+class TD3TrainingArgs(OffPolicyTrainingArgs, CriticAtomSettingsArgs, total=False):
+    """Settings of `.training(...)`; see `TD3Config`."""
+
+    twin_q: bool
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+
+
+class CQLTrainingArgs(SACTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `CQLConfig`."""
+
     cql_weight: float
     num_sampled_actions: int
     cql_temperature: float
@@ -463,25 +344,20 @@ class CQLTrainingArgs(TrainingArgs, total=False):
     num_imitation_updates: int
 
 
-class IQLTrainingArgs(TrainingArgs, total=False):
-    """Settings of `.training(...)` of IQL; see `IQLConfig`."""
+class CrossQTrainingArgs(SACTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `CrossQConfig`."""
 
-    replay_buffer_config: Mapping[str, Any]
-    num_steps_sampled_before_learning_starts: int
-    training_intensity: float | Literal["auto"] | None
-    n_step: int | Sequence[int]
-    burn_in_len: int
-    target_network_update_freq: int
-    tau: float
-    store_buffer_in_checkpoints: bool | Literal["auto"]
-    num_offline_updates: int | None
-    num_updates_per_iteration: int | None
-    recorded_fraction: float
-    imitation_coeff: ScheduleArg
-    expectile: float
-    beta: float
-    max_advantage_weight: float
-    twin_q: bool
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-    value_lr: ScheduleArg | None
+    num_critics: int
+    policy_delay: int
+
+
+class DDPGTrainingArgs(TD3TrainingArgs, total=False):
+    """Settings of `.training(...)`; see `DDPGConfig`."""
+
+
+class TQCTrainingArgs(SACTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `TQCConfig`."""
+
+    num_critics: int
+    num_quantiles: int
+    num_dropped_quantiles: int

@@ -4,77 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from corral.errors import ConfigError
 
 
-class SettingGroup:
-    """Base of the groups of settings. A config is an instance of all groups, so a room takes it as its own group."""
+class Config(Protocol):
+    """What every room may read of a config.
 
-    NEEDS: ClassVar[Mapping[str, Need]] = {}
-    """What settings need to have an effect, by name. A setting of `training` or `rl_module` without it is refused."""
-    ON_POLICY: ClassVar[bool] = True
-    """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
-    LEARNS_FROM_DATA: ClassVar[bool] = False
-    """Whether the algorithm can learn from recorded data."""
+    The groups of settings have no base; `AlgorithmConfig` is made of all of them. Each room says in a protocol what it
+    reads of a config besides its own group, so that the room does not know the whole config.
+    """
+
+    ON_POLICY: ClassVar[bool]
+    seed: int | None
+    callbacks_class: list[Any]
+    callback_functions: dict[str, list[Any]]
+    on_error: Literal["raise", "log"]
 
     @property
     def samples(self) -> bool:
-        """Whether the algorithm samples from an env; otherwise it learns from recorded data, and may play in an env."""
-        return True
-
-    @property
-    def algo_class(self) -> type[Any]:
-        """The algorithm class that a config builds; the config class of each algorithm names it.
-
-        Raises:
-            ConfigError: This is an `AlgorithmConfig`, which belongs to no algorithm.
-        """
-        raise ConfigError("AlgorithmConfig describes no algorithm: use PPOConfig, or another algorithm's config.")
+        """Whether the algorithm samples from an env."""
 
     @property
     def algo_name(self) -> str:
-        """The name of the algorithm's class, such as `PPO`, for titles and run directories."""
-        return self.algo_class.__name__
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether `freeze()` was called."""
-        return "_frozen" in self.__dict__
-
-    @property
-    def _open_group(self) -> str | None:
-        """The group that can change although the config is frozen."""
-        return self.__dict__.get("_frozen")
-
-    def freeze(self, *, except_group: str | None = None) -> Self:
-        """Refuse all further changes, except to one group if it is given, and return the config."""
-        self.__dict__["_frozen"] = except_group
-        return self
+        """The name of the algorithm's class."""
 
     @property
     def origin(self) -> Any:
-        """What `with_origin` set; runners and learners have it in their configs too, in other processes as a copy."""
-        return self.__dict__.get("_origin")
+        """What this config was translated from."""
 
-    def with_origin(self, origin: Any) -> Self:
-        """Set what this config was translated from, which copies keep, and return the config; it is no setting."""
-        self.__dict__["_origin"] = origin
-        return self
+    def freeze(self, *, except_group: str | None = None) -> Self:
+        """Refuse all further changes, except to one group if it is given, and return the config."""
 
     def copy(self, **changes: Any) -> Self:
         """Return an unfrozen copy, with settings changed by their plain names."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings by group; the dicts and lists are copies."""
-        raise NotImplementedError
+        """Return all settings by group."""
 
 
 @dataclass(kw_only=True)
-class ExplorationSettings(SettingGroup):
+class ExplorationSettings:
     """Settings of exploration; `.exploration(...)` also accepts `explore` of the group `env_runners`.
 
     Attributes:
@@ -105,7 +76,7 @@ def runs_workers(config: Any) -> bool:
 
 
 @dataclass(kw_only=True)
-class FaultToleranceSettings(SettingGroup):
+class FaultToleranceSettings:
     """Settings for failures of runners and envs.
 
     A runner fails when it is killed, raises, or hangs longer than `env_step_timeout_s` or `worker_timeout_s`. The env
@@ -154,7 +125,7 @@ class FaultToleranceSettings(SettingGroup):
 
 
 @dataclass(kw_only=True)
-class DebuggingSettings(SettingGroup):
+class DebuggingSettings:
     """Settings of the seed and of logging.
 
     Attributes:
@@ -169,7 +140,7 @@ class DebuggingSettings(SettingGroup):
 
 
 @dataclass(kw_only=True)
-class EngineSettings(SettingGroup):
+class EngineSettings:
     """Settings of the engine, which runs the runners and learners that are not embedded in the algorithm.
 
     Attributes:
@@ -191,8 +162,12 @@ class EngineSettings(SettingGroup):
     }
 
 
-class ExplorationConfig(DebuggingSettings, ExplorationSettings):
+class ExplorationConfig(Config, Protocol):
     """What explorations read of a config."""
 
-    if TYPE_CHECKING:
-        num_threads: int | Literal["auto"]
+    exploration_config: dict[str, Any]
+    num_threads: int | Literal["auto"]
+
+    @property
+    def default_exploration(self) -> dict[str, Any]:
+        """The `exploration_config` used when the user gives none."""

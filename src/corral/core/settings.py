@@ -367,8 +367,10 @@ def check_setting(owner: type, name: str, value: Any, prefix: str = "") -> Any:
 @functools.cache
 def _adapter(owner: type, name: str) -> TypeAdapter[Any] | None:
     hint = setting_types(owner)[name]
-    if hint is Any:
-        return None
+    return None if hint is Any else _make_adapter(hint)
+
+
+def _make_adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(_without_bools(hint), config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
@@ -400,30 +402,32 @@ _refuse_bool_for_int = functools.partial(_refuse_bool, kind="int_type")
 def setting_types(owner: type) -> dict[str, Any]:
     """Return the type of each field of a dataclass, with its bounds.
 
-    A subclass that annotates a field again to give it another default keeps the bounds of its base, unless it gives
-    bounds itself or allows another type: after `num_epochs: PositiveInt = 1`, `num_epochs: int = 4` must be positive.
+    A class that annotates a field again to give it another default keeps the bounds of the next class in the order of
+    its bases, unless it gives bounds itself or allows another type: after `num_epochs: PositiveInt = 1`,
+    `num_epochs: int = 4` must be positive.
     """
-    bounded, plain = typing.get_type_hints(owner, include_extras=True), typing.get_type_hints(owner)
-    own = vars(owner).get("__annotations__", {})
-    found = {}
-    for field in dataclasses.fields(owner):
-        name, hint, base = field.name, bounded[field.name], _base_with(owner, field.name)
-        if base is not None and name not in own:
-            hint = setting_types(base)[name]
-        elif base is not None and hint == plain[name]:
-            base_type = typing.get_type_hints(base)[name]
-            if hint == base_type:
-                hint = setting_types(base)[name]
-            elif _members(hint) <= _members(base_type):
-                hint = Annotated[hint, AfterValidator(BoundsOfBase(base, name))]
-        found[name] = hint
+    hints = [
+        (vars(cls)["__annotations__"], typing.get_type_hints(cls, include_extras=True), typing.get_type_hints(cls))
+        for cls in reversed(owner.__mro__)
+        if "__annotations__" in vars(cls)
+    ]
+    return {field.name: _bounded_type(field.name, hints) for field in dataclasses.fields(owner)}
+
+
+def _bounded_type(name: str, hints: Iterable[tuple[Mapping[str, Any], ...]]) -> Any:
+    """Return the type of a setting from the annotations of all classes that have it, the first one first."""
+    found = found_type = None
+    for own, bounded, plain in hints:
+        if name not in own:
+            continue
+        hint = bounded[name]
+        if found is not None and hint == plain[name]:  # without bounds
+            if hint == found_type:
+                hint = found
+            elif _members(hint) <= _members(found_type):
+                hint = Annotated[hint, AfterValidator(BoundsOfBase(found))]
+        found, found_type = hint, plain[name]
     return found
-
-
-def _base_with(owner: type, name: str) -> type | None:
-    """Return the next class above a dataclass that has the field too."""
-    bases = (base for base in owner.__mro__[1:] if dataclasses.is_dataclass(base))
-    return next((base for base in bases if name in {field.name for field in dataclasses.fields(base)}), None)
 
 
 def _members(hint: Any) -> set[Any]:
@@ -435,12 +439,14 @@ class BoundsOfBase:
     """A validator for a setting that a subclass allows fewer types.
 
     Attributes:
-        owner: The dataclass with the bounds.
-        name: The name of its field.
+        hint: The type with the bounds.
     """
 
-    owner: type
-    name: str
+    hint: Any
+
+    @functools.cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return _make_adapter(self.hint)
 
     def __call__(self, value: Any) -> Any:
         """Return the value.
@@ -448,16 +454,14 @@ class BoundsOfBase:
         Raises:
             ValueError: The value is out of bounds.
         """
-        adapter = _adapter(self.owner, self.name)
         try:
-            return value if adapter is None else adapter.validate_python(value)
+            return self._adapter.validate_python(value)
         except ValidationError as error:
-            problem = _problem(setting_types(self.owner)[self.name], value, error)
-            raise ValueError(problem.lstrip(": ")) from None
+            raise ValueError(_problem(self.hint, value, error).lstrip(": ")) from None
 
     def __str__(self) -> str:
         """Return the bounds as text."""
-        return ", ".join(bounds_of(setting_types(self.owner)[self.name]))
+        return ", ".join(bounds_of(self.hint))
 
 
 def is_union(hint: Any) -> bool:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 MAX_ENTRIES = 2**27
 MAX_DEPTH = 32
 DTYPE_KINDS = "biuf"
+_DTYPES = {"Box": "float32", "Discrete": "int64", "MultiDiscrete": "int64"}
+"""Gymnasium's dtypes, where a description that a user wrote leaves them out."""
 
 
 def describe_space(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -53,14 +55,16 @@ def is_described(value: Any) -> bool:
 
 
 def described_space(description: Any) -> spaces.Space[Any]:
-    """Return the space of a description.
+    """Return the space of a description, in which `dtype` and `start` may be left out.
 
     Raises:
         ValueError: The description is damaged, or nested more than `MAX_DEPTH` times.
     """
     try:
         return _space(description, 0)
-    except (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
+    except KeyError as error:
+        raise ValueError(f"{description!r:.80} describes no space: it lacks {error}") from error
+    except (TypeError, ValueError, AssertionError, AttributeError, OverflowError) as error:
         raise ValueError(f"{description!r:.80} describes no space: {type(error).__name__}: {error}") from error
 
 
@@ -76,7 +80,9 @@ def _space(description: Any, depth: int) -> spaces.Space[Any]:
     if kind == "MultiBinary":
         n = description["n"]
         return spaces.MultiBinary(_shape([n])[0] if isinstance(n, int) else _shape(n))
-    dtype = np.dtype(str(description["dtype"]))
+    if kind not in _DTYPES:
+        raise ValueError(f"{kind!r:.80} is no type of space")
+    dtype = np.dtype(str(description.get("dtype", _DTYPES[kind])))
     if dtype.kind not in DTYPE_KINDS:
         raise ValueError(f"a space has no dtype {dtype}")
     if kind == "Box":
@@ -84,10 +90,9 @@ def _space(description: Any, depth: int) -> spaces.Space[Any]:
         low, high = (_bound(description[name], shape, dtype) for name in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
-        return _with_dtype(spaces.Discrete(int(description["n"]), start=int(description["start"])), dtype)
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.array(description["nvec"]), dtype.type, start=np.array(description["start"]))
-    raise ValueError(f"{kind!r:.80} is no type of space")
+        return _with_dtype(spaces.Discrete(int(description["n"]), start=int(description.get("start", 0))), dtype)
+    nvec = np.array(description["nvec"])
+    return spaces.MultiDiscrete(nvec, dtype.type, start=np.array(description.get("start", np.zeros_like(nvec))))
 
 
 def _with_dtype(space: spaces.Discrete, dtype: np.dtype[Any]) -> spaces.Discrete:
@@ -115,6 +120,8 @@ def _bound(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, (list, tuple)):
+        raise ValueError(f"a shape is a list of lengths, and not {shape!r:.80}")
     lengths = tuple(int(length) for length in shape)
     if any(length < 0 for length in lengths) or math.prod(lengths) > MAX_ENTRIES:
         raise ValueError(f"a space has no shape {shape!r:.80}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator
 
-from corral.core.config import EngineSettings, FaultToleranceSettings, SettingGroup
+from corral.core.config import Config
 from corral.core.settings import Importable, Need
 
 
@@ -22,7 +22,7 @@ def _as_space(value: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class EnvironmentSettings(SettingGroup):
+class EnvironmentSettings:
     """Settings of the env.
 
     Attributes:
@@ -76,27 +76,35 @@ class EnvironmentSettings(SettingGroup):
         return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]
 
 
-class HostConfig(EngineSettings, FaultToleranceSettings, EnvironmentSettings):
+class HostConfig(Config, Protocol):
     """What an `EnvHost` reads of a config."""
 
-    DEFAULT_NUM_ENVS: ClassVar[int] = 1
-    """The algorithm's default of the number of sub-envs."""
+    env: Any
+    env_config: dict[str, Any]
+    env_task_fn: Any
+    env_reset_fn: Any
+    disable_env_checking: bool
+    normalize_actions: bool
+    num_env_runners: int
+    num_envs_per_env_runner: int | None
+    num_gpus_per_env_runner: float
+    vectorization: Literal["auto", "sync", "async"]
+    autoreset_mode: Literal["next_step", "same_step"]
+    restart_failed_sub_environments: bool
+    env_step_timeout_s: float | None
+    worker_timeout_s: float | Literal["auto"] | None
+    start_timeout_s: float
+    in_evaluation: bool
+    device: str
 
-    if TYPE_CHECKING:
-        in_evaluation: bool
-        num_env_runners: int
-        num_gpus_per_env_runner: float
-        device: str
-        num_envs_per_env_runner: int | None
-        vectorization: Literal["auto", "sync", "async"]
-        autoreset_mode: Literal["next_step", "same_step"]
+    @property
+    def all_wrappers(self) -> list[Any]:
+        """The wrappers of each sub-env."""
 
     @property
     def default_num_envs(self) -> int:
         """The number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
-        return self.DEFAULT_NUM_ENVS
 
     @property
     def chooses_resets(self) -> bool:
         """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
-        return self.env_reset_fn is not None

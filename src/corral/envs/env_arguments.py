@@ -178,8 +178,18 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
         if found is None or found[2] not in context:
             raise
         names = _parameters_of_id(env) if isinstance(env, str) else []
+        if found[2] in (names or _signature_of(env)):  # which the env gives something inside it that refuses it
+            raise
         said = "" if names else f"{found[1]}() has no such parameter"
         raise ConfigError(_unknown(found[2], name, names, said=said)) from error
+
+
+def _signature_of(factory: str | Callable[..., Any]) -> Mapping[str, Parameter]:
+    """Return the parameters of a class or factory by name; none of an id, or of a class in C that has no signature."""
+    try:
+        return inspect.signature(factory).parameters  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return {}
 
 
 def _parameters_of_id(env_id: str) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.tasks import has_tasks, set_task
-from corral.envs.videos import Recording, Video
+from corral.envs.videos import Video, VideoWriter
 from corral.errors import CallbackError, ConfigError, EnvError, nearest
 
 RESET_FN_ARGUMENTS = ("episode_index", "env_index", "worker_index", "training_iteration", "env_context")
@@ -85,7 +85,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         self._taken: EpisodeReset | None = None  # from the queue, for the current episode
         self.videos: dict[int, Video] = {}
         self._num_taken = 0  # from the queue
-        self._recording: Recording | None = None
+        self._video_writer: VideoWriter | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # while the wrapper itself is being made
@@ -106,7 +106,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
         self.num_episodes += 1
         self._taken = self.queue.popleft() if self.queue else None
         self._num_taken += self._taken is not None
-        self._recording = None  # of an episode that did not end
+        self._video_writer = None  # of an episode that did not end
         self.chosen = chosen = self._taken or self._choose(self.num_episodes - 1)
         if chosen.task is not None:
             if not has_tasks(self.env):
@@ -121,17 +121,17 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
             options=options if chosen.options is None else dict(chosen.options),
         )
         if chosen.is_recorded:
-            self._recording = Recording(self.env)
+            self._video_writer = VideoWriter(self.env)
         return found
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the env, render the step if the episode is recorded, and return what the env gives."""
         found = self.env.step(action)
-        if self._recording is not None:
-            self._recording.add()
+        if self._video_writer is not None:
+            self._video_writer.add()
             if found[2] or found[3]:
-                self.videos[self._num_taken - 1] = self._recording.finish()
-                self._recording = None
+                self.videos[self._num_taken - 1] = self._video_writer.finish()
+                self._video_writer = None
         return found
 
     def _choose(self, episode_index: int) -> EpisodeReset:

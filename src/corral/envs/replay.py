@@ -257,15 +257,15 @@ def _replay(env: Any, start: Mapping[str, Any], replay: Mapping[str, Any], deadl
     num_steps = len(leaves(actions)[0])
     for t in range(num_steps):
         if ended:
-            return f"its episode ended after {t} of {num_steps} steps when it was played again"
+            return "its episode ended earlier when it was played again"
         if time.monotonic() > deadline_s:
             return _OVERDUE
         obs, _, terminated, truncated, _ = env.step(map_tree(lambda leaf, t=t: leaf[t], actions))
         ended = bool(terminated or truncated)
     if ended and not replay["ended"]:
-        return f"its episode ended after {num_steps} steps when it was played again"
+        return "its episode ended earlier when it was played again"
     if not _is_same(env, obs, replay["obs"], replay["ended"]):
-        return f"the {num_steps} steps of its episode led to another observation when they were played again"
+        return "the steps of its episode led to another observation when they were played again"
     return ""
 
 

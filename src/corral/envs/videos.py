@@ -106,7 +106,7 @@ class Mp4Encoder:
             self._container.close()
 
 
-class Recording:
+class VideoWriter:
     """Video of an episode that is being played: the file so far in memory, and the small copy of some frames."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator
 
-from corral.core.config import SettingGroup
 from corral.core.settings import Importable, Need, NonNegativeInt, PositiveFloat, PositiveInt, same_value
 from corral.runners.config import RunnerConfig
 
@@ -34,7 +32,7 @@ Seeds = Annotated[list[NonNegativeInt], BeforeValidator(_as_list)]
 
 
 @dataclass(kw_only=True)
-class EvaluationSettings(SettingGroup):
+class EvaluationSettings:
     """Settings of evaluation.
 
     An evaluation round plays episodes with the current weights in runners of its own, and reports their statistics as
@@ -107,55 +105,23 @@ class EvaluationSettings(SettingGroup):
     }
 
 
-class EvaluationConfig(RunnerConfig, EvaluationSettings):
+class EvaluationConfig(RunnerConfig, Protocol):
     """What evaluation reads of a config, and what its runners are made from."""
 
+    evaluation_interval: int | None
+    evaluation_duration: int | Literal["auto"]
+    evaluation_duration_unit: Literal["episodes", "timesteps"]
+    evaluation_num_env_runners: int
+    evaluation_parallel_to_training: bool
+    evaluation_force_reset_envs_before_iteration: bool
+    evaluation_config: dict[str, Any]
+    custom_evaluation_function: Any
+    evaluation_sample_timeout_s: float
+    enable_async_evaluation: bool
+    on_evaluation_failure: Literal["skip", "raise"]
+    evaluation_seeds: list[int] | None
+    evaluation_tasks: list[Any] | Literal["training"] | None
+    evaluation_num_videos: int
+
     def for_evaluation(self) -> Self:
-        """Return a copy for evaluation runners: their number, the settings of `evaluation_config`, `in_evaluation`.
-
-        The tasks of training are not the tasks of evaluation: `env_task_fn` does not apply, and `env_reset_fn` only
-        with `evaluation_tasks="training"`, unless `evaluation_config` has one. `evaluation_duration_unit` takes the
-        place of `batch_mode`. With videos, the envs render images. The runners do not explore, unless
-        `evaluation_config` says how or that they do.
-        """
-        alone: dict[str, Any] = {"env_task_fn": None, "batch_mode": "truncate_episodes", "loggers": None}
-        alone["explore"] = "exploration_config" in self.evaluation_config
-        num_envs = self.num_envs_per_env_runner or self.DEFAULT_NUM_ENVS
-        if (most := self._episodes_per_runner) is not None and most < num_envs:
-            alone["num_envs_per_env_runner"], num_envs = None, most  # an env may give a number itself
-        if self.evaluation_tasks != "training":
-            alone["env_reset_fn"] = None
-        if "exploration_config" in self.evaluation_config:  # it is for all modules
-            alone["algorithm_config_overrides_per_module"] = {
-                module_id: {name: value for name, value in given.items() if name != "exploration_config"}
-                for module_id, given in self.algorithm_config_overrides_per_module.items()
-            }
-        number = {"num_env_runners": self.evaluation_num_env_runners, "in_evaluation": True}
-        config = self.copy(**{**alone, **self.evaluation_config, **number})
-        config.__dict__["_default_num_envs"] = num_envs
-        if self.evaluation_num_videos:
-            config.env_config = {"render_mode": "rgb_array", **config.env_config}
-        return config
-
-    @property
-    def _episodes_per_runner(self) -> int | None:
-        """The most episodes of a round that one runner plays; `None` if that is not known."""
-        if self.evaluation_seeds is not None:
-            num_episodes = len(self.evaluation_seeds)
-        elif self.evaluation_duration == "auto" or self.evaluation_duration_unit != "episodes":
-            return None
-        else:
-            num_episodes = self.evaluation_duration
-        is_custom = self.custom_evaluation_function is not None
-        return None if is_custom else math.ceil(num_episodes / max(1, self.evaluation_num_env_runners))
-
-    @property
-    def default_num_envs(self) -> int:
-        """The number of sub-envs N if `num_envs_per_env_runner` is `None` and the env does not give a number."""
-        return int(self.__dict__.get("_default_num_envs", self.DEFAULT_NUM_ENVS))
-
-    @property
-    def chooses_resets(self) -> bool:
-        """Whether the arguments of each reset are chosen, so that sub-envs have the wrapper `EpisodeResets`."""
-        given = self.evaluation_seeds is not None or self.evaluation_tasks is not None or self.evaluation_num_videos
-        return self.env_reset_fn is not None or bool(self.in_evaluation and given)
+        """Return a copy for evaluation runners."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
-from corral.callbacks.config import CallbacksSettings
-from corral.core.config import DebuggingSettings, EngineSettings, FaultToleranceSettings, SettingGroup
-from corral.core.schedules import Schedule
+from corral.core.config import Config
+from corral.core.schedules import Schedule, schedule_value
 from corral.core.settings import (
     Importable,
     Need,
@@ -21,11 +20,10 @@ from corral.core.settings import (
     Probability,
 )
 from corral.engines.base import Resources
-from corral.modules.config import MultiAgentSettings
 
 
 @dataclass(kw_only=True)
-class TrainingSettings(SettingGroup):
+class TrainingSettings:
     """Settings of learning. Algorithms add their own settings to this group.
 
     Attributes:
@@ -63,14 +61,32 @@ class TrainingSettings(SettingGroup):
     optimizer_config: dict[str, Any] = field(default_factory=dict)
     lr_scheduler: Importable = None
 
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ()
+    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`; `None` there is `lr`."""
+
+    LEARNS_SEQUENCES: ClassVar[bool] = False
+    """Whether the algorithm can train modules with memory."""
+
     NEEDS: ClassVar[Mapping[str, Need]] = {
         "grad_clip_by": Need("grad_clip", lambda config: config.grad_clip is not None),
         "shuffle_batch_per_epoch": Need("minibatch_size", lambda config: config.minibatch_size is not None),
     }
 
+    def lrs_of_groups(self) -> dict[str, Schedule]:
+        """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
+        own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
+        return {group: self.lr if lr is None else lr for group, lr in own.items()}
+
+    def lrs(self, num_env_steps: int) -> float | dict[str, float]:
+        """Return the learning rate after so many env steps, or the one of each group of parameters."""
+        if not self.LR_GROUPS:
+            return schedule_value(self.lr, num_env_steps)
+        lrs = self.lrs_of_groups().items()
+        return {group: schedule_value(lr, num_env_steps) if isinstance(lr, list) else float(lr) for group, lr in lrs}
+
 
 @dataclass(kw_only=True)
-class LearnersSettings(SettingGroup):
+class LearnersSettings:
     """Settings of the learners.
 
     Attributes:
@@ -107,35 +123,30 @@ class LearnersSettings(SettingGroup):
         Need("learners of the engine (num_learners)", attrgetter("num_learners")),
     )
 
-
-class LearnerConfig(
-    EngineSettings,
-    FaultToleranceSettings,
-    DebuggingSettings,
-    MultiAgentSettings,
-    CallbacksSettings,
-    LearnersSettings,
-    TrainingSettings,
-):
-    """What learners read of a config."""
-
-    LR_GROUPS: ClassVar[tuple[str, ...]] = ()
-    """Groups of parameters that have a learning rate of their own, in the setting `GROUP_lr`; `None` there is `lr`."""
-
-    LEARNS_SEQUENCES: ClassVar[bool] = False
-    """Whether the algorithm can train modules with memory."""
-
-    def lrs_of_groups(self) -> dict[str, Schedule]:
-        """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
-        own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
-        return {group: self.lr if lr is None else lr for group, lr in own.items()}
-
-    @property
-    def total_train_batch_size(self) -> int:
-        """Env steps in the batch of one iteration, over all learners."""
-        return self.train_batch_size_per_learner * max(1, self.num_learners)
-
     @property
     def learner_resources(self) -> Resources:
         """The resources that each learner needs."""
         return Resources(self.num_cpus_per_learner, self.num_gpus_per_learner)
+
+
+class LearnerConfig(Config, Protocol):
+    """What learners read of a config."""
+
+    minibatch_size: int | None
+    num_epochs: int
+    shuffle_batch_per_epoch: bool
+    grad_clip: float | None
+    grad_clip_by: Literal["global_norm", "norm", "value"]
+    num_learners: int
+    device: str
+    num_threads: int | Literal["auto"]
+    learner_class: Any
+    compile: bool | Literal["cuda_graphs"]
+    precision: Literal["float32", "bfloat16"]
+    shared_layers: dict[str, list[list[str]]]
+    worker_timeout_s: float | Literal["auto"] | None
+    start_timeout_s: float
+
+    @property
+    def learner_resources(self) -> Resources:
+        """The resources that each learner needs."""

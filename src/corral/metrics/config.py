@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from corral.core.config import SettingGroup
 from corral.core.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 @dataclass(kw_only=True)
-class ReportingSettings(SettingGroup):
+class ReportingSettings:
     """Settings of iterations, their results, and the loggers that write them.
 
     Attributes:

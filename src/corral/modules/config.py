@@ -6,15 +6,18 @@ import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import BeforeValidator
 
-from corral.core.config import SettingGroup
+from corral.core.config import Config
 from corral.core.familiar_names import ALIASES
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.settings import Importable, Need, check_names, imported
 from corral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from corral.modules.module import Module
 
 
 def _path_text(value: Any) -> Any:
@@ -22,7 +25,7 @@ def _path_text(value: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class RLModuleSettings(SettingGroup):
+class RLModuleSettings:
     """Settings of the network.
 
     Attributes:
@@ -43,6 +46,24 @@ class RLModuleSettings(SettingGroup):
     freeze_parts: list[str] = field(default_factory=list)
 
     NEEDS: ClassVar[Mapping[str, Need]] = {"load_parts": Need("load_from", attrgetter("load_from"))}
+
+    @property
+    def asks_for_memory(self) -> bool:
+        """Whether `model_config` gives the default module an LSTM or a GRU."""
+        return bool(self.model_config.get("use_lstm") or self.model_config.get("use_gru"))
+
+    @property
+    def default_module_class(self) -> type[Module]:
+        """The module class for `module_class=None`; it names the settings of `model_config` too."""
+        from corral.modules.module import ActorCritic
+        from corral.modules.recurrent import RecurrentActorCritic
+
+        return RecurrentActorCritic if self.asks_for_memory else ActorCritic
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the algorithm that its modules need, which are added to `model_config`."""
+        return {}
 
 
 _POLICY_SETTINGS = (*(each.name for each in fields(RLModuleSettings)), "observation_space", "action_space")
@@ -108,8 +129,18 @@ def _sharing(value: Any) -> Any:
     return found
 
 
+class ModulesConfig(Config, Protocol):
+    """What choosing the settings of one module reads of a config."""
+
+    policies: dict[str, dict[str, Any]]
+    algorithm_config_overrides_per_module: dict[str, dict[str, Any]]
+
+
+ModulesConfigT = TypeVar("ModulesConfigT", bound=ModulesConfig)
+
+
 @dataclass(kw_only=True)
-class MultiAgentSettings(SettingGroup):
+class MultiAgentSettings:
     """Settings of several agents.
 
     Attributes:
@@ -148,7 +179,7 @@ class MultiAgentSettings(SettingGroup):
         """Ids of all modules."""
         return list(self.policies) or [DEFAULT_MODULE_ID]
 
-    def for_module(self, module_id: str) -> Self:
+    def for_module(self: ModulesConfigT, module_id: str) -> ModulesConfigT:
         """Return a frozen copy with the settings of one module in place of those that all modules have in common."""
         given = self.policies.get(module_id, {})
         own = {each.name: given[each.name] for each in fields(RLModuleSettings) if given.get(each.name) is not None}

@@ -14,7 +14,7 @@ from corral.core.spaces import is_bounded_floats
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.critic_heads import ScalarHead
-from corral.modules.module import NetworkConfig
+from corral.modules.module import Module, NetworkConfig
 from corral.modules.sac_module import ActorAndCritics, ActorNetwork
 
 
@@ -25,7 +25,7 @@ class IQLNetworkConfig(NetworkConfig):
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (256, 256)
 
 
-class IQLModule(ActorAndCritics):
+class IQLModule(ActorAndCritics, Module):
     """An actor, one or two critics with target critics that follow them slowly, and a network of state values.
 
     For Box actions the policy is a Gaussian, whose mean a tanh keeps within the bounds if all of them are finite, and

@@ -23,7 +23,7 @@ from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.critic_heads import ScalarHead
-from corral.modules.distributions import SquashedGaussian
+from corral.modules.distributions import ActionDistribution, SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
 from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp
 from corral.modules.targets import Follower
@@ -196,8 +196,8 @@ def own_parameters(actor: nn.Module) -> list[nn.Parameter]:
     return list(actor.parameters())
 
 
-class ActorAndCritics(Module):
-    """The base of modules with an actor, one or more critics, and target critics that follow them slowly.
+class ActorAndCritics:
+    """Mixed into a `Module`: an actor, one or more critics, and target critics that follow them slowly.
 
     For custom networks, define `make_actor` or `make_critic`, or both, in a subclass. The constructor calls them; they
     may read `observation_space`, `features_space`, `action_space`, `distribution`, `is_discrete` and `model_config`. No
@@ -216,6 +216,13 @@ class ActorAndCritics(Module):
 
     CONFIG: ClassVar[type[NetworkConfig]]
     FIXED: ClassVar[Mapping[str, Any]] = {}
+
+    # What `Module` has.
+    observation_space: spaces.Space[Any]
+    features_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    distribution: ActionDistribution
+    policy: Any
 
     def __init__(
         self,
@@ -238,7 +245,7 @@ class ActorAndCritics(Module):
         settings = dict(model_config)
         names = ("action_masks", "action_bounds", "max_seq_len")
         own = {name: settings[name] for name in names if name in settings}
-        super().__init__(observation_space, action_space, {**own, **self.FIXED})
+        super().__init__(observation_space, action_space, {**own, **self.FIXED})  # type: ignore[call-arg]
         self.head = self.read_settings(settings)
         num_critics = settings.pop("num_critics", 2 if settings.pop("twin_q", True) else 1)
         self.model_config = settings
@@ -305,7 +312,7 @@ class ActorAndCritics(Module):
                 else:
                     zeros = torch.zeros(2, self.distribution.num_noise)
                     yield f"{name}[{index}](obs, actions)", critic(obs, zeros), self.critic_shape
-        yield from super().outputs(obs)
+        yield from super().outputs(obs)  # type: ignore[misc]
 
     # Methods that the algorithm calls.
 
@@ -349,7 +356,7 @@ class ActorAndCritics(Module):
         return [*self.actor.encoder.mlp, *self.actor.head, *last], log_std
 
 
-class SACModule(ActorAndCritics):
+class SACModule(ActorAndCritics, Module):
     """An actor, one or two critics with target critics that follow them slowly, and a temperature.
 
     For custom networks, define `make_actor` or `make_critic`, or both, in a subclass; see `ActorAndCritics`.

@@ -16,7 +16,7 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.critic_heads import ScalarHead
 from corral.modules.distributions import Deterministic
-from corral.modules.module import NetworkConfig
+from corral.modules.module import Module, NetworkConfig
 from corral.modules.sac_module import ActorAndCritics, find_critic_hiddens
 from corral.modules.targets import Follower
 
@@ -41,7 +41,7 @@ class TD3NetworkConfig(NetworkConfig):
         return find_critic_hiddens(self, space)
 
 
-class TD3Module(ActorAndCritics):
+class TD3Module(ActorAndCritics, Module):
     """An actor that returns one action, one or two critics, and a target network of each.
 
     For custom networks, define `make_actor` or `make_critic`, or both, in a subclass; see `ActorAndCritics`. They may

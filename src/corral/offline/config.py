@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from corral.core.config import SettingGroup
 from corral.core.settings import Need, PositiveInt
 
 NEEDS_OF_SAMPLING: Mapping[str, Need] = dict.fromkeys(
@@ -52,7 +51,7 @@ def _as_text(value: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class OfflineDataSettings(SettingGroup):
+class OfflineDataSettings:
     """Settings of recorded data: what an algorithm learns from, and what is recorded.
 
     Attributes:

@@ -223,7 +223,10 @@ class EpisodeRows:
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """Return an error about an entry, which names the place, the row and the column."""
-        row = row if self.given_rows is None else int(self.given_rows[row])
+        if (given := self.given_rows) is not None:
+            if column.startswith("obs") and row and not self.valid[row] and given[row] == given[row - 1]:
+                column = f"next_{column}"  # the observation after the step of the row before
+            row = int(given[row])
         return DataError(f"{self.place}: row {row}, column {column!r} {problem}.")
 
     def module_actions(self, distribution: ActionDistribution) -> NDArray[Any]:
@@ -300,10 +303,13 @@ def rows_of_steps(
         DataError: The columns have no steps, or not the same number of steps; a flag is neither bool nor 0 or 1; or
             `next_obs` has another form than `obs`.
     """
-    obs, actions = map_tree(np.asarray, obs), map_tree(np.asarray, actions)
-    next_obs = None if next_obs is None else map_tree(np.asarray, next_obs)
+    obs, actions = _arrays(obs, "obs", place), _arrays(actions, "actions", place)
+    next_obs = None if next_obs is None else _arrays(next_obs, "next_obs", place)
+    rewards = _arrays(rewards, "rewards", place)
     try:
-        rewards = np.asarray(rewards, np.float64).reshape(-1)
+        if rewards.dtype.kind not in "biufO":
+            raise TypeError(f"it has the dtype {rewards.dtype}")
+        rewards = rewards.astype(np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
         raise DataError(f"{place}: column 'rewards' holds something else than numbers: {error}.") from error
     size = len(rewards)
@@ -353,7 +359,8 @@ def rows_of_steps(
     given_rows[finals] = lasts
 
     def spread_obs(column: NDArray[Any], after: Any) -> NDArray[Any]:
-        rows = spread(column)
+        # An integer or a float32 does not hold what comes after, if that has another dtype.
+        rows = spread(column if after is None else column.astype(np.result_type(column, after), copy=False))
         # After a terminated step nothing reads the observation.
         rows[finals] = column[lasts] if after is None else after[lasts]
         return rows
@@ -373,6 +380,18 @@ def rows_of_steps(
         given_rows=given_rows,
     )
     return rows if keeps.all() else _without_last_steps(rows, place_of_step[~keeps])
+
+
+def _arrays(column: Tree, name: str, place: str) -> Any:
+    """Return a column as a tree of arrays.
+
+    Raises:
+        DataError: Its entries have several shapes.
+    """
+    try:
+        return map_tree(np.asarray, column)
+    except ValueError as error:
+        raise DataError(f"{place}: column {name!r} is no array: {error}") from error
 
 
 def check_names(given: Collection[str], known: Collection[str], place: str) -> None:
@@ -435,6 +454,9 @@ def _jumps(obs: Tree, next_obs: Tree, place: str) -> NDArray[np.bool_]:
     forms = [{name: leaf.shape[1:] for name, leaf in leaves.items()} for leaves in (here, after)]
     if forms[0] != forms[1]:
         raise DataError(f"{place}: 'next_obs' has entries of the shapes {forms[1]}, and 'obs' of {forms[0]}.")
+    for name, leaf in after.items():
+        if leaf.dtype.kind not in "biuf" and here[name].dtype.kind in "biuf":
+            raise DataError(f"{place}: 'next_obs' is {describe(leaf)}, and 'obs' {describe(here[name])}.")
     jumps = np.zeros(len(next(iter(here.values()))), np.bool_)
     for name, leaf in here.items():
         other = after[name]

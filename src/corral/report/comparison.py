@@ -12,7 +12,7 @@ from corral.core.comparisons import MIN_RUNS, Estimate, estimate_improvement, es
 from corral.metrics.summary import show_number
 from corral.report.curves import curve_of
 from corral.report.groups import Group, env_of
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 from corral.report.sections import EVALUATED, RETURN
 
 
@@ -98,7 +98,7 @@ def _note(key: str, threshold: float | None, groups: Sequence[Group]) -> str:
     return note
 
 
-def _value(run: RunRecord, key: str, index: int | None) -> float:
+def _value(run: RunFiles, key: str, index: int | None) -> float:
     """Return a point of a curve by its place, or the largest one for `None`; NaN of a run without points."""
     values = curve_of(run, key, "steps").y
     if not values.size:
@@ -106,7 +106,7 @@ def _value(run: RunRecord, key: str, index: int | None) -> float:
     return float(values.max() if index is None else values[index])
 
 
-def _reached(runs: Sequence[RunRecord], key: str, threshold: float, x_axis: str) -> str:
+def _reached(runs: Sequence[RunFiles], key: str, threshold: float, x_axis: str) -> str:
     curves = [curve_of(run, key, x_axis) for run in runs]
     firsts = [curve.x[curve.y >= threshold][:1] for curve in curves]
     found = [float(first[0]) if first.size else math.inf for first in firsts]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.intervals import t_interval
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 
 Column = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class MeanCurve:
     num_curves: NDArray[np.int64]
 
 
-def curve_of(run: RunRecord, key: str, x_axis: str) -> Curve:
+def curve_of(run: RunFiles, key: str, x_axis: str) -> Curve:
     """Return the points of a number of a run; none if the run has no such number.
 
     Numbers of evaluation have a point for each round, and none for iterations that repeat the last round.
@@ -73,7 +73,7 @@ def curve_of(run: RunRecord, key: str, x_axis: str) -> Curve:
     return make_curve(run.numbers.get(X_AXES[x_axis], np.full(len(y), np.nan)), y)
 
 
-def speed_curve(run: RunRecord, x_axis: str) -> Curve:
+def speed_curve(run: RunFiles, x_axis: str) -> Curve:
     """Return the env steps per second of each iteration of a run."""
     steps, seconds = (
         run.numbers.get(key, np.array([])) for key in ("env_runners/num_env_steps_sampled", "timers/iteration_s")

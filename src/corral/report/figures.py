@@ -11,10 +11,10 @@ import numpy as np
 
 from corral.report.curves import X_TITLES, Column, Curve, curve_of, mean_curve, thinned
 from corral.report.groups import Group
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 
 Figure = dict[str, Any]
-CurveOf = Callable[[RunRecord], Curve]
+CurveOf = Callable[[RunFiles], Curve]
 
 # Colours that readers with the common forms of colour blindness can tell apart (Okabe and Ito 2008), then others.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F", "#9467BD", "#BCBD22")

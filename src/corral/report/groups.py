@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.core.settings import flat_settings
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 
 SEED = "debugging.seed"
 IGNORED = (SEED, "stop", "checkpointing", "debugging.log_level", "reporting.loggers")
@@ -41,10 +41,10 @@ class Group:
     """
 
     label: str
-    runs: tuple[RunRecord, ...]
+    runs: tuple[RunFiles, ...]
 
 
-def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+def group_runs(runs: Sequence[RunFiles]) -> list[Group]:
     """Return the groups of runs, in the order of their first runs.
 
     A run without `config.yaml` is a group of its own.
@@ -52,7 +52,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     Args:
         runs: The runs.
     """
-    grouped: dict[str, list[RunRecord]] = {}
+    grouped: dict[str, list[RunFiles]] = {}
     for run in runs:
         settings = sorted((path, repr(value)) for path, value in comparable_settings(run).items())
         key = str(settings) if run.config else run.name
@@ -68,7 +68,7 @@ def repeated_seeds(group: Group) -> list[str]:
     return [seed for seed, count in counts.items() if count > 1]
 
 
-def comparable_settings(run: RunRecord) -> dict[str, Any]:
+def comparable_settings(run: RunFiles) -> dict[str, Any]:
     """Return the settings of a run by dotted path, such as `training.lr`, without those that a group ignores."""
     return {path: value for path, value in flat_settings(run.config) if not _is_among(path, IGNORED)}
 
@@ -92,19 +92,19 @@ def show_value(value: Any) -> str:
     return str(value)
 
 
-def title_of(run: RunRecord) -> str:
+def title_of(run: RunFiles) -> str:
     """Return algorithm and env of a run, such as `PPO CartPole-v1`; its name if its config is not known."""
     algo = str(run.config.get("algo") or "").rpartition(":")[2]
     return " ".join(part for part in (algo, env_of(run)) if part) or run.name
 
 
-def env_of(run: RunRecord) -> str:
+def env_of(run: RunFiles) -> str:
     """Return the env of a run, without the module of an import path; an empty text if it is not known."""
     env = run.setting("environment", "env")
     return "" if env is None else str(env).rpartition(":")[2]
 
 
-def _labels(runs: Sequence[RunRecord]) -> list[str]:
+def _labels(runs: Sequence[RunFiles]) -> list[str]:
     """Return a label for each group, whose first runs are given."""
     titles, settings = [title_of(run) for run in runs], [comparable_settings(run) for run in runs]
     telling = {

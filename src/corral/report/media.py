@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 
 TYPES = {
     ".mp4": "video/mp4",
@@ -59,7 +59,7 @@ class RunMedia:
     num_left_out: int
 
 
-def collect_media(runs: Sequence[RunRecord]) -> list[RunMedia]:
+def collect_media(runs: Sequence[RunFiles]) -> list[RunMedia]:
     """Return the videos and images of the runs that have any: up to 8 of each run, and 40 MB of all runs.
 
     Each run has an equal part of these bytes.

@@ -19,7 +19,7 @@ from corral.report.media import collect_media
 from corral.report.output import missing_package, write_file
 from corral.report.runs import RunsReader
 from corral.report.search_figures import search_section
-from corral.report.searches import SearchRecord, find_searches
+from corral.report.searches import SearchFiles, find_searches
 from corral.report.sections import (
     evaluation_section,
     faults_figures,
@@ -101,7 +101,7 @@ def _packed(code: str) -> str:
 
 def _page(
     groups: Sequence[Group],
-    searches: Sequence[SearchRecord],
+    searches: Sequence[SearchFiles],
     plotly_js: str,
     live_version: int | None,
     threshold: float | None,

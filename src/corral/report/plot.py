@@ -16,7 +16,7 @@ from corral.report.curves import X_AXES, X_TITLES, curve_of, mean_curve
 from corral.report.figures import group_color, group_dash
 from corral.report.groups import Group, env_of, group_runs, repeated_seeds
 from corral.report.output import missing_package, write_file
-from corral.report.runs import RunRecord, read_runs
+from corral.report.runs import RunFiles, read_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def write_plot(
     return write_file(path, picture.getvalue())
 
 
-def _find_key(runs: Sequence[RunRecord], name: str) -> str:
+def _find_key(runs: Sequence[RunFiles], name: str) -> str:
     """Return the path of a number by the name that a user gave."""
     paths = {key: key for run in runs for key in run.numbers}
     key = find_value(paths, name)

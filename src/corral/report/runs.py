@@ -28,7 +28,7 @@ SEARCH_DEPTH = 3
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunFiles:
     """What the directory of a run holds.
 
     Attributes:
@@ -68,7 +68,7 @@ class RunRecord:
         return found.get(name) if isinstance(found, Mapping) else None
 
 
-def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
+def read_runs(paths: Sequence[str | Path]) -> list[RunFiles]:
     """Return the runs in the given directories.
 
     Args:
@@ -108,7 +108,7 @@ class RunsReader:
         found = {run_dir.resolve(): run_dir for path in self.paths for run_dir in find_run_dirs(path)}
         return dict(zip(short_names([*found]), found.values(), strict=True))
 
-    def read(self) -> list[RunRecord]:
+    def read(self) -> list[RunFiles]:
         """Return the runs.
 
         Raises:
@@ -157,8 +157,8 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [Path(os.path.relpath(path, above)).as_posix() for path in paths]
 
 
-def read_run(path: Path, name: str | None = None, results: _Results | None = None) -> RunRecord:
-    """Return the record of a run; a file that is missing or damaged becomes a problem of the record, and no error.
+def read_run(path: Path, name: str | None = None, results: _Results | None = None) -> RunFiles:
+    """Return what a run holds; a file that is missing or damaged becomes a problem of the run, and no error.
 
     Args:
         path: Directory of the run.
@@ -169,7 +169,7 @@ def read_run(path: Path, name: str | None = None, results: _Results | None = Non
     config = read_config(path / CONFIG_FILE, problems)
     columns = (results or _Results()).read(path / RESULTS_FILE, problems)
     log = read_log(path / "run.log", problems)
-    return RunRecord(path, name or path.name, config, columns.numbers(), columns.texts(), log, tuple(problems))
+    return RunFiles(path, name or path.name, config, columns.numbers(), columns.texts(), log, tuple(problems))
 
 
 def read_config(path: Path, problems: list[str]) -> dict[str, Any]:

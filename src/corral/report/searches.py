@@ -15,7 +15,7 @@ MAX_TRIALS = 8
 
 
 @dataclass(frozen=True)
-class SearchRecord:
+class SearchFiles:
     """What the directory of a search holds.
 
     Attributes:
@@ -44,28 +44,28 @@ class SearchRecord:
         return sorted(self.with_value("complete"), key=lambda trial: sign * float(trial["value"]))
 
 
-def read_search(path: Path) -> SearchRecord | None:
+def read_search(path: Path) -> SearchFiles | None:
     """Return the search in a directory; `None` if there is none, or its file is damaged."""
     try:
         found = json.loads((path / SEARCH_FILE).read_text(encoding="utf-8"))
         names = ("metric", "mode", "parameters", "importances")
         trials = tuple({**trial, "number": int(trial["number"])} for trial in found["trials"])
-        record = SearchRecord(path=path, trials=trials, **{name: found[name] for name in names})
-        record.best()
+        search = SearchFiles(path=path, trials=trials, **{name: found[name] for name in names})
+        search.best()
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return record
+    return search
 
 
-def find_searches(paths: Sequence[Path]) -> list[SearchRecord]:
+def find_searches(paths: Sequence[Path]) -> list[SearchFiles]:
     """Return the searches in directories, or in directories inside of them."""
     inside = [child for path in paths for child in (path, *sorted(path.iterdir() if path.is_dir() else ()))]
-    found = {path.resolve(): record for path in inside if (record := read_search(path)) is not None}
+    found = {path.resolve(): search for path in inside if (search := read_search(path)) is not None}
     return [*found.values()]
 
 
 def dirs_of_best(path: Path) -> list[Path]:
     """Return the directories of the best trials of a search; `[]` if it has no complete trial, or is none."""
-    record = read_search(path)
-    best = [] if record is None else record.best()[:MAX_TRIALS]
+    search = read_search(path)
+    best = [] if search is None else search.best()[:MAX_TRIALS]
     return [trial for found in best if (trial := path / "trials" / f"{found['number']:04d}").is_dir()]

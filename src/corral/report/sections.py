@@ -11,7 +11,7 @@ import numpy as np
 from corral.report.curves import NO_POINTS, X_AXES, Curve, curve_of, speed_curve
 from corral.report.figures import Figure, evaluation_figure, line_figure
 from corral.report.groups import Group, env_of
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 from corral.report.time_figures import bottleneck_figure, shares_figure, totals_figure
 
 RETURN = "env_runners/episode_return_mean"
@@ -89,7 +89,7 @@ def _lines(groups: Sequence[Group], key: str, title: str, *, show_runs: bool = F
     return tuple(figure for figure in figures if figure is not None)
 
 
-def _curve_in(run: RunRecord, env: str, key: str, x_axis: str) -> Curve:
+def _curve_in(run: RunFiles, env: str, key: str, x_axis: str) -> Curve:
     """Return the points of a number of a run; none if the run is in another env."""
     return curve_of(run, key, x_axis) if env_of(run) == env else NO_POINTS
 

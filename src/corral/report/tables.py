@@ -16,7 +16,7 @@ from corral.metrics.summary import show_number
 from corral.report.curves import X_AXES
 from corral.report.groups import SEED, Group, differing_settings
 from corral.report.run_log import NOT_ENDED
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 from corral.report.sections import ENDS, EVALUATED, FAULTS, RETURN
 
 
@@ -59,7 +59,7 @@ def summary_rows(groups: Sequence[Group], colors: Sequence[str]) -> list[Summary
     return rows
 
 
-def _run_cells(run: RunRecord) -> tuple[str, ...]:
+def _run_cells(run: RunFiles) -> tuple[str, ...]:
     evaluated = run.last(EVALUATED)
     low, high = (run.last(key) for key in ENDS)
     interval = f" [{_number(low)}, {_number(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
@@ -85,7 +85,7 @@ def _group_cells(group: Group) -> tuple[str, ...]:
     return (f"{len(group.runs)} runs", num_results, _range(steps), _range(seconds), *means, "")
 
 
-def state_of(run: RunRecord) -> str:
+def state_of(run: RunFiles) -> str:
     """Return how a run ended, where `run.log` says it; if it has not ended, when it last wrote a result."""
     if run.log.ending != NOT_ENDED:
         return run.log.ending or "unknown: there is no run.log"
@@ -115,7 +115,7 @@ class FaultRow:
     problems: tuple[str, ...]
 
 
-def fault_rows(runs: Sequence[RunRecord]) -> list[FaultRow]:
+def fault_rows(runs: Sequence[RunFiles]) -> list[FaultRow]:
     """Return the faults of the runs that had any.
 
     Args:

@@ -11,7 +11,7 @@ from corral.metrics.timers import PARTS
 from corral.report.curves import X_AXES, X_TITLES, Column, curve_of, mean_curve
 from corral.report.figures import Figure, base_layout, legend_height, numbers, plain_text
 from corral.report.groups import Group
-from corral.report.runs import RunRecord
+from corral.report.runs import RunFiles
 
 ALL_PARTS = (*PARTS, "other")
 PART_COLORS = dict(
@@ -28,7 +28,7 @@ BINS = 200
 """Number of points at which the bottleneck is shown."""
 
 
-def part_seconds(run: RunRecord) -> dict[str, float]:
+def part_seconds(run: RunFiles) -> dict[str, float]:
     """Return the seconds that went into each part of the iterations of a run, of the parts that took time.
 
     Each share counts with the wall-clock seconds of its iteration.
@@ -42,7 +42,7 @@ def part_seconds(run: RunRecord) -> dict[str, float]:
     return {part: seconds for part, seconds in found.items() if seconds > 0}
 
 
-def totals_figure(runs: Sequence[RunRecord]) -> Figure | None:
+def totals_figure(runs: Sequence[RunFiles]) -> Figure | None:
     """Return a bar for each run: the share of each part in its time."""
     seconds = {run.name: found for run in runs if (found := part_seconds(run))}
     if not seconds:
@@ -86,7 +86,7 @@ def shares_figure(group: Group, x_axis: str) -> Figure | None:
     return {"data": traces, "layout": layout}
 
 
-def bottleneck_figure(runs: Sequence[RunRecord], x_axis: str) -> Figure | None:
+def bottleneck_figure(runs: Sequence[RunFiles], x_axis: str) -> Figure | None:
     """Return a row for each run, coloured by the part that took the most time at each point of training."""
     found = {run.name: _bottlenecks(run, x_axis) for run in runs}
     found = {name: pair for name, pair in found.items() if pair[0].size}
@@ -118,7 +118,7 @@ def bottleneck_figure(runs: Sequence[RunRecord], x_axis: str) -> Figure | None:
     return {"data": [heat, *keys], "layout": layout | _height(len(found), keys)}
 
 
-def _bottlenecks(run: RunRecord, x_axis: str) -> tuple[Column, list[str]]:
+def _bottlenecks(run: RunFiles, x_axis: str) -> tuple[Column, list[str]]:
     """Return the points of a run at which the bottleneck is known, by ascending x, and its part at each of them."""
     parts = run.texts.get("bottleneck/part", [])
     x = run.numbers.get(X_AXES[x_axis], np.full(len(parts), np.nan))

@@ -14,16 +14,14 @@ from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock, Seats
-    from corral.modules.config import MultiAgentSettings
+    from corral.runners.config import RunnerConfig
 
 # How often the mapping is asked for each agent, to see which modules it may get: a mapping may draw among several, and
 # every process must find the same ones, in the same order, for their spaces and lanes.
 NUM_TRIALS = 20
 
 
-def block_of_module(
-    config: MultiAgentSettings, seats: Seats, module_id: str, agents: list[AgentID]
-) -> SeatBlock | None:
+def block_of_module(config: RunnerConfig, seats: Seats, module_id: str, agents: list[AgentID]) -> SeatBlock | None:
     """Return the block of seats with the agents of a module; `None` if no agent is known and there are several blocks.
 
     Raises:
@@ -56,7 +54,7 @@ def _fits(block: SeatBlock, given: Mapping[str, Any]) -> bool:
     return action_space is None or bool(action_space == block.action_space)
 
 
-def agents_of_modules(config: MultiAgentSettings, seats: Seats) -> dict[str, list[AgentID]]:
+def agents_of_modules(config: RunnerConfig, seats: Seats) -> dict[str, list[AgentID]]:
     """Return the agents that each module may act for, by module id, where trials of the mapping show them.
 
     Raises:
@@ -74,7 +72,7 @@ def agents_of_modules(config: MultiAgentSettings, seats: Seats) -> dict[str, lis
     return found
 
 
-def make_mapping(config: MultiAgentSettings) -> Callable[[AgentID, Any, Any], str]:
+def make_mapping(config: RunnerConfig) -> Callable[[AgentID, Any, Any], str]:
     """Return the function `(agent_id, episode, worker)` that gives the module of an agent, checked at each call.
 
     The function that it returns raises a `ConfigError` if the setting raises, or returns what is no module.
@@ -108,7 +106,7 @@ def make_mapping(config: MultiAgentSettings) -> Callable[[AgentID, Any, Any], st
     return map_agent
 
 
-def begin_mapping(config: MultiAgentSettings) -> Callable[[], Callable[[AgentID], str]]:
+def begin_mapping(config: RunnerConfig) -> Callable[[], Callable[[AgentID], str]]:
     """Return the function that begins an episode outside of a runner, and gives the module of each of its agents.
 
     What it returns asks `policy_mapping_fn` once for each agent; see `make_mapping` for the errors.

@@ -30,7 +30,7 @@ SEED_VALUES = "seed_values"
 
 
 @dataclass(frozen=True)
-class TrialRecord:
+class TrialSummary:
     """A trial.
 
     Attributes:
@@ -64,12 +64,12 @@ def trial_dir(home: Path, number: int) -> Path:
     return home / "trials" / f"{number:04d}"
 
 
-def read_trials(study: Study, search: Search) -> list[TrialRecord]:
+def read_trials(study: Study, search: Search) -> list[TrialSummary]:
     """Return the trials of a study in the order of their numbers."""
     return [_record(trial, search) for trial in study.get_trials(deepcopy=False)]
 
 
-def best_of(trials: Sequence[TrialRecord], search: Search) -> TrialRecord | None:
+def best_of(trials: Sequence[TrialSummary], search: Search) -> TrialSummary | None:
     """Return the best complete trial, the first one of equal ones, or `None`."""
     sign = 1.0 if search.settings.mode == "max" else -1.0
     complete = [trial for trial in trials if trial.state == "complete"]
@@ -81,7 +81,7 @@ def write_experiment(home: Path, search: Search) -> None:
     write_atomically(home / EXPERIMENT_FILE, _yaml(search.whole()))
 
 
-def write_state(home: Path, study: Study, search: Search) -> list[TrialRecord]:
+def write_state(home: Path, study: Study, search: Search) -> list[TrialSummary]:
     """Write the trials and the settings of the best one so far, and return the trials.
 
     Raises:
@@ -117,13 +117,13 @@ def write_atomically(path: Path, text: str) -> None:
         raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; choose another directory.") from error
 
 
-def _record(trial: FrozenTrial, search: Search) -> TrialRecord:
+def _record(trial: FrozenTrial, search: Search) -> TrialSummary:
     rounds = trial.intermediate_values
     state = "interrupted" if is_interrupted(trial) else STATES[trial.state.name]
     value = trial.value
     if state == "pruned" and rounds:
         value = rounds[max(rounds)]
-    return TrialRecord(
+    return TrialSummary(
         number=trial.number,
         state=state,
         value=None if value is None or not math.isfinite(value) else value,
@@ -135,14 +135,14 @@ def _record(trial: FrozenTrial, search: Search) -> TrialRecord:
     )
 
 
-def _best_experiment(best: TrialRecord, search: Search) -> str:
+def _best_experiment(best: TrialSummary, search: Search) -> str:
     seeds = f", the mean of seeds {', '.join(map(str, search.seeds))}" if len(search.seeds) > 1 else ""
     found = " ".join(best.shown_values.split())
     head = f"# Trial {best.number}: {search.metric} {best.value:.6g}{seeds}.\n# {found}\n"
     return head + _yaml(search.experiment(best.values))
 
 
-def _table(trials: Sequence[TrialRecord], search: Search) -> str:
+def _table(trials: Sequence[TrialSummary], search: Search) -> str:
     paths = [parameter.path for parameter in search.parameters]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

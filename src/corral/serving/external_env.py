@@ -177,7 +177,7 @@ def _space(given: Any, name: str) -> spaces.Space[Any]:
     try:
         return described_space(given)
     except ValueError as error:
-        raise ConfigError(f"env_config: {name}: {error}") from error
+        raise ConfigError(f"env_config: {name}: {error}.") from None  # the message says everything
 
 
 def spaces_of(

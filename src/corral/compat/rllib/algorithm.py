@@ -127,7 +127,7 @@ class Algorithm:
                 raise ConfigError(f"{type(self).__name__}.setup: call super().setup(config) first.")
         except BaseException:
             built: Any = self.native
-            if getattr(built, "_running", False):  # else it has ended what it had
+            if getattr(built, "_stage", "") == "running":  # else it has ended what it had
                 built.stop()
             raise
         config.freeze()
@@ -449,7 +449,7 @@ class Algorithm:
         if not isinstance(state, (list, tuple)):
             found = self.native.compute_single_action(observation, state, explore=explore, policy_id=policy_id)
             return (*found, {})
-        module = self.native.get_module(self.native.resolve_module_id(policy_id))
+        module = self.native.get_module(self.native.modules.resolve_id(policy_id))
         full = state_from_list(state, module)
         action, full = self.native.compute_single_action(observation, full, explore=explore, policy_id=policy_id)
         return action, list(full.values())[: len(state)], {}
@@ -817,8 +817,7 @@ def make_viewed(name: str, config: Any) -> Any:
 
         def send_weights(self) -> None:
             """Send the weights to the runners, also if they were changed by hand since the last update."""
-            self._num_exploration_versions += 1  # they have a new version, though the learners took no step
-            self.sync_weights()
+            self.weights.send_anyway()
 
         def train_once(self) -> Any:
             """Return what the training step of Corral's algorithm returns."""

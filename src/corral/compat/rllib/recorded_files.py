@@ -13,8 +13,8 @@ import io
 import itertools
 import json
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.checkpoint.places import Place
+from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, map_tree, named_leaves
 from corral.errors import DataError, MissingPackageError
 from corral.offline.episode_rows import EpisodeRows, as_flags, check_names, rows_of_steps
 from corral.offline.parquet import as_numpy
@@ -113,30 +114,38 @@ class Steps:
     Attributes:
         columns: Columns `[S, ...]` by name.
         place: Where they come from, for messages.
+        rows: Their rows there, int64 `[S]`, for messages; left out, they are all rows.
     """
 
     columns: dict[str, Tree]
     place: str
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
-        """Refuse steps without a column that is needed.
+        """Refuse steps without a column that is needed, or with columns of several lengths.
 
         Raises:
             DataError: The message names the column.
         """
-        for name in ("obs", "actions", "rewards"):
-            if name not in self.columns:
-                raise DataError(
-                    f"{self.place}: there is no column {name!r} and no column {ITEM!r}: Corral reads files that it or "
-                    "RLlib wrote."
-                )
+        _check_needed(self.columns, self.place)
+        size = np.size(self.columns["rewards"])
+        for name, column in self.columns.items():
+            for path, leaf in named_leaves(column, name):
+                if np.ndim(leaf) == 0 or len(leaf) != size:
+                    raise DataError(
+                        f"{self.place}: column {path!r} is {describe(leaf)}, and 'rewards' has {size} entries: give "
+                        "one entry for each step."
+                    )
+        if len(self.rows) != size:
+            object.__setattr__(self, "rows", np.arange(size))
         for name in ("terminated", "truncated"):
             if name in self.columns:
                 self.columns[name] = as_flags(self.columns[name], name, self.place)
 
     def take(self, rows: NDArray[Any]) -> Steps:
         """Return some of the steps."""
-        return Steps({name: map_tree(lambda leaf: leaf[rows], part) for name, part in self.columns.items()}, self.place)
+        columns = {name: map_tree(lambda leaf: leaf[rows], part) for name, part in self.columns.items()}
+        return Steps(columns, self.place, self.rows[rows])
 
     def after(self, others: Steps) -> Steps:
         """Return other steps and then these.
@@ -153,7 +162,17 @@ class Steps:
             name: map_tree(lambda *leaf: np.concatenate(leaf), others.columns[name], part)
             for name, part in self.columns.items()
         }
-        return Steps(joined, self.place)
+        place = f"{others.place.partition(' to ')[0]} to {self.place}"
+        return Steps(joined, place, np.concatenate([others.rows, self.rows]))
+
+
+def _check_needed(columns: Collection[str], place: str) -> None:
+    for name in ("obs", "actions", "rewards"):
+        if name not in columns:
+            raise DataError(
+                f"{place}: there is no column {name!r} and no column {ITEM!r}: Corral reads files that it or RLlib "
+                "wrote."
+            )
 
 
 def whole_episodes(parts: Iterable[EpisodeRows | Steps]) -> Iterator[EpisodeRows]:
@@ -209,6 +228,8 @@ def _rows_of_columns(steps: Steps, number: NDArray[np.int64] | None) -> EpisodeR
         place=place,
     )
     rows.action_units = "rllib"
+    if rows.given_rows is not None:  # steps of several episodes may take turns in the file
+        rows.given_rows = steps.rows[rows.given_rows]
     return rows
 
 
@@ -328,10 +349,19 @@ def _steps_of_line(line: bytes, where: str) -> Steps:
         raise DataError(f"{where} is no JSON: {error}") from error
     if not isinstance(batch, dict) or batch.get("type") not in ("SampleBatch", None):
         raise DataError(f"{where}: Corral reads batches of one policy, and this is {batch.get('type')!r:.60}.")
+    _check_needed(batch, where)
     columns: dict[str, Tree] = {}
     for name in (*_KEPT, *NAMES, "eps_id"):
         if name in batch and (ours := NAMES.get(name, name)) not in columns:
-            columns[ours] = _json_column(batch[name], f"{where}: {name!r}", len(_unpacked(batch["rewards"], where)))
+            try:
+                size = len(_unpacked(batch["rewards"], where))
+                columns[ours] = _json_column(batch[name], f"{where}: {name!r}", size)
+            except DataError:
+                raise
+            except (TypeError, ValueError, LookupError) as error:
+                raise DataError(
+                    f"{where}: column {name!r} is no column of steps: {type(error).__name__}: {error}"
+                ) from error
     check_names([name for name in batch if name not in (*_KEPT, *NAMES)], {*columns, "starts"}, where)
     return Steps(columns, where)
 
