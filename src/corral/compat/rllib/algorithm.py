@@ -856,7 +856,6 @@ class PPOConfig(AlgorithmConfig):
     ALGORITHM = "PPO"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or PPO)
 
 
@@ -873,7 +872,6 @@ class IMPALAConfig(AlgorithmConfig):
     ALGORITHM = "IMPALA"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or IMPALA)
 
 
@@ -889,7 +887,6 @@ class APPOConfig(IMPALAConfig):
     ALGORITHM = "APPO"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or APPO)
 
 
@@ -905,7 +902,6 @@ class DQNConfig(AlgorithmConfig):
     ALGORITHM = "DQN"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or DQN)
 
 
@@ -921,7 +917,6 @@ class SACConfig(AlgorithmConfig):
     ALGORITHM = "SAC"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or SAC)
 
 
@@ -937,7 +932,6 @@ class TQCConfig(SACConfig):
     ALGORITHM = "TQC"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or TQC)
 
 
@@ -953,7 +947,6 @@ class MARWILConfig(AlgorithmConfig):
     ALGORITHM = "MARWIL"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or MARWIL)
 
 
@@ -969,7 +962,6 @@ class BCConfig(MARWILConfig):
     ALGORITHM = "BC"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or BC)
 
 
@@ -985,7 +977,6 @@ class CQLConfig(SACConfig):
     ALGORITHM = "CQL"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or CQL)
 
 
@@ -1001,7 +992,6 @@ class IQLConfig(MARWILConfig):
     ALGORITHM = "IQL"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or IQL)
 
 
