@@ -219,7 +219,7 @@ class Study:
             resumed = list(observe(algo))
             found = []
             for name in names:
-                if algo._stopped:
+                if algo._stage == "stopped":
                     algo = self.make().build()
                 try:
                     algo.set_state(forget(self.state, self.fresh, self.keys[name]))

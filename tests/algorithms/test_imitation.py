@@ -76,7 +76,7 @@ def test_the_loss_and_its_gradients_match_a_slow_loop(algo: str) -> None:
             for parameter in module.parameters():
                 parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
         batch = make_batch(algorithm, module, is_discrete)
-        loss, plain = algorithm.loss_of("default_policy"), algorithm.make_loss(algorithm.config)
+        loss, plain = algorithm.modules.loss_of("default_policy"), algorithm.make_loss(algorithm.config)
         outputs: dict[str, torch.Tensor] = {}
         base, _ = plain(module, batch, {"actor_coeff": 1.0}, outputs=outputs)  # type: ignore[call-arg]
         coefficients = {"actor_coeff": 1.0, "imitation_coeff": 0.3}
@@ -119,14 +119,14 @@ def test_a_coefficient_that_has_fallen_to_0_costs_nothing() -> None:
         batch, calls = make_batch(algorithm, module, False), []
         module.actor.register_forward_hook(lambda *arguments: calls.append(1))
         for coefficient in (0.0, 1.0):
-            algorithm.loss_of("default_policy")(module, batch, {"imitation_coeff": coefficient})
+            algorithm.modules.loss_of("default_policy")(module, batch, {"imitation_coeff": coefficient})
     assert calls == [1] * (2 + 3)  # the plain loss asks for the actions at both observations
 
 
 def test_an_update_of_the_critics_alone_has_no_imitation() -> None:
     with with_data("TD3", imitation_coeff=1.0).build() as algorithm:
         module: Any = algorithm.get_module()
-        losses, reported = algorithm.loss_of("default_policy")(
+        losses, reported = algorithm.modules.loss_of("default_policy")(
             module, make_batch(algorithm, module, False), {"actor_coeff": 0.0, "imitation_coeff": 1.0}
         )
         assert isinstance(losses, dict) and losses.keys() == {"critic"} and "imitation_loss" not in reported

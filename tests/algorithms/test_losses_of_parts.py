@@ -34,7 +34,7 @@ def cut_unevenly(batch: Any) -> list[tuple[Any, int]]:
 
 def gradients(algorithm: Any, module_id: str, batch: Any, coefficients: Mapping[str, float]) -> torch.Tensor:
     """Return the gradients of all parameters by the loss of a module, as one vector; sums the losses of groups."""
-    module, loss = algorithm.learner_group.get_module(module_id), algorithm.loss_of(module_id)
+    module, loss = algorithm.learner_group.get_module(module_id), algorithm.modules.loss_of(module_id)
     module.zero_grad()
     torch.manual_seed(0)  # of losses that draw
     total, _ = loss(module, to_tensors(batch, torch.device("cpu")), coefficients)

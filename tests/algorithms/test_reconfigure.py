@@ -59,7 +59,7 @@ def test_fragments_follow_the_batch_size() -> None:
 def test_a_batch_has_whole_rounds_which_may_exceed_it_by_a_tenth() -> None:
     made = config(rollout_fragment_length=16).training(train_batch_size_per_learner=176)
     with made.build() as algo:
-        assert algo.num_env_steps_per_round == 64
+        assert algo.sampler.num_env_steps_per_round == 64
         assert algo.train()["env_runners"]["num_env_steps_sampled"] == 192
         algo.reconfigure(train_batch_size_per_learner=175)
         assert algo.train()["env_runners"]["num_env_steps_sampled"] == 192

@@ -198,7 +198,9 @@ def test_observations_are_normalized_by_the_data_and_then_by_what_is_sampled() -
     with config.build() as algorithm:
 
         def mean() -> float:
-            return float(algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"][0])
+            return float(
+                algorithm.modules.get_transform_states()["default_policy"]["NormalizeObservations"]["mean/"][0]
+            )
 
         assert mean() == pytest.approx(MARK)
         for _ in range(4):

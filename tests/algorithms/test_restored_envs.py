@@ -41,7 +41,7 @@ def check_exact(config: AlgorithmConfig, num_envs: int, num_iterations: int = 2)
         assert differences(without_times(state), without_times(algo.get_state())) == []
         again = algo.get_state()
     with restored_from(config, again) as algo:
-        assert algo._restored["num_envs_continued"] == num_envs and not algo._restored["restarted"]
+        assert algo.report.restored["num_envs_continued"] == num_envs and not algo.report.restored["restarted"]
         assert differences(expected, play(algo)) == []
 
 
@@ -101,6 +101,17 @@ def test_sub_envs_that_failed_and_are_new_continue(mode: str) -> None:
     settings: dict[str, Any] = {"autoreset_mode": mode, "restart_failed_sub_environments": True}
     config = make_config("PPO", env=Failing, env_config={"mean_length": 200}, wrappers=[], **settings)
     check_exact(config, 3, num_iterations=3)
+
+
+def test_an_episode_may_have_as_many_steps_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(played_actions, "MAX_STEPS", 4)
+    played = played_actions.PlayedActions()
+    for num_rows, found in ((4, [0, 1, 2, 3]), (5, None)):
+        played.forget()
+        columns = np.ones((num_rows, 1), bool), np.zeros((num_rows, 1), bool)
+        played.parts.append((np.arange(num_rows)[:, None], *columns))
+        [actions] = played.get(same_step=False, convert=lambda part, _: part)
+        assert (None if actions is None else actions.tolist()) == found
 
 
 def test_a_long_episode_begins_again_and_its_actions_are_not_kept(
@@ -181,7 +192,7 @@ def test_a_task_for_the_next_episode_stays_one() -> None:
         state = run(algo)
         expected = play(algo)
     with restored_from(config, state) as algo:
-        assert algo._restored["num_envs_continued"] == 3
+        assert algo.report.restored["num_envs_continued"] == 3
         assert differences(expected, play(algo)) == []
 
 
@@ -318,7 +329,7 @@ def test_a_checkpoint_with_another_env_config_says_what_begins_again(tmp_path: P
     for length, words in ((8, ""), (1, "its episode ended earlier when")):
         given = {"env": Line, "env_config": {"length": length}, "wrappers": [partial(Scaled, by=1.0)]}
         with Algorithm.from_checkpoint(tmp_path / "saved", **given) as algo:
-            found = algo._restored
+            found = algo.report.restored
             assert words in found["restarted"] and found["num_envs_restarted"] == (2 if words else 0)
             assert lengths_and_returns(algo)[:2] == [length] * 2
 
@@ -334,6 +345,7 @@ def test_an_env_config_of_now_replaces_the_one_of_a_curriculum(caplog: pytest.Lo
         algo.train()
         state = algo.get_state()
     with restored_from(lines(5), state) as algo:  # as it was: the curriculum continues
+        assert algo._restored["num_envs_continued"] == 2  # with the actions since the new envs were reset
         assert lengths_and_returns(algo)[:2] == [7, 7]
     with restored_from(lines(3), state) as algo:
         assert "env_config={'length': 3} replaces the value {'length': 7}" in caplog.text

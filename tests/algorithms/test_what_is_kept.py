@@ -56,7 +56,7 @@ def continued(config: AlgorithmConfig, state: dict[str, Any]) -> dict[str, Any]:
 def restored(config: AlgorithmConfig, state: dict[str, Any]) -> dict[str, Any]:
     """`result["restored"]` after one iteration."""
     with config.build() as algo:
-        assert np.isnan(algo._result()["restored"]["training_iteration"])
+        assert np.isnan(algo.report.result()["restored"]["training_iteration"])
         algo.set_state(state)
         result: dict[str, Any] = algo.train()["restored"]
         return result
@@ -661,15 +661,15 @@ def break_metrics(algo: Algorithm) -> None:
 
 
 def break_evaluation(algo: Algorithm) -> None:
-    algo._evaluator.get_state = lambda: {}["runners"]  # type: ignore[method-assign]
+    algo.evaluator.get_state = lambda: {}["runners"]  # type: ignore[method-assign]
 
 
 def break_transforms(algo: Algorithm) -> None:
-    algo.get_transform_states = lambda: {"lock": threading.Lock()}  # type: ignore[assignment,method-assign]
+    algo.modules.get_transform_states = lambda: {"lock": threading.Lock()}  # type: ignore[assignment,method-assign]
 
 
 def break_a_runner(algo: Algorithm) -> None:
-    algo.env_runner.host.get_state = lambda: 1 / 0  # type: ignore[assignment,method-assign,union-attr]
+    algo.env_runner.host.restarts.get_state = lambda: 1 / 0  # type: ignore[assignment,method-assign,union-attr]
 
 
 def break_an_attribute(algo: Algorithm) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.checkpoint.codec import decode, encode
@@ -33,6 +33,7 @@ nested = st.recursive(
 
 
 @given(nested)
+@settings(max_examples=40, deadline=None)
 def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     found = decode(encode(value))
     assert found == value

@@ -125,7 +125,8 @@ def without_rates(found: list[str]) -> list[str]:
     return [place for place in found if not re.search("restored|throughput|rate_here|reducer/_(value|part)", place)]
 
 
-@pytest.mark.slow_cases("appo")
+# This is about the runs: that they would notice. That they continue exactly is tested below, with all of them.
+@pytest.mark.slow_cases("ppo", "dqn", "bandit")
 @pytest.mark.xdist_group("every_key")
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name not in FAST)]
@@ -179,7 +180,6 @@ def test_a_run_that_did_not_begin_continues(name: str) -> None:
 ELSEWHERE = {
     "RemoteLearnerGroup": "test_learners_of_an_engine",
     "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
-    "ServedEvents": "the episodes are in other programs, and end with the process: tests/serving/test_serve_command.py",
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
     "JaxVectorEnv": "an env of an extra, JAX: tests/envs/test_jax_env.py",
     "ReachEnv": "corral.testing: test_the_small_envs_continue",

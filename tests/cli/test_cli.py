@@ -16,6 +16,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import warm
 from console_script import corral_command
 from corral.callbacks import EVENTS
 from corral.cli.main import main
@@ -28,7 +29,7 @@ DEADLINE_S = 120.0
 
 
 def corral(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(corral_command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+    return warm.run(corral_command(*arguments), cwd=cwd, timeout=DEADLINE_S)
 
 
 def only_run(cwd: Path) -> Path:
@@ -355,7 +356,7 @@ def session_members(leader: int) -> list[int]:
     return members
 
 
-def wait_for_text(process: subprocess.Popen[str], cwd: Path, name: str) -> None:
+def wait_for_text(process: warm.Popen, cwd: Path, name: str) -> None:
     """Wait until a file of the run has anything in it."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
@@ -366,16 +367,9 @@ def wait_for_text(process: subprocess.Popen[str], cwd: Path, name: str) -> None:
     pytest.fail(f"{name} stayed empty")
 
 
-def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
+def start(arguments: list[str], cwd: Path) -> warm.Popen:
     """Start a run as the leader of a process group of its own."""
-    return subprocess.Popen(
-        corral_command(*arguments),
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return warm.Popen(corral_command(*arguments), cwd=cwd, start_new_session=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")

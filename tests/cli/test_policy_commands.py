@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,32 @@ def test_the_fault_tolerance_of_the_run_holds_for_its_episodes(
     assert main(["evaluate", str(path), "--episodes", "16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["episode_lens"] == [3] * 16
     assert main(["export", str(path), "-o", str(tmp_path / "policy.pt2"), "--episodes", "16"]) == 0
+
+
+class Swallowing(CountingEnv):
+    """Swallows every exception, as some foreign code does, when a signal arrives in it."""
+
+    def step(self, action: Any) -> Any:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+
+def test_a_signal_inside_an_env_ends_an_evaluation(tmp_path: Path) -> None:
+    with PPOConfig().environment(Swallowing).build() as algorithm:
+        path = algorithm.save(tmp_path / "saved")
+    assert main(["evaluate", str(path), "--episodes", "1"]) == 130
+
+
+def test_a_signal_ends_a_command_that_prints_wherever_it_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import signal\nfrom pathlib import Path\nsignal.raise_signal(signal.SIGINT)\nPath('later').touch()\n"
+    (tmp_path / "interrupted.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["config", "interrupted:MyConfig"]) == 130
+    assert not (tmp_path / "later").exists()
 
 
 def test_evaluate_explores_where_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

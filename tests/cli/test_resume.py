@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+import warm
 from console_script import corral_command
 from corral.algorithms.fitting import read_config
 from corral.checkpoint import find_checkpoint, read_checkpoint
@@ -73,11 +74,8 @@ class Training:
 
     def __init__(self, run_dir: Path, *more: str, **settings: Any) -> None:
         self.run_dir = run_dir
-        self.process = subprocess.Popen(
-            corral_command(*arguments(**SETTINGS, **settings), *more, *FOREVER, "--run-dir", str(run_dir)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.process = warm.Popen(
+            corral_command(*arguments(**SETTINGS, **settings), *more, *FOREVER, "--run-dir", str(run_dir))
         )
 
     def __enter__(self) -> Training:
@@ -318,9 +316,7 @@ class Killed:
 
     def train(self, *more: str) -> subprocess.CompletedProcess[str]:
         arguments = corral_command("train", *more)
-        return subprocess.run(
-            arguments, cwd=self.directory, capture_output=True, text=True, timeout=5 * DEADLINE_S, check=False
-        )
+        return warm.run(arguments, cwd=self.directory, timeout=5 * DEADLINE_S)
 
 
 # With two sub-envs, an iteration of 64 env steps has 32 steps of each, and the first step of an env is in its check.

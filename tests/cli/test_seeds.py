@@ -23,8 +23,8 @@ from console_script import corral_command
 from corral.cli.experiment import overriding_arguments
 from corral.cli.main import main
 from corral.cli.parser import make_parser
+from corral.cli.pool import SeedRun, run_all
 from corral.cli.seed_display import SeedDisplay, describe_summary
-from corral.cli.seed_processes import SeedRun, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.cli.seeds import status_of_set
 from corral.core.comparisons import estimate_iqm

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import warm
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # On the path of an interpreter, this makes Ray look as if it were not installed, also in the processes that it starts.
@@ -40,19 +42,14 @@ def run_script(
         (tmp_path / "script.py").write_text(script)
         script = [str(tmp_path / "script.py"), *arguments]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "corral.compat.rllib", *script]
     if not with_ray:
         hidden = tmp_path / "without_ray"
         hidden.mkdir(exist_ok=True)
         (hidden / "sitecustomize.py").write_text(HIDE_RAY)
         environment["PYTHONPATH"] = os.pathsep.join([str(hidden), environment.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "corral.compat.rllib", *script],
-        capture_output=True,
-        text=True,
-        cwd=directory or tmp_path,
-        env=environment,
-        timeout=timeout_s,
-    )
+    before = "" if with_ray else HIDE_RAY
+    done = warm.run(command, before=before, cwd=directory or tmp_path, env=environment, timeout=timeout_s)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from rllib_scripts import Run
+
+import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "porting"
 PAIRS = ("cartpole", "own_module", "two_agents")
@@ -58,13 +59,7 @@ with config.build() as algo:
 def run_python(path: Path) -> str:
     """Return what a script prints that has neither Ray nor RLlib's names."""
     without_ray = "import runpy, sys; sys.modules['ray'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", without_ray, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-    )
+    done = warm.run([sys.executable, "-c", without_ray, str(path)])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
@@ -87,9 +82,7 @@ def ported(run: Run, tmp_path: Path, script: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_files_of_a_worked_port_print_the_same(name: str, run: Run) -> None:
     of_rllib = run([str(EXAMPLES / f"{name}_rllib.py")]).stdout
-    native = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True, timeout=120, check=True
-    )
+    native = warm.run([sys.executable, str(EXAMPLES / f"{name}.py")])
     assert native.stdout == of_rllib
     assert len(of_rllib.splitlines()) >= 4
 

@@ -437,7 +437,16 @@ class Older(OfflinePreLearner):
         return Renames._map_to_episodes(None, batch)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prelearner", [Renames, Older])
+class Cut(Renames):
+    """Makes a second episode that is truncated."""
+
+    def _map_to_episodes(self, batch: Any, to_numpy: bool = False, **settings: Any) -> Any:
+        found = super()._map_to_episodes(batch)
+        found["episodes"][1].is_terminated, found["episodes"][1].is_truncated = False, True
+        return found
+
+
+@pytest.mark.parametrize("prelearner", [Renames, Older, Cut])
 def test_a_prelearner_maps_columns_to_episodes(tmp_path: Path, prelearner: Any) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = {"who": ["a", "a", "b", "b", "b"], "x": [0, 1, 5, 6, 7], "chosen": [0, 1, 1, 0, 1], "gain": [1.0] * 5}
@@ -450,7 +459,7 @@ def test_a_prelearner_maps_columns_to_episodes(tmp_path: Path, prelearner: Any) 
     steps = data.steps
     assert (data.num_episodes, data.num_steps, data.episode_return_mean) == (2, 5, 2.5)
     assert steps["obs"].ravel().tolist() == [0, 1, 5, 6, 7] and steps["actions"].tolist() == [0, 1, 1, 0, 1]
-    assert steps["terminated"].tolist() == [False, True, False, False, True]
+    assert steps["terminated"].tolist() == [False, True, False, False, prelearner is not Cut]
 
 
 @pytest.mark.parametrize("form", ["table", "packed_table"])

@@ -62,7 +62,7 @@ def rollouts(draw: st.DrawFn) -> Columns:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (num_rows, num_envs)
     c = columns(*(rng.normal(size=shape) for _ in range(3)))
-    ends = draw(st.lists(st.sampled_from(["", "", "", "end", "cut", "both"]), min_size=num_rows * num_envs))
+    ends = rng.choice(["", "", "", "end", "cut", "both"], num_rows * num_envs)
     for n in range(num_envs):
         pending = False
         for t in range(num_rows):
@@ -77,7 +77,7 @@ def rollouts(draw: st.DrawFn) -> Columns:
 
 
 @given(c=rollouts(), gamma=st.floats(0, 1), lambda_=st.floats(0, 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_matches_the_sum_in_the_paper(c: Columns, gamma: float, lambda_: float) -> None:
     advantages, targets = gae(**c, gamma=gamma, lambda_=lambda_)
     np.testing.assert_allclose(advantages, slow_gae(c, gamma, lambda_), rtol=1e-4, atol=1e-4)
@@ -140,7 +140,7 @@ def cut(c: Columns, start: int, stop: int) -> Columns:
 
 
 @given(c=rollouts(), at=st.integers(1, 11))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_td_0_does_not_depend_on_where_a_rollout_is_cut(c: Columns, at: int) -> None:
     num_rows = len(c["rewards"])
     at = min(at, num_rows)

@@ -190,6 +190,8 @@ def test_what_refuses_a_parameter_inside_the_env_is_named(env: Any, monkeypatch:
     monkeypatch.setitem(gym.registry, "PassesOn-v0", gym.envs.registration.EnvSpec("PassesOn-v0", PassesOn))
     with pytest.raises(EnvError, match=r"\{'width': 7\}: TypeError: make_required\(\) got an unexpected keyword"):
         make(env, {"width": 7})
+    with pytest.raises(ConfigError, match=r"its parameters are width(, max_episode_steps)?\."):  # not of `Line`
+        make(env, {"length": 7})
 
 
 def test_wrong_keys_are_known_before_anything_starts() -> None:
@@ -204,8 +206,12 @@ def test_wrong_keys_are_known_before_anything_starts() -> None:
 
 
 def test_a_key_that_kwargs_take_may_be_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
-    call_factory(Keywords, EnvContext({"longth": 7}), "Keywords")
-    assert "receives env_config['longth'] in its **kwargs. Did you mean its parameter 'length'?" in caplog.text
+    def counting(length: int = 5, **others: Any) -> CountingEnv:
+        return CountingEnv()
+
+    make(counting, {"longth": 7}, num_envs_per_env_runner=3)
+    text = "env 'counting' receives env_config['longth'] in its **kwargs. Did you mean its parameter 'length'?"
+    assert [record.getMessage() for record in caplog.records] == [text]
     caplog.clear()
     call_factory(Keywords, EnvContext({**LENGTH, "depth": 7}), "Keywords")
     assert not caplog.records

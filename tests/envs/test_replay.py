@@ -148,7 +148,7 @@ def test_bipedal_walker_continues_or_says_that_it_does_not() -> None:
 
 
 class Tasked(Drift):
-    """Its steps depend on its task, and its resets on their options; each reset goes on to the next task."""
+    """Its steps depend on its task, and its resets on their options; each reset is followed by the next task."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -258,6 +258,32 @@ def test_running_statistics_are_those_of_the_beginning_of_the_episode() -> None:
     assert queues[0] == queues[1] and queues[0].maxlen == queues[1].maxlen is not None
 
 
+class Saved(Drift):
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        return super().reset(seed=seed)
+
+    def get_state(self) -> Any:
+        return {"place": self._place, "episodes": self._episodes}
+
+    def set_state(self, state: Any) -> None:
+        self._place, self._episodes = state["place"], state["episodes"]
+
+
+def test_an_env_with_methods_is_reset_with_a_seed_and_has_the_wrappers_of_before() -> None:
+    one, other = Played(gym.wrappers.TimeLimit(Saved(), 9)), gym.wrappers.TimeLimit(Saved(), 9)
+    assert continue_env(other, one.saved(), None, 5, 0.0) == "" and other.unwrapped.seeds == [5]
+    found = continue_env(gym.wrappers.OrderEnforcing(Saved()), one.saved(), None, 5, 0.0)
+    assert found == "its wrappers were ['TimeLimit'] and are ['OrderEnforcing']"
+    unknown = one.saved()
+    unknown["wrappers"][0][1] = None  # as another version of Gymnasium has it
+    assert continue_env(other, unknown, None, 5, 0.0) == "the state of one of its wrappers was not saved"
+
+
 class Walled(gym.Wrapper[Any, Any, Any, Any]):
     """A wrapper without methods around an env that has them."""
 
@@ -274,15 +300,6 @@ class Walled(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def test_a_wrapper_without_methods_plays_the_episode_again_and_the_env_inside_is_asked() -> None:
-    class Saved(Drift):
-        given: Any = None
-
-        def get_state(self) -> Any:
-            return {"place": self._place, "episodes": self._episodes}
-
-        def set_state(self, state: Any) -> None:
-            self._place, self._episodes = state["place"], state["episodes"]
-
     assert not plays_again(gym.wrappers.TimeLimit(Saved(), 9)) and plays_again(Walled(Saved()))
     check_exact(lambda: Walled(Saved()))
     one, other = Played(Walled(Saved({"mean_length": 10**6}))), Walled(Saved({"mean_length": 10**6}))

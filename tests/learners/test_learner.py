@@ -130,7 +130,7 @@ def test_each_module_learns_with_its_own_loss_optimizer_and_settings() -> None:
 
 
 @given(size=st.integers(1, 60), minibatch_size=st.none() | st.integers(1, 80), shuffle=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_row_is_seen_once_an_epoch_in_minibatches_of_one_size(
     size: int, minibatch_size: int | None, shuffle: bool
 ) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from corral import PPOConfig
 from corral.cli.main import main
 from corral.errors import RunDirectoryError
 from corral.loggers import CSVLogger, JSONLinesLogger
 from corral.testing import CountingEnv
 from file_limits import largest_file
+from small import small
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full, on which every write fails")
@@ -26,11 +26,6 @@ DEADLINE_S = 120.0
 class NeverMade(CountingEnv):
     def __init__(self, config: Any = None) -> None:
         raise AssertionError("the env was made")
-
-
-def small(env: Any = CountingEnv) -> PPOConfig:
-    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
 
 
 @pytest.mark.parametrize("where", ["/proc/nowhere/run", "a_file/run"])
@@ -104,6 +99,7 @@ def test_a_run_without_room_trains_to_its_end_and_fails_since_it_kept_nothing(tm
     assert done.returncode == 7, done.stderr
     assert "Logging error" not in done.stderr  # what logging prints for each line that it cannot write
     assert "\nFailed after 12 iterations" in f"\n{done.stdout}" and "corral play" not in done.stdout
+    assert "reached 12" not in done.stdout  # a criterion is no reason for a failure
     assert "No checkpoint holds the last state of the run, of iteration 12: there is none in " in done.stderr
     assert (tmp_path / "run" / "result.jsonl").stat().st_size > 8192
     lines = (tmp_path / "run" / "result.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -13,7 +13,7 @@ from metric_cases import PERCENTS, SETTINGS
 
 from at_least import all_of
 from corral.metrics.logger import MetricsError, MetricsLogger
-from corral.metrics.timers import PARTS, Timers, timer_results
+from corral.metrics.timers import PARTS, SIMULATORS, Timers, timer_results
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,12 @@ def test_the_setting_for_slow_envs_goes_by_how_they_are_stepped(given: dict[str,
     assert timer_results(seconds, 1.5, **given)[1] == {"part": "env_step", "share": 1 / 1.5, "setting": setting}
     seconds["learning"] = 2.0
     assert timer_results(seconds, 3.5, **given)[1]["setting"] == "training.minibatch_size"
+
+
+@pytest.mark.parametrize("part", ["env_step", "waiting"])
+def test_no_setting_makes_simulators_faster_that_drive_themselves(part: str) -> None:
+    seconds = {**dict.fromkeys(PARTS, 0.0), part: 1.0}
+    assert timer_results(seconds, 1.5, is_served=True)[1]["setting"] == SIMULATORS
 
 
 def test_settings_of_the_bottleneck_exist() -> None:

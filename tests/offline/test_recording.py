@@ -330,7 +330,7 @@ def test_episodes_with_lost_fragments_are_not_recorded(tmp_path: Path, kind: str
         config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent_id, episode: "ab"[int(agent_id) % 2])
     config.env_runners(num_env_runners=0, rollout_fragment_length=2, num_envs_per_env_runner=2)
     with config.build() as algorithm:
-        recorder = algorithm._recorder
+        recorder = algorithm.sampler.recorder
         assert recorder is not None
         for round_ in range(30):
             sampled = algorithm.env_runner_group.sample(SampleRequest(num_timesteps=4))
@@ -346,7 +346,7 @@ def test_a_reset_of_one_runner_leaves_the_open_episodes_of_another_one(tmp_path:
     config = IMPALAConfig().environment(Counting).debugging(seed=1).offline_data(output=tmp_path / "data")
     config.env_runners(num_env_runners=0, rollout_fragment_length=2, num_envs_per_env_runner=1)
     with config.build() as algorithm:
-        recorder = algorithm._recorder
+        recorder = algorithm.sampler.recorder
         assert recorder is not None
         for round_ in range(6):
             [rollout] = algorithm.env_runner_group.sample(SampleRequest(num_timesteps=2))
@@ -555,7 +555,7 @@ def test_minari_episodes_of_other_lengths_are_refused(tmp_path: Path, monkeypatc
 def test_a_file_that_finds_no_room_is_named_and_its_episodes_are_written_later(tmp_path: Path) -> None:
     with ppo(str(tmp_path / "data")).build() as algorithm:
         algorithm.train()
-        recorder = algorithm._recorder
+        recorder = algorithm.sampler.recorder
         assert recorder is not None and recorder.num_episodes_recorded > 0
         with (
             largest_file(100),

@@ -53,7 +53,7 @@ def test_rewards_of_agents_end_with_their_episode(num_envs: int) -> None:
     config = PPOConfig().environment(RewardedAtTheEnd).rl_module(model_config={"fcnet_hiddens": [4]})
     config.multi_agent(policies=["shared"]).env_runners(transforms=[PrevActionsPrevRewards()])
     with config.build() as algo:
-        policies = algo.agent_policies()
+        policies = algo.acting.agent_policies()
         policy = policies.policies["shared"]
         seen, act = [], policy.act
 

@@ -121,6 +121,6 @@ class NothingToDrawOn(Brightening):
 
 
 def test_without_a_display_the_error_says_what_to_set(policy: Policy, tmp_path: Path) -> None:
-    with pytest.raises(EnvError, match=r"raised in render\(\), step 0: .*nothing to draw on .*MUJOCO_GL=egl"):
+    with pytest.raises(EnvError, match=r"step 0: raised in render\(\): .*nothing to draw on .*MUJOCO_GL=egl"):
         list(play_episodes(policy, NothingToDrawOn, episodes=1, record=tmp_path, file_format="gif"))
     assert not list(tmp_path.iterdir())

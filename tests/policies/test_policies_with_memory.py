@@ -160,7 +160,7 @@ def test_each_agent_has_a_state_of_its_own_in_evaluation() -> None:
     config = PPOConfig().environment(TakeTurns).rl_module(module_class=ActsByCount)
     config.multi_agent(policies=["shared"]).env_runners(num_envs_per_env_runner=2)
     with config.build() as algo:
-        for policies in (algo, algo.agent_policies()):
+        for policies in (algo, algo.acting.agent_policies()):
             found = evaluate_policy(policies, TakeTurns, episodes=4, num_envs=2)
             assert found.episode_returns == (9.0,) * 4
 

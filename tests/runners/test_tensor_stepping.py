@@ -127,7 +127,7 @@ def test_transforms_have_the_numbers_that_they_have_on_arrays(env: Any, transfor
         algo = make_config(env, arrays=arrays).env_runners(transforms=TRANSFORMS[transforms]).build()
         assert algo.env_runner_group.setting_of_arrays == ("callbacks" if arrays else "")
         results.append([numbers_of(algo.train()) for _ in range(5)])
-        statistics.append(algo.get_transform_states().get("default_policy", {}))
+        statistics.append(algo.modules.get_transform_states().get("default_policy", {}))
         weights.append(weights_of(algo))
         algo.stop()
     assert statistics[0].keys() == statistics[1].keys()
@@ -365,7 +365,7 @@ def test_a_copy_of_the_module_on_a_device_gets_every_weight_that_is_loaded() -> 
     """Also weights with the version that the copy has already, as a restored run may bring them."""
     algo = make_config().build()
     stepping: Any = algo.env_runner.stepping
-    actor = stepping._on_device
+    actor = stepping._groups["default_policy"].on_device
     actor._module = copy.deepcopy(actor._module)  # as on a GPU
     algo.sample(N)
     weights = {name: array + 1 for name, array in weights_of(algo).items()}

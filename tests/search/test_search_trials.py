@@ -23,6 +23,7 @@ from corral.cli import search_loop
 from corral.cli.main import main
 from corral.cli.search_loop import Messages, SearchLoop
 from corral.cli.search_trial import PRUNE
+from corral.engines.own_commands import own_command
 from corral.errors import RunDirectoryError
 from corral.loggers.run import locked
 from corral.loggers.run_summary import last_numbers
@@ -109,7 +110,6 @@ class Told:
         self.trial, self.outcome, self.process, self.answers = trial, dict[str, Any](), self, list[str]()
         for message in type(self).says(trial.number):
             to.put((self, message))  # type: ignore[arg-type]
-        to.put((self, None))  # type: ignore[arg-type]
         self.heard.append(self)
 
     heard: ClassVar[list[Told]] = []
@@ -117,7 +117,9 @@ class Told:
     def answer(self, text: str) -> None:
         self.answers.append(text)
 
-    def close(self) -> None:
+    status = 0
+
+    def wait_for_messages(self) -> None:
         pass
 
     def reason(self) -> str:
@@ -166,6 +168,22 @@ def test_the_median_ends_a_trial_after_its_rounds_of_warmup(
     _, answers = told_search(says, tmp_path, monkeypatch, **settings)
     assert answers[0] == ["continue"] * 4
     assert answers[1] == ["continue"] * num_warmup_rounds + [PRUNE] * (4 - num_warmup_rounds)
+
+
+def test_the_process_of_a_trial_finds_the_files_of_the_working_directory(begin: Any, tmp_path: Path) -> None:
+    begin({})
+    settings = experiment("levels_to_search:Lvel")
+    del settings["search"]
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    command = [
+        *own_command("corral.cli.search_trial"),
+        str(tmp_path),
+        "evaluation/env_runners/episode_return_mean",
+        "0",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert "has no env 'Lvel'. Did you mean 'Level'?" in json.loads(process.stdout.read())["failed"]
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ _PARTS = st.dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from(["a", "1", "c", "z", "__all__"]), _PARTS | _VALUES, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_anything_said_of_agents_is_read_or_refused_at_a_place(agents: dict[str, Any]) -> None:
     try:
         read(msgpack.packb({"type": "steps", "id": 1, "envs": [0], "begins": [True], "agents": agents}))

@@ -180,7 +180,7 @@ def test_each_module_has_transforms_and_statistics_of_its_own(tmp_path: Path) ->
     with agents_config(algorithm_config_overrides_per_module=overrides).build() as algorithm:
         for _ in range(2):
             algorithm.train()
-        states = algorithm.get_transform_states()
+        states = algorithm.modules.get_transform_states()
         assert list(states) == ["scaled"] and algorithm.get_pipeline("plain") is None
         (rollout,) = algorithm.sample(60)
         for part in rollout.by_module().values():
@@ -198,13 +198,13 @@ def test_modules_that_do_not_learn_keep_their_statistics_and_copies_take_them_al
     config = agents_config(transforms=[NormalizeObservations()], policies_to_train=["scaled"])
     with config.build() as algorithm:
         algorithm.train()
-        states = algorithm.get_transform_states()
+        states = algorithm.modules.get_transform_states()
         assert float(states["plain"]["NormalizeObservations"]["count"]) == 0
         algorithm.add_module("copy", copy_from="scaled")
-        copied = algorithm.get_transform_states()["copy"]["NormalizeObservations"]
+        copied = algorithm.modules.get_transform_states()["copy"]["NormalizeObservations"]
         np.testing.assert_array_equal(copied["mean/"], states["scaled"]["NormalizeObservations"]["mean/"])
         algorithm.load_module_weights(algorithm.save(tmp_path / "saved"), "plain", "scaled")
-        loaded = algorithm.get_transform_states()["plain"]["NormalizeObservations"]
+        loaded = algorithm.modules.get_transform_states()["plain"]["NormalizeObservations"]
         np.testing.assert_array_equal(loaded["mean/"], copied["mean/"])
 
 

@@ -21,7 +21,7 @@ BOTH = [NormalizeObservations(), NormalizeRewards()]
 
 
 def moments(algorithm: Algorithm) -> Any:
-    return algorithm.get_transform_states()["default_policy"]["NormalizeObservations"]
+    return algorithm.modules.get_transform_states()["default_policy"]["NormalizeObservations"]
 
 
 def collect(algorithm: Algorithm) -> list[Any]:
@@ -97,7 +97,7 @@ def test_rewards_are_scaled_for_learning_and_not_in_the_metrics() -> None:
 def test_rewards_of_the_first_fragment_are_scaled_by_its_own_statistics() -> None:
     with make_config("PPO", transforms=[NormalizeRewards(clip=None)]).build() as algorithm:
         (rollout,) = algorithm.sample(90)
-        state = algorithm.get_transform_states()["default_policy"]["NormalizeRewards"]
+        state = algorithm.modules.get_transform_states()["default_policy"]["NormalizeRewards"]
         deviation = np.sqrt(state["m2/return"] / state["count"])
         assert deviation > 2 and float(state["count"]) == rollout.num_env_steps
         np.testing.assert_allclose(rollout.transformed().rewards, rollout.rewards / deviation, rtol=1e-6)
@@ -123,7 +123,7 @@ def test_rewards_are_scaled_by_the_deviation_of_what_the_transforms_before_made_
                 running[n] = 0.9 * running[n] + float(rewards[t, n])
                 returns.append(running[n])
                 running[n] *= not rollout.done[t, n]
-        states = algorithm.get_transform_states()["default_policy"]
+        states = algorithm.modules.get_transform_states()["default_policy"]
         state = states["NormalizeRewards_2" if "NormalizeRewards_2" in states else "NormalizeRewards"]
         np.testing.assert_allclose(mean_and_variance(state, "return"), (np.mean(returns), np.var(returns)), rtol=1e-5)
 
@@ -191,11 +191,11 @@ def test_a_saved_run_continues_exactly(tmp_path: Path) -> None:
             algorithm.train()
         path = algorithm.save(tmp_path / "saved")
         expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
-        after = algorithm.get_transform_states()
+        after = algorithm.modules.get_transform_states()
     with Algorithm.from_checkpoint(path) as restored:
         found = [restored.train()["learners"]["default_policy"] for _ in range(2)]
         assert found == expected
-        for one, other in zip(leaves(restored.get_transform_states()), leaves(after), strict=True):
+        for one, other in zip(leaves(restored.modules.get_transform_states()), leaves(after), strict=True):
             np.testing.assert_array_equal(one, other)
 
 
@@ -220,10 +220,10 @@ def test_a_state_with_other_transforms_is_refused_and_changes_nothing(tmp_path: 
     with make_config("PPO").build() as other, pytest.raises(CheckpointError, match="has no transforms here"):
         other.restore_from_path(path)
     with make_config("PPO", transforms=[NormalizeRewards()]).build() as other:
-        before = other.get_transform_states()
+        before = other.modules.get_transform_states()
         with pytest.raises(CheckpointError, match="the statistics of"):
             other.restore_from_path(path)
-        assert leaves(other.get_transform_states())[0] == leaves(before)[0]
+        assert leaves(other.modules.get_transform_states())[0] == leaves(before)[0]
 
 
 class Shifted(gym.ObservationWrapper[Any, Any, Any]):
@@ -257,6 +257,6 @@ def test_normalising_lets_ppo_learn_where_observations_are_far_from_0() -> None:
 
 def test_without_transforms_nothing_is_added() -> None:
     with make_config("PPO").build() as algorithm:
-        assert algorithm.get_transform_states() == {} and "transforms" not in algorithm.get_state()
+        assert algorithm.modules.get_transform_states() == {} and "transforms" not in algorithm.get_state()
         rollout = algorithm.sample(30)[0]
         assert rollout.pipeline is None and rollout.transformed() is rollout and rollout.module_obs is rollout.obs

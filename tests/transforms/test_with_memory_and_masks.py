@@ -267,7 +267,7 @@ def test_the_algorithm_the_loaded_policy_and_the_runner_act_alike(transforms: li
         (rollout,) = algorithm.sample(60)
         own = algorithm.acting_policy()
         assert rollout.pipeline is not None
-        algorithm.set_transform_states({"default_policy": rollout.pipeline.state})  # those before this rollout
+        algorithm.modules.set_transform_states({"default_policy": rollout.pipeline.state})  # those before this rollout
         whole = [span for span in rollout.spans() if span[1] > 0 and span[2] - span[1] > 2]
         assert whole
         for lane, start, stop, _ in whole:
@@ -302,9 +302,9 @@ def test_modules_start_with_the_statistics_of_the_weights_that_they_load(tmp_pat
     with config.build() as algorithm:
         algorithm.train()
         saved = algorithm.save(tmp_path / "saved")
-        expected = algorithm.get_transform_states()
+        expected = algorithm.modules.get_transform_states()
     with config.copy().rl_module(load_from=saved).build() as loaded:
-        for one, other in zip(leaves(loaded.get_transform_states()), leaves(expected), strict=True):
+        for one, other in zip(leaves(loaded.modules.get_transform_states()), leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
         rollout = loaded.sample(60)[0]  # the runner has them from the first row on
         assert rollout.pipeline is not None
@@ -316,7 +316,7 @@ def test_weights_without_their_transforms_warn(tmp_path: Path, caplog: pytest.Lo
     with drifting([NormalizeObservations()]).build() as algorithm:
         saved = algorithm.save(tmp_path / "saved")
         with pytest.raises(CheckpointError, match=r"the statistics of NormalizeObservations do not fit: .* is missing"):
-            algorithm.set_transform_states({"default_policy": {}})
+            algorithm.modules.set_transform_states({"default_policy": {}})
         algorithm.load_module_weights(saved, "default_policy")
     assert not caplog.records
     with drifting([]).rl_module(load_from=saved).build() as plain:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,19 +41,19 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
     """
     lost: list[str] = []
     part = partial(_collect, lost)
-    algorithm.take_changed_weights()
+    algorithm.weights.take_changed()
     runners = algorithm.env_runner_group.get_state()
     optional = {
-        "evaluation": part("evaluation", algorithm._evaluator.get_state),
+        "evaluation": part("evaluation", algorithm.evaluator.get_state),
         "data": None if algorithm.recorded is None else part("data", algorithm.recorded.get_state),
-        "transforms": part("transforms", lambda: copy_nested(algorithm.get_transform_states())) or None,
+        "transforms": part("transforms", lambda: copy_nested(algorithm.modules.get_transform_states())) or None,
     }
     attributes = {
         name: part(f"attributes/{name}", partial(_plain_attribute, algorithm, name)) for name in algorithm.STATE
     }
     state = {
         **{name: found for name, found in optional.items() if found is not None},
-        "attributes": {name.lstrip("_"): value for name, value in attributes.items()},
+        "attributes": {_saved_name(name): value for name, value in attributes.items()},
         "metrics": part("metrics", lambda: _get_metrics(algorithm)),
         "learners": algorithm.learner_group.get_state(),
         "exploration": part(
@@ -64,7 +65,7 @@ def get_algorithm_state(algorithm: Algorithm) -> dict[str, Any]:
         "runners": runners,
         "policy": part(
             "policy",
-            lambda: _joined(algorithm, {name: each.policy.get_state() for name, each in algorithm.records.items()}),
+            lambda: _joined(algorithm, {name: each.policy.get_state() for name, each in algorithm.modules.items()}),
         ),
         "callbacks": algorithm._callbacks.get_state(),
         "rngs": get_global_rngs(),
@@ -98,17 +99,17 @@ def _get_metrics(algorithm: Algorithm) -> dict[str, Any]:
 def restoring(algorithm: Algorithm) -> Iterator[None]:
     """Stop an algorithm if the block raises an exception after it has changed something; such blocks can be nested.
 
-    The block says that it changes something by another dict in `algorithm._restored`.
+    The block says that it changes something by another dict in `algorithm.report.restored`.
 
     Raises:
         CheckpointError: The block raised an exception.
     """
-    before = algorithm._restored
+    before = algorithm.report.restored
     try:
         yield
     except BaseException as error:
         problem = "the state cannot be restored, and nothing was changed"
-        if algorithm._restored is not before and not algorithm._stopped:
+        if algorithm.report.restored is not before and algorithm._stage != "stopped":
             algorithm.stop()
             problem = "only a part of the state was restored, so the algorithm was stopped and must be built again"
         elif isinstance(error, CheckpointError):
@@ -136,22 +137,22 @@ def set_algorithm_state(
         set_first = [*set_first, partial(algorithm.recorded.set_state, state.get("data", {}))]
     for set_part in set_first:
         set_part()
-        algorithm._restored = dict(NOT_RESTORED)
-    algorithm._restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
+        algorithm.report.restored = dict(NOT_RESTORED)
+    algorithm.report.restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
     if "metrics" not in lost:
         algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
-    algorithm._restored |= _name_envs(algorithm.env_runner_group.set_state(state["runners"]))
-    algorithm._may_be_early = True  # there may be more runners than in the state
-    algorithm._evaluator.set_state(state.get("evaluation"))
+    algorithm.report.restored |= _name_envs(algorithm.env_runner_group.set_state(state["runners"]))
+    algorithm.report.may_be_early = True  # there may be more runners than in the state
+    algorithm.evaluator.set_state(state.get("evaluation"))
     algorithm._callbacks.set_state(state["callbacks"])
     algorithm.learner_group.set_state(state["learners"])
     if "transforms" not in lost:
-        algorithm.set_transform_states(copy_nested(state.get("transforms", {})))
+        algorithm.modules.set_transform_states(copy_nested(state.get("transforms", {})))
     for name, value in _saved_attributes(algorithm, state):
         _set_attribute(algorithm, name, value)
     for exploration, saved in _with_saved(algorithm.explorations, algorithm, state, "exploration"):
         restore_exploration(exploration, copy_nested(saved))
-    for record, saved in _with_saved(algorithm.records, algorithm, state, "policy"):
+    for record, saved in _with_saved(algorithm.modules, algorithm, state, "policy"):
         record.policy.set_state(saved)
     set_global_rngs(state["rngs"])
     algorithm.sync_weights()
@@ -182,19 +183,19 @@ def _check_state(algorithm: Algorithm, state: Mapping[str, Any]) -> None:
         check_metrics_state(state["metrics"])
     for exploration, saved in _with_saved(algorithm.explorations, algorithm, state, "exploration"):
         check_exploration_state(exploration, saved)
-    for record, saved in _with_saved(algorithm.records, algorithm, state, "policy"):
+    for record, saved in _with_saved(algorithm.modules, algorithm, state, "policy"):
         record.policy.check_state(saved)
     int(state["callbacks"]["num_errors"])
     check_global_rngs(state["rngs"])
     algorithm.env_runner_group.check_state(state["runners"])
-    algorithm._evaluator.check_state(state.get("evaluation"))
+    algorithm.evaluator.check_state(state.get("evaluation"))
 
 
 def _check_transforms(algorithm: Algorithm, saved: Mapping[str, Any]) -> None:
     """Check the statistics of all modules that have transforms with statistics, here or in a state."""
-    for module_id in dict.fromkeys((*algorithm.get_transform_states(), *saved)):
-        if module_id in algorithm.records:  # else it was removed
-            pipeline, state = algorithm.records[module_id].policy.pipeline, saved.get(module_id, {})
+    for module_id in dict.fromkeys((*algorithm.modules.get_transform_states(), *saved)):
+        if module_id in algorithm.modules:  # else it was removed
+            pipeline, state = algorithm.modules[module_id].policy.pipeline, saved.get(module_id, {})
             if pipeline is None:
                 raise CheckpointError(
                     f"transforms: the state has statistics of {list(state)} for module {module_id!r}, which has no "
@@ -226,20 +227,25 @@ def _saved_attributes(algorithm: Algorithm, state: Mapping[str, Any]) -> Iterato
 
 
 def _plain_attribute(algorithm: Algorithm, name: str) -> Any:
-    value = getattr(algorithm, name)
+    value = attrgetter(name)(algorithm)
     return get_rng(value) if isinstance(value, np.random.Generator) else copy_nested(value)
+
+
+def _saved_name(name: str) -> str:
+    """Return the name in a state of an attribute of an algorithm, or of one of its parts, such as `report.latest`."""
+    return name.rpartition(".")[2].lstrip("_")
 
 
 def _saved_attribute(algorithm: Algorithm, name: str, state: Mapping[str, Any]) -> Any:
     """Return an attribute of a state; one number, from when there were no numbers by module, is the only module's."""
-    saved = state["attributes"][name.lstrip("_")]
-    is_number = isinstance(saved, (int, float)) and isinstance(getattr(algorithm, name), dict)
+    saved = state["attributes"][_saved_name(name)]
+    is_number = isinstance(saved, (int, float)) and isinstance(attrgetter(name)(algorithm), dict)
     return dict.fromkeys(algorithm.module_ids, saved) if is_number else saved
 
 
 def _check_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
     """Check that an attribute is of the kind that this algorithm has: a number, a dict, or the state of a generator."""
-    here = getattr(algorithm, name)
+    here = attrgetter(name)(algorithm)
     if isinstance(here, np.random.Generator):
         check_rng(here, value)
     elif isinstance(here, (bool, int, float, dict)) and type(value) is not type(here):
@@ -249,8 +255,9 @@ def _check_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
 
 
 def _set_attribute(algorithm: Algorithm, name: str, value: Any) -> None:
-    here = getattr(algorithm, name)
+    here = attrgetter(name)(algorithm)
     if isinstance(here, np.random.Generator):
         set_rng(here, value)
     else:
-        setattr(algorithm, name, copy_nested(value))
+        owner, _, last = name.rpartition(".")
+        setattr(attrgetter(owner)(algorithm) if owner else algorithm, last, copy_nested(value))

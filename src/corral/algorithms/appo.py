@@ -119,7 +119,7 @@ class APPO(IMPALA):
     def load_module_weights(self, path: str | Path, module_id: str, from_module_id: str | None = None) -> None:
         """Load the weights of one module, also into its target policy; see `Algorithm.load_module_weights`."""
         super().load_module_weights(path, module_id, from_module_id)
-        self._targets.pop(self.resolve_module_id(module_id), None)
+        self._targets.pop(self.modules.resolve_id(module_id), None)
         self.setup_modules()
 
     def reconfigure(self, **settings: Any) -> None:

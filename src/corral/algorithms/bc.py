@@ -66,7 +66,7 @@ class BC(OfflineAlgorithm):
         """Return the weight of the entropy bonus."""
         return {
             "entropy_coeff": schedule_value(
-                self.records[module_id].config.entropy_coeff, self.num_env_steps_sampled_lifetime
+                self.modules[module_id].config.entropy_coeff, self.num_env_steps_sampled_lifetime
             )
         }
 

@@ -115,7 +115,7 @@ class CQL(SAC):
         Raises:
             ConfigError: A custom module has no weight to adapt.
         """
-        for module_id, record in self.records.items():
+        for module_id, record in self.modules.items():
             if record.config.lagrangian and getattr(record.module, "log_cql_weight", None) is None:
                 raise ConfigError(
                     f"lagrangian=True: {type(record.module).__name__} of module {module_id!r} has no weight to adapt: "
@@ -143,7 +143,7 @@ class CQL(SAC):
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with the columns of SAC, and for Box actions the ones that `cql_loss` needs."""
         batch = super().prepare_batch(module_id, batch)
-        record = self.records[module_id]
+        record = self.modules[module_id]
         module, config = cast(SACModule, record.module), record.config
         if module.is_discrete:
             return batch
@@ -155,7 +155,7 @@ class CQL(SAC):
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
         """Take one update of a module, and return its metrics; in the first updates the actor imitates."""
         num_imitated = self._num_imitated.get(module_id, 0)
-        imitates = num_imitated < self.records[module_id].config.num_imitation_updates
+        imitates = num_imitated < self.modules[module_id].config.num_imitation_updates
         self._num_imitated[module_id] = num_imitated + imitates
         settings = replace(settings, coefficients={**settings.coefficients, "imitates": float(imitates)})
         return super().update_module(module_id, batch, settings)

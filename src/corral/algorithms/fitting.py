@@ -96,8 +96,8 @@ def fit(
         restore=None if resume is None else lambda path: restore_run(algorithm, path, changes),
     )
     with contextlib.ExitStack() as stack:
-        if algorithm.loop_run is not None:
-            stack.enter_context(algorithm.loop_run.paused())
+        if algorithm.report.loop_run is not None:
+            stack.enter_context(algorithm.report.loop_run.paused())
         stack.callback(setattr, algorithm, "stop_requested", None)  # a request is for one run, however it ends
         shown = stack.enter_context(shows(criteria.criteria)) if shows else None
         stack.enter_context(run)
@@ -106,7 +106,7 @@ def fit(
             log.info("Settings that differ from the run's: %s.", "; ".join(changes))
         if shown is not None:
             shown.start(run.path, algorithm.latest_numbers)
-        stack.enter_context(algorithm.exceptions_shown())
+        stack.enter_context(algorithm.report.exceptions_shown())
         is_new = resume is None or algorithm.training_iteration == 0
         checkpoints = stack.enter_context(
             RunCheckpoints(algorithm, run.path, is_new=is_new, late_keys=late_keys, warn=run.warn_once)
@@ -163,15 +163,15 @@ def _check_names(criteria: StopCriteria, algorithm: Algorithm, late_keys: bool) 
 def _known_numbers(algorithm: Algorithm) -> dict[str, Any]:
     """Return the numbers of results that are known before the first one, as a flat result."""
     group = algorithm.env_runner_group
-    if group.local_env_runner is None and len(group.idle_runners()) == len(group.worker_indices):
+    if group.local_env_runner is None and len(group.mail.idle_runners()) == len(group.worker_indices):
         # The names of what runners of the engine log come with their fragments otherwise.
         logged = group.foreach_env_runner("get_metrics")
         algorithm.metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")
-    result = algorithm._result()
-    algorithm._set_costs(result, 1.0)
+    result = algorithm.report.result()
+    algorithm.report.set_costs(result, 1.0)
     of_learners = {
         f"learners/{module_id}/{name}": math.nan
-        for module_id in filter(algorithm.trains, algorithm.module_ids)
+        for module_id in filter(algorithm.modules.trains, algorithm.module_ids)
         for name in learner_metrics(*algorithm.get_module(module_id).parameter_groups())
     }
     return {**of_learners, **flat_result(result)}

@@ -201,14 +201,14 @@ class IMPALA(Algorithm):
     def _count_unused(self, batch: WaitingBatch) -> None:
         """Count the steps of a batch that is dropped, if nothing was learned from it."""
         if batch.is_new:
-            self.count_dropped(sum(rollout.num_env_steps for rollout in batch.received))
+            self.sampler.count_dropped(sum(rollout.num_env_steps for rollout in batch.received))
 
     def _draw_batch(self) -> dict[str, list[Rollout]]:
         """Return the fragments for the next update: of the oldest batch, or of one of the circular buffer.
 
         Batches that have become too old are dropped; if none is left, nothing is returned.
         """
-        sampler, num_updates = self._async_sampler, self.learner_group.weights_version + (self._pending is not None)
+        sampler, num_updates = self.sampler.ahead, self.learner_group.weights_version + (self._pending is not None)
         while self._waiting:
             index = int(self._draw_rng.integers(len(self._waiting))) if self.config.use_circular_buffer else 0
             drawn = self._waiting[index]
@@ -283,15 +283,15 @@ class IMPALA(Algorithm):
         self._waiting.clear()
         self._num_updates_unsent = 0
 
-    def use_modules(self, config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
-        """Use other modules; see `Algorithm.use_modules`.
+    def _use_modules(self, config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> None:
+        """Use other modules; see `Algorithm._use_modules`.
 
         An update under way is received first; those that learn keep their batches of an interrupted iteration.
         """
         self._end_update()
-        super().use_modules(config, specs)
+        super()._use_modules(config, specs)
         for batch in self._waiting:
-            learning = [name for name in batch.rollouts if name in self.records and self.trains(name)]
+            learning = [name for name in batch.rollouts if name in self.modules and self.modules.trains(name)]
             batch.rollouts = {name: batch.rollouts[name] for name in learning}
 
     def load_module_weights(self, path: str | Path, module_id: str, from_module_id: str | None = None) -> None:
@@ -311,14 +311,13 @@ class IMPALA(Algorithm):
 
     def make_batch(self, module_id: str, rollouts: Sequence[Rollout]) -> Batch:
         """Return the batch of a module, with the advantages of V-trace by the weights of now; see `ppo_batch`."""
-        config = self.module_config(module_id)
         return ppo_batch(
             rollouts,
             partial(self.learner_group.values, module_id),
             partial(self.advantages, module_id),
             normalize_advantages=False,
             max_seq_len=self.learner_group.get_module(module_id).max_seq_len,
-            for_user_code=self.shows_batches(config),
+            for_user_code=self.modules[module_id].shows_batches,
         )
 
     def advantages(

@@ -75,4 +75,4 @@ def run_ended(run: Run, error: BaseException | None) -> Iterator[None]:
 def log_last_result(algorithm: Algorithm, run: Run, first_iteration: int) -> None:
     """Log the result of the last iteration where an interrupt or a callback kept the loggers from it."""
     if algorithm.training_iteration > first_iteration:
-        run.log_result(algorithm._latest_result)
+        run.log_result(algorithm.report.latest)

@@ -89,7 +89,7 @@ class MARWIL(OfflineAlgorithm):
         Without `moving_average_sqd_adv_norm_start`, the mean squared advantage begins with the mean of the first batch.
         It is computed here, where the batch is whole: learners see a part of it each.
         """
-        record = self.records[module_id]
+        record = self.modules[module_id]
         config, pipeline = record.config, record.policy.pipeline
         final_obs = buffer.obs_after(batch["indices"], batch["steps_to_end"])
         batch = {**batch, "final_obs": final_obs if pipeline is None else pipeline.from_stored(final_obs)}
@@ -104,14 +104,14 @@ class MARWIL(OfflineAlgorithm):
 
     def coefficients(self, module_id: str) -> dict[str, float]:
         """Return the mean squared advantage so far."""
-        start = self.records[module_id].config.moving_average_sqd_adv_norm_start
+        start = self.modules[module_id].config.moving_average_sqd_adv_norm_start
         return {
             "sqd_adv_norm": self._mean_squares[module_id] if start is None else self._mean_squares.get(module_id, start)
         }
 
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
         """Move the mean squared advantage towards the one of the update."""
-        rate = self.records[module_id].config.moving_average_sqd_adv_norm_update_rate
+        rate = self.modules[module_id].config.moving_average_sqd_adv_norm_update_rate
         found, before = results.pop("sqd_adv", None), results.get("sqd_adv_norm")
         if found is not None and before is not None:
             self._mean_squares[module_id] = before + rate * (found - before)

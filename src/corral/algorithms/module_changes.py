@@ -42,7 +42,7 @@ def add_module(
         raise ConfigError(f"add_module: there is a module {module_id!r} already: {algorithm.module_ids}.")
     by_module = dict(config.algorithm_config_overrides_per_module)
     if copy_from is not None:
-        copy_from = algorithm.resolve_module_id(copy_from)
+        copy_from = algorithm.modules.resolve_id(copy_from)
         spec = algorithm.env_runner_group.module_specs[copy_from]
         spaces = {"observation_space": spec.observation_space, "action_space": spec.action_space}
         settings = {**spaces, **config.policies[copy_from], **settings}
@@ -62,7 +62,7 @@ def remove_module(algorithm: Algorithm, module_id: str, changes: Mapping[str, An
     """Remove a module from an algorithm; see `Algorithm.remove_module`."""
     config = algorithm.config
     _check_multi_agent(algorithm)
-    module_id = algorithm.resolve_module_id(module_id)
+    module_id = algorithm.modules.resolve_id(module_id)
     if len(algorithm.module_ids) == 1:
         raise ConfigError(f"remove_module: {module_id!r} is the only module, and the agents need one.")
     chosen, overrides = config.policies_to_train, config.algorithm_config_overrides_per_module
@@ -100,7 +100,7 @@ def use_modules_of(algorithm: Algorithm, checkpoint: Checkpoint) -> None:
             f"ones cannot be made: {error} Build the algorithm with the modules of the checkpoint, "
             ".multi_agent(policies={...}), before it is restored."
         ) from error
-    algorithm._restored = dict(NOT_RESTORED)
+    algorithm.report.restored = dict(NOT_RESTORED)
     _use_modules(algorithm, changed)
 
 
@@ -154,13 +154,13 @@ def _use_modules(
     """
     changed.validate()
     config, present, specs = algorithm.config, algorithm.env_runner_group.module_specs, _specs_with(algorithm, changed)
-    algorithm.use_modules(changed, present)
+    algorithm._use_modules(changed, present)
     try:
         made: dict[str, Module] = {}
         statistics: dict[str, Mapping[str, Any]] = {}
         there = {module_id: algorithm.learner_group.get_module(module_id) for module_id in present}
         for module_id in [name for name in specs if name not in present]:
-            made[module_id] = algorithm.make_module(module_id, specs[module_id], there | made)
+            made[module_id] = algorithm.modules.make(module_id, specs[module_id], there | made)
         learning = {
             module_id: None if isinstance(module, HeuristicModule) else algorithm.learning_spec(module_id)
             for module_id, module in made.items()
@@ -168,12 +168,12 @@ def _use_modules(
         for module_id, (arrays, source) in weights.items():
             own = {name: value.numpy() for name, value in made[module_id].state_dict().items()}
             check_weights(module_id, own, arrays, f"module {source!r}")
-            found = algorithm.get_transform_states().get(str(source), {})
+            found = algorithm.modules.get_transform_states().get(str(source), {})
             statistics[module_id] = fitting_statistics(algorithm.get_pipeline(module_id), found)
     except BaseException:
-        algorithm.use_modules(config, present)
+        algorithm._use_modules(config, present)
         raise
-    algorithm.use_modules(changed, specs)
+    algorithm._use_modules(changed, specs)
     for module_id in present.keys() - specs.keys():
         algorithm.learner_group.remove_module(module_id)
     for module_id, module in made.items():
@@ -181,21 +181,21 @@ def _use_modules(
             module_id, specs[module_id], module, learning[module_id], changed.shared_layers
         )
     algorithm.learner_group.set_weights({module_id: arrays for module_id, (arrays, _) in weights.items()})
-    algorithm.set_transform_states(statistics)
+    algorithm.modules.set_transform_states(statistics)
     try:
         algorithm.setup_modules()
     except BaseException:
         if present.keys() <= specs.keys() != present.keys():  # such as without recorded data for a new module
             _use_modules(algorithm, config)
         raise
-    algorithm.reserve_metrics()
+    algorithm.report.reserve_metrics()
     algorithm.sync_weights()
     return made
 
 
 def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, from_module_id: str | None) -> None:
     """Load the weights of one module; see `Algorithm.load_module_weights`."""
-    module_id = algorithm.resolve_module_id(module_id)
+    module_id = algorithm.modules.resolve_id(module_id)
     where, weights, found = read_weights(path, module_id, from_module_id)
     check_weights(module_id, algorithm.learner_group.get_weights()[module_id], weights, where)
     statistics = fitting_statistics(algorithm.get_pipeline(module_id), found)
@@ -207,7 +207,7 @@ def load_module_weights(algorithm: Algorithm, path: str | Path, module_id: str, 
                     *(module_id, layers, [name for name in group if name != module_id], where),
                 )
     algorithm.learner_group.set_weights({module_id: weights})
-    algorithm.set_transform_states({module_id: statistics})
+    algorithm.modules.set_transform_states({module_id: statistics})
     algorithm.sync_weights()
 
 

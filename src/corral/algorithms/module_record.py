@@ -30,6 +30,8 @@ class ModuleRecord:
         config: Its frozen config; with several agents, with the module's own settings in it.
         policy: The policy of this process, with the exploration, and the pipeline of transforms.
         module: The module in the learner of this process.
+        shows_batches: Whether code of the user gets the batches of the module: a loss, a learner, a callback or an
+            algorithm class. Batches then have columns that the algorithm's own loss does not read.
         has_weights: Whether the module can learn: it is no heuristic.
         has_memory: Whether the module has memory.
     """
@@ -38,6 +40,7 @@ class ModuleRecord:
     config: Any
     policy: DriverPolicy
     module: Module
+    shows_batches: bool
     has_weights: bool = field(init=False)
     has_memory: bool = field(init=False)
 

@@ -225,7 +225,7 @@ class OffPolicyAlgorithm(Algorithm):
         self._noise_rng = np.random.default_rng([self.config.seed or 0, 1])
         self._tensor_forms: dict[str, tuple[Pipeline, Callable[[Tree], Tree]]] = {}
         # Callbacks of updates read numbers.
-        self._defers_reports = self._takes_tensors and "on_update_end" not in self._callbacks.heard
+        self._defers_reports = self.sampler.takes_tensors and "on_update_end" not in self._callbacks.heard
         self.setup_modules()
 
     def setup_modules(self) -> None:
@@ -234,10 +234,10 @@ class OffPolicyAlgorithm(Algorithm):
             self.replay_buffers.pop(module_id).close()
             self._update_credit.pop(module_id, None)
             self._target_updated_at.pop(module_id, None)
-        for module_id in filter(self.trains, self.module_ids):
+        for module_id in filter(self.modules.trains, self.module_ids):
             if module_id in self.replay_buffers:
                 continue
-            if self.recorded is not None and self.records[module_id].has_memory:
+            if self.recorded is not None and self.modules[module_id].has_memory:
                 raise ConfigError(
                     f"offline_data: input_: modules with memory learn from recorded data with BC only, not with "
                     f"{self.config.algo_name}: leave out the memory of module {module_id!r}, or the data."
@@ -251,7 +251,7 @@ class OffPolicyAlgorithm(Algorithm):
             self._replay_configs[module_id] = _with_frames(config.replay_config, self.get_pipeline(module_id))
             if not config.samples:
                 continue
-            if self._takes_tensors:
+            if self.sampler.takes_tensors:
                 self.replay_buffers[module_id] = self._make_device_buffer(config, module_id)
                 continue
             self.replay_buffers[module_id] = self.make_replay_buffer(module_id, self._replay_configs[module_id])
@@ -259,7 +259,7 @@ class OffPolicyAlgorithm(Algorithm):
             {
                 module_id: (config.capacity, self._bytes_per_step(module_id, config.frame_stack))
                 for module_id, config in self._replay_configs.items()
-                if module_id in self.replay_buffers and config.directory is None and not self._takes_tensors
+                if module_id in self.replay_buffers and config.directory is None and not self.sampler.takes_tensors
             }
         )
         if self.recorded is not None:
@@ -295,7 +295,7 @@ class OffPolicyAlgorithm(Algorithm):
     def _make_device_buffer(self, config: OffPolicyConfig, module_id: str) -> Any:
         from corral.replay.device_buffer import DeviceReplayBuffer
 
-        device = self.env_runner_group.local_env_runner.host.device  # type: ignore[union-attr]
+        device = self.env_runner_group.local_env_runner.env.device  # type: ignore[union-attr]
         return DeviceReplayBuffer(config.replay_config.capacity, device, seed=module_seed(config.seed, module_id))
 
     def _find_goals(self) -> GoalFunctions:
@@ -322,7 +322,7 @@ class OffPolicyAlgorithm(Algorithm):
         Raises:
             UnknownAttributeError: The module does not learn here.
         """
-        module_id = self.resolve_module_id()
+        module_id = self.modules.resolve_id()
         if module_id not in self.replay_buffers:
             raise UnknownAttributeError(f"Module {module_id!r} has no replay buffer, because it does not learn here.")
         return self.replay_buffers[module_id]
@@ -339,7 +339,7 @@ class OffPolicyAlgorithm(Algorithm):
     def metrics_of(self, module_id: str) -> tuple[str, ...]:
         """Return the names of what the updates of a module report."""
         names = super().metrics_of(module_id)
-        return (*names, "imitation_loss") if self.records[module_id].config.imitation_coeff else names
+        return (*names, "imitation_loss") if self.modules[module_id].config.imitation_coeff else names
 
     # What a subclass may override.
 
@@ -369,7 +369,7 @@ class OffPolicyAlgorithm(Algorithm):
             counts: Updates so far by module id, which are counted here.
         """
         counts[module_id] = count = counts.get(module_id, 0) + 1
-        moves_actor = count % self.records[module_id].config.policy_delay == 0
+        moves_actor = count % self.modules[module_id].config.policy_delay == 0
         settings = replace(
             settings,
             groups=None if moves_actor else ("critic",),
@@ -387,7 +387,7 @@ class OffPolicyAlgorithm(Algorithm):
         if self.recorded is not None and not self._sampling_has_begun(self.recorded):
             return self._learn_offline(self.recorded)
         num_before = self.num_env_steps_sampled_lifetime
-        rollouts = self.group_trained(self.sample(self.num_env_steps_per_round or 1))
+        rollouts = self.group_trained(self.sample(self.sampler.num_env_steps_per_round or 1))
         num_env_steps = self.num_env_steps_sampled_lifetime - num_before
         if rollouts.keys() - self.replay_buffers.keys():  # `policies_to_train` is a function, and changed its mind
             self.setup_modules()
@@ -414,7 +414,7 @@ class OffPolicyAlgorithm(Algorithm):
             if turn < due[module_id]
         ]
         results: dict[str, dict[str, Any]] = {}
-        if self._takes_tensors:
+        if self.sampler.takes_tensors:
             self._learn_on_device(order, results)
         else:
             for module_id in order:
@@ -443,8 +443,8 @@ class OffPolicyAlgorithm(Algorithm):
     def _sampling_has_begun(self, recorded: RecordedEpisodes) -> bool:
         """Return whether the updates from recorded data alone are over, and note it in `samples_now`."""
         total = self.config.num_offline_updates
-        self.samples_now = total is not None and recorded.num_updates >= total
-        return self.samples_now
+        self.sampler.samples_now = total is not None and recorded.num_updates >= total
+        return self.sampler.samples_now
 
     @interruptible
     def _learn_offline(self, recorded: RecordedEpisodes) -> dict[str, dict[str, Any]]:
@@ -452,7 +452,7 @@ class OffPolicyAlgorithm(Algorithm):
         config = self.config
         if config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
-        learning = list(filter(self.trains, recorded.modules))
+        learning = list(filter(self.modules.trains, recorded.modules))
         num_updates, total = recorded.num_updates_per_iteration, config.num_offline_updates
         if total is not None:
             num_updates = min(num_updates, total - recorded.num_updates)
@@ -488,9 +488,9 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _draw_mixed(self, module_id: str, recorded: RecordedEpisodes) -> tuple[Batch, NDArray[np.bool_]]:
         """Return a batch of sampled and recorded transitions, and which rows are recorded."""
-        config = self.records[module_id].config
+        config = self.modules[module_id].config
         size = config.total_train_batch_size
-        num_sampled = size - round(size * config.recorded_fraction) if self.samples_now else 0
+        num_sampled = size - round(size * config.recorded_fraction) if self.sampler.samples_now else 0
         data = recorded.modules[module_id].train
         if not num_sampled:
             batch, is_recorded = self._draw(module_id, data), np.ones(size, bool)
@@ -512,7 +512,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _mark_recorded(self, module_id: str, batch: Batch, is_recorded: NDArray[np.bool_]) -> Batch:
         """Add the column `recorded` if recorded actions are imitated; see `with_imitation`."""
-        if not self.records[module_id].config.imitation_coeff:
+        if not self.modules[module_id].config.imitation_coeff:
             return batch
         share = len(is_recorded) / max(1, int(np.count_nonzero(is_recorded)))
         return batch | {"recorded": np.where(is_recorded, np.float32(share), np.float32(0.0))}
@@ -524,7 +524,7 @@ class OffPolicyAlgorithm(Algorithm):
         the first update of its own batch: 0.4 is then TD3+BC with its alpha of 2.5 (Fujimoto and Gu 2021,
         arXiv:2106.06860, eqs. 3 and 5). If actions are chosen by their values themselves, nothing multiplies it.
         """
-        setting = self.records[module_id].config.imitation_coeff
+        setting = self.modules[module_id].config.imitation_coeff
         if not setting:
             return {}
         coeff = schedule_value(setting, self.num_env_steps_sampled_lifetime)
@@ -534,7 +534,7 @@ class OffPolicyAlgorithm(Algorithm):
             from corral.algorithms.recorded_episodes import evaluate_loss
 
             coefficients = {**self.VALIDATION_COEFFICIENTS, "imitation_coeff": 0.0}
-            _, found = evaluate_loss(self, module_id, self.loss_of(module_id), batch, coefficients)
+            _, found = evaluate_loss(self, module_id, self.modules.loss_of(module_id), batch, coefficients)
             recorded.mean_abs_q[module_id] = float(found.get("mean_abs_q", 1.0))  # a user's loss may not report it
         return {"imitation_coeff": coeff * recorded.mean_abs_q[module_id]}
 
@@ -544,7 +544,7 @@ class OffPolicyAlgorithm(Algorithm):
         Raises:
             LossError: The loss did not report the column `td_error`.
         """
-        config, buffer = self.records[module_id].config, self.replay_buffers.get(module_id)
+        config, buffer = self.modules[module_id].config, self.replay_buffers.get(module_id)
         seconds, is_sampled = self.timers.seconds, None
         settings = UpdateSettings.from_config(
             config,
@@ -584,7 +584,7 @@ class OffPolicyAlgorithm(Algorithm):
 
         Without a buffer they are from the replay buffer of the module, and without a size there is a whole batch.
         """
-        record = self.records[module_id]
+        record = self.modules[module_id]
         config, pipeline = record.config, record.policy.pipeline
         buffer = self.replay_buffers[module_id] if buffer is None else buffer
         size = config.total_train_batch_size if size is None else size
@@ -599,7 +599,7 @@ class OffPolicyAlgorithm(Algorithm):
                 beta = schedule_value(beta, self.num_env_steps_sampled_lifetime)
             batch = buffer.sample(size, beta=beta, **form)
         if pipeline is not None:
-            device = batch["rewards"].device if self._takes_tensors else None
+            device = batch["rewards"].device if self.sampler.takes_tensors else None
             from_stored = pipeline.from_stored if device is None else self._tensor_form(module_id, pipeline, device)
             batch |= {name: from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
         return batch
@@ -613,7 +613,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
         """Return how many updates of a module are due after a round in which it took so many steps."""
-        config, buffer = self.records[module_id].config, self.replay_buffers[module_id]
+        config, buffer = self.modules[module_id].config, self.replay_buffers[module_id]
         # Not steps held: rows that only reset a sub-env take room in the ring, so it may never hold so many.
         if not len(buffer) or buffer.num_env_steps_added < config.num_steps_sampled_before_learning_starts:
             return 0
@@ -631,7 +631,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def update_target_if_due(self, module_id: str) -> None:
         """Move the targets of a module if `target_network_update_freq` env steps were sampled since the last time."""
-        steps, config = self.num_env_steps_sampled_lifetime, self.records[module_id].config
+        steps, config = self.num_env_steps_sampled_lifetime, self.modules[module_id].config
         if steps - self._target_updated_at.get(module_id, 0) >= config.target_network_update_freq:
             self._target_updated_at[module_id] = steps
             self.learner_group.foreach_module(module_id, methodcaller("update_target", config.tau))

@@ -68,7 +68,7 @@ class OfflineAlgorithm(Algorithm):
         self.recorded.set_modules(self, self._make_add_columns)
 
     def _make_add_columns(self, module_id: str) -> AddColumns:
-        return partial(self.add_columns, self.records[module_id].config)
+        return partial(self.add_columns, self.modules[module_id].config)
 
     @property
     def data(self) -> dict[str, ModuleData]:
@@ -108,7 +108,7 @@ class OfflineAlgorithm(Algorithm):
         """Take the updates of an iteration, and return the metrics, with the loss on the episodes for validation."""
         if self.config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
-        learning = list(filter(self.trains, self.data))
+        learning = list(filter(self.modules.trains, self.data))
         results: dict[str, dict[str, Any]] = {}
         for _ in range(self.num_updates_per_iteration if learning else 0):
             if results:
@@ -133,7 +133,7 @@ class OfflineAlgorithm(Algorithm):
         return results
 
     def _settings(self, module_id: str) -> UpdateSettings:
-        config = self.records[module_id].config
+        config = self.modules[module_id].config
         return UpdateSettings.from_config(
             config,
             lr=schedule_value(config.lr, self.num_env_steps_sampled_lifetime),
@@ -143,14 +143,14 @@ class OfflineAlgorithm(Algorithm):
 
     def _draw(self, module_id: str, buffer: ReplayBuffer, size: int | None = None) -> Batch:
         """Return steps from a buffer, or sequences if the module has memory, as the module sees them."""
-        record = self.records[module_id]
+        record = self.modules[module_id]
         config, pipeline = record.config, record.policy.pipeline
         size = config.total_train_batch_size if size is None else size
         if record.has_memory:
             batch = record.draw_sequences(buffer, size)
             steps = batch["learns"] | batch["burns_in"]  # without the rows of the observations after the last steps
             batch = map_tree(lambda column: column[steps], batch)
-        elif self.shows_batches(config):
+        elif record.shows_batches:
             batch = buffer.sample(size, gamma=config.gamma)
         else:
             batch = buffer.sample_steps(size)

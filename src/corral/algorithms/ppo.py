@@ -133,7 +133,7 @@ class PPO(Algorithm):
 
     def setup_modules(self) -> None:
         """Forget the adaptive coefficients of removed modules."""
-        self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.records}
+        self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.modules}
 
     def reconfigure(self, **settings: Any) -> None:
         """Change settings; see `Algorithm.reconfigure`. The adaptive coefficients start again at a new `kl_coeff`."""
@@ -190,7 +190,7 @@ class PPO(Algorithm):
             partial(self.advantages, config=config),
             normalize_advantages=config.normalize_advantages,
             max_seq_len=self.learner_group.get_module(module_id).max_seq_len,
-            for_user_code=self.shows_batches(config),
+            for_user_code=self.modules[module_id].shows_batches,
         )
 
     def update_modules(

@@ -97,12 +97,12 @@ class RecordedEpisodes:
             _close(self.modules.pop(module_id))
             self._validation.pop(module_id, None)
             self.mean_abs_q.pop(module_id, None)
-        for module_id in filter(algorithm.trains, algorithm.module_ids):
+        for module_id in filter(algorithm.modules.trains, algorithm.module_ids):
             if module_id not in self.modules:
                 self.modules[module_id] = self._load(algorithm, module_id, add_columns(module_id))
 
     def _load(self, algorithm: Algorithm, module_id: str, add_columns: AddColumns | None) -> ModuleData:
-        record, spec = algorithm.records[module_id], algorithm.env_runner_group.module_specs[module_id]
+        record, spec = algorithm.modules[module_id], algorithm.env_runner_group.module_specs[module_id]
         start_s = time.perf_counter()
         rows = ModuleRows(self._source, self._id_in_data(module_id), spec, record.module.distribution)
         pipeline = record.policy.pipeline
@@ -165,7 +165,7 @@ class RecordedEpisodes:
             assert buffer is not None
             self._validation[module_id] = draw(buffer, min(len(buffer), MAX_VALIDATION_ROWS))
         with algorithm.timers.time("learning"):
-            loss, batch = algorithm.loss_of(module_id), self._validation[module_id]
+            loss, batch = algorithm.modules.loss_of(module_id), self._validation[module_id]
             total, reported = evaluate_loss(algorithm, module_id, loss, batch, coefficients)
         parts = total.values() if isinstance(total, Mapping) else (total,)
         scalars = {name: float(value) for name, value in reported.items() if name in names and not value.ndim}

@@ -44,7 +44,7 @@ def describe_recording(algorithm: Algorithm) -> tuple[Description, dict[str, Cal
     spaces = {module_id: (spec.observation_space, spec.action_space) for module_id, spec in specs.items()}
     env = env_name(algorithm.config.env)
     to_env: dict[str, Callable[[Any], Tree]] = {
-        module_id: record.module.distribution.to_env for module_id, record in algorithm.records.items()
+        module_id: record.module.distribution.to_env for module_id, record in algorithm.modules.items()
     }
     return Description(spaces, env, algorithm.config.algo_name), to_env
 
@@ -85,7 +85,7 @@ def record_episodes(
         with_logp=explore,  # the column is of the policy's distribution, which does not act when nothing explores
     )
     left = num_episodes
-    with algorithm._evaluator.begun_again(seed), closing(recorder):  # which writes what is complete, after Ctrl-C, too
+    with algorithm.evaluator.begun_again(seed), closing(recorder):  # which writes what is complete, after Ctrl-C, too
         while left:
             request = SampleRequest(
                 num_episodes=min(left, _EPISODES_AT_ONCE),
@@ -93,6 +93,6 @@ def record_episodes(
                 timestep=algorithm.num_env_steps_sampled_lifetime,
                 with_infos=with_infos,
             )
-            recorder.add(algorithm._evaluator.sample(request))
+            recorder.add(algorithm.evaluator.sample(request))
             left -= request.num_wanted
     return RecordingSummary(recorder.num_episodes_recorded, recorder.num_steps_recorded, recorder.episode_return_mean)

@@ -140,7 +140,7 @@ class SAC(OffPolicyAlgorithm):
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with `noise` and `next_noise`, float32 `[B, d]`, which pick the policy's actions."""
-        distribution = self.records[module_id].module.distribution
+        distribution = self.modules[module_id].module.distribution
         noise = distribution.noise(self._noise_rng, (2, len(batch["rewards"])))
         return {**batch, "noise": noise[0], "next_noise": noise[1]}
 

@@ -159,7 +159,7 @@ class TD3(OffPolicyAlgorithm):
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
-        module: Any = self.records[module_id].module
+        module: Any = self.modules[module_id].module
         shape = (len(batch["rewards"]), module.num_action_dims)
         return {**batch, "next_noise": self._noise_rng.standard_normal(shape, dtype=np.float32)}
 

@@ -18,8 +18,9 @@ from corral.envs.config import EnvironmentSettings
 from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError
 from corral.policies.agent_policies import AgentPolicies
-from corral.policies.evaluate import MAX_EPISODE_STEPS, evaluate_policy
+from corral.policies.evaluate import evaluate_policy
 from corral.policies.play import play_episodes
+from corral.policies.player import MAX_EPISODE_STEPS
 from corral.policies.policy import Policy, checkpoint_policy
 from corral.runners.mapping import begin_mapping
 

@@ -18,8 +18,8 @@ from rich.text import Text
 from corral.algorithms.resources import resources_of_workers
 from corral.cli.exit_status import EXIT_ERROR, print_error
 from corral.cli.experiment import experiment_of, read_experiment
+from corral.cli.pool import num_cores
 from corral.cli.search_loop import SearchLoop
-from corral.cli.seed_processes import num_cores
 from corral.cli.seeds import locked_home
 from corral.core.run_files import EXPERIMENT_FILE, SEARCH_FILE
 from corral.errors import ConfigError, RunDirectoryError

@@ -16,9 +16,7 @@ import json
 import math
 import os
 import queue
-import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,7 @@ from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import criteria_from_file
 from corral.cli.exit_status import EXIT_ERROR, interrupted_status, print_error, status_of
 from corral.cli.experiment import read_experiment
-from corral.cli.seed_processes import LOOK_EVERY_S
+from corral.cli.pool import LOOK_EVERY_S, end_with_input
 from corral.core.import_places import import_from_working_directory
 from corral.core.interrupts import ending_signals_raised, raise_if_ending
 from corral.errors import ConfigError, CorralError
@@ -51,7 +49,7 @@ class Channel:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="answers of the search", daemon=True).start()
+        end_with_input(self._answers.put)
 
     def send(self, **message: Any) -> None:
         """Send a message; a search that has ended reads none."""
@@ -65,15 +63,6 @@ class Channel:
             raise_if_ending()
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=LOOK_EVERY_S)
-
-    def _read(self) -> None:
-        text = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(0, 1024):  # `sys.stdin` has a lock, which this thread would hold when Python ends
-                *lines, text = (text + part).split(b"\n")
-                for line in lines:
-                    self._answers.put(line.decode())
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Rounds(Logger):

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from corral.cli.exit_status import print_error
-from corral.cli.seed_processes import OUTPUT_FILE, SeedRun
+from corral.cli.pool import OUTPUT_FILE, SeedRun
 from corral.cli.seed_set import SeedSet
 from corral.loggers.run_summary import EVALUATED, RunsSummary
 
@@ -53,7 +53,7 @@ class SeedDisplay:
         for seed, run in self._runs.items():
             if run.process is not None and seed not in self._started:
                 self._started.add(seed)
-                self._say(f"seed {seed}: started in {run.run_dir}")
+                self._say(f"seed {seed}: started in {run.home}")
             if seed not in self._set.statuses and (status := run.status) is not None:
                 self._set.statuses[seed] = status
                 self._set.write()
@@ -119,7 +119,7 @@ class SeedDisplay:
         for seed, run in self._runs.items():
             if self._state(seed).startswith("failed"):
                 problem = run.error_line() or "see its output"
-                print_error(f"seed {seed} failed: {problem} (output: {run.run_dir / OUTPUT_FILE})")
+                print_error(f"seed {seed} failed: {problem} (output: {run.home / OUTPUT_FILE})")
 
     def _last_line(self) -> str:
         count, all_seeds = len(self._set.finished), len(self._set.seeds)

@@ -16,8 +16,8 @@ from corral.checkpoint import find_checkpoint
 from corral.checkpoint.finding import CHECKPOINTS
 from corral.cli.exit_status import EXIT_ERROR
 from corral.cli.experiment import load_experiment, overriding_arguments
+from corral.cli.pool import SeedRun, num_cores, run_all
 from corral.cli.seed_display import SeedDisplay
-from corral.cli.seed_processes import SeedRun, num_cores, run_all
 from corral.cli.seed_set import SeedSet, parse_seeds, read_set
 from corral.config.config import AlgorithmConfig
 from corral.core.run_files import EXPERIMENT_FILE, SET_ASIDE

@@ -15,7 +15,7 @@ from corral.algorithms.stopping import Criterion
 from corral.checkpoint.finding import find_checkpoint
 from corral.cli.exit_status import interrupted_status, print_error, status_of
 from corral.cli.experiment import load_experiment
-from corral.cli.seed_processes import end_with_input
+from corral.cli.pool import end_with_input
 from corral.cli.seed_set import is_set
 from corral.config.config import AlgorithmConfig
 from corral.core.interrupts import interruptible

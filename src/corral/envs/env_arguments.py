@@ -184,10 +184,10 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
         raise ConfigError(_unknown(found[2], name, names, said=said)) from error
 
 
-def _signature_of(factory: Callable[..., Any]) -> Mapping[str, Parameter]:
-    """Return the parameters of a class or factory by name; none of a class in C that has no signature."""
+def _signature_of(factory: str | Callable[..., Any]) -> Mapping[str, Parameter]:
+    """Return the parameters of a class or factory by name; none of an id, or of a class in C that has no signature."""
     try:
-        return inspect.signature(factory).parameters
+        return inspect.signature(factory).parameters  # type: ignore[arg-type]
     except (ValueError, TypeError):
         return {}
 

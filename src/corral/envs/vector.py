@@ -301,7 +301,12 @@ def _maker(
                 return make_pool(name, num_envs, context)
 
         return make_all
-    return lambda vector_index: make_one(resolved, name, context.at(vector_index), wrappers, outermost)
+    warns = iter([True])  # once, though the first sub-env is made again after its check
+
+    def make(vector_index: int) -> Any:
+        return make_one(resolved, name, context.at(vector_index), wrappers, outermost, warns=next(warns, False))
+
+    return make
 
 
 def _resetting(env: VectorEnv[Any, Any, Any], context: EnvContext, outermost: Any) -> VectorEnv[Any, Any, Any]:
@@ -377,6 +382,8 @@ def make_one(
     context: EnvContext,
     wrappers: Sequence[Any] = (),
     outermost: Any = None,
+    *,
+    warns: bool = True,
 ) -> Any:
     """Return one env with its wrappers, or the ready `VectorEnv` of a factory; a multi-agent env has seats."""
     when = f"sub-env {context.vector_index} was made with env_config {dict(context)}"
@@ -385,9 +392,8 @@ def make_one(
             with _needs_said(resolved):
                 made = _make_id(resolved, context)
         else:
-            made = call_factory(
-                resolved, context, name, of_batch=partial(_of_batch, context), warns=context.vector_index == 0
-            )
+            warns = warns and context.vector_index == 0
+            made = call_factory(resolved, context, name, of_batch=partial(_of_batch, context), warns=warns)
         with _named(name):
             made = adapt_vector_env(from_pettingzoo(made))
         if isinstance(made, gym.Env):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 import time
 import weakref
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import chain
-from numbers import Integral, Real
+from numbers import Integral
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +24,23 @@ from corral.core.seeding import (
 )
 from corral.engines.lazy import LazyEngine
 from corral.envs.tasks import has_tasks
-from corral.envs.vector import env_name
 from corral.errors import CheckpointError, ConfigError, CorralError, EnvError, WorkerDiedError
-from corral.evaluation.episodes import describe_by_task, episode_resets, task_name
+from corral.evaluation.episodes import episode_resets
+from corral.evaluation.results import (
+    LIFETIME,
+    NAN,
+    by_task,
+    describe_round,
+    keep_videos,
+    means_of,
+    require_images,
+    without_images,
+    without_values,
+)
 from corral.evaluation.rounds import Round, RoundPlan, play_round
 from corral.evaluation.statistics import improvement, summarize_episodes
 from corral.metrics.logger import MetricsLogger, check_metrics_state
-from corral.metrics.result import EARLY_MEANS, NO_IMPROVEMENT, flat_result, merge_nested, plain_numbers
+from corral.metrics.result import EARLY_MEANS, NO_IMPROVEMENT, merge_nested, plain_numbers
 from corral.metrics.timers import Timers
 from corral.runners.restarts import describe
 from corral.runners.runner_group import EnvRunnerGroup
@@ -46,21 +55,11 @@ if TYPE_CHECKING:
     from corral.runners.requests import SampleRequest
 
 log = logging.getLogger("corral")
-NAN = float("nan")
 
 # Seconds after the time limit of a round until its thread is left alone; a round ends half a second after it at most.
 GRACE_S = 1.0
 # Seconds that a round has to end after an exception in training.
 CANCEL_S = 5.0
-
-# Directory of the videos in the directory of a run.
-VIDEOS = "videos"
-
-# End of the names of counts of runners over their lifetimes, which the result of a round does not repeat.
-_LIFETIME = "_lifetime"
-
-# What only training counts among the metrics of its runners.
-_OF_TRAINING = ("num_env_steps_dropped",)
 
 
 class Evaluator:
@@ -113,8 +112,6 @@ class Evaluator:
         """
         if self.group is not None:
             return self.group
-        if self not in self._algorithm.callback_parts:
-            self._algorithm.callback_parts.append(self)
         config, engine = self._settings.for_evaluation(), self._algorithm.engine
         if self._in_parallel and not config.num_env_runners and engine.traits.has_own_process:
             # An env that holds Python's global lock would stop training, so the only runner has its own process.
@@ -131,14 +128,14 @@ class Evaluator:
                 group = EnvRunnerGroup(config, engine, self._algorithm.env_runner_group.module_specs)
         except ConfigError as error:
             if self._settings.evaluation_num_videos and "env_config['render_mode']" in str(error):
-                raise self._without_images(str(error).rstrip(".")) from error
+                raise without_images(config, str(error).rstrip(".")) from error
             raise
         self.group = group
         group.on_recreated = self._note_recreated
         if self._takes_tasks_of_training or self._tasks is not None:
             self._require_tasks(group)
         if self._settings.evaluation_num_videos:
-            self._require_images(group)
+            require_images(group, self._config)
         if self._runner_states is not None:
             group.check_state(self._runner_states)
             group.set_state(self._runner_states)
@@ -195,17 +192,6 @@ class Evaluator:
                 "set_task: define them, or leave evaluation_tasks out."
             )
 
-    def _require_images(self, group: EnvRunnerGroup) -> None:
-        modes = set(chain.from_iterable(group.foreach_env(_render_mode)))
-        if modes != {"rgb_array"}:
-            raise self._without_images(f"its render_mode is {next(iter(modes - {'rgb_array'}))!r}")
-
-    def _without_images(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"evaluation_num_videos={self._settings.evaluation_num_videos}: env {env_name(self._config.env)!r} must "
-            f"take render_mode='rgb_array', as a keyword argument or as a key of its env_config: {why}."
-        )
-
     @property
     def _in_parallel(self) -> bool:
         return self._settings.evaluation_interval is not None and self._settings.evaluation_parallel_to_training
@@ -246,11 +232,6 @@ class Evaluator:
                 env_runner_indices=indices,
                 is_evaluation=True,
             )
-
-    @property
-    def num_callback_errors(self) -> int:
-        """Exceptions in callbacks of evaluation runners that `on_error="log"` kept from ending the run."""
-        return 0 if self.group is None else self.group.num_callback_errors
 
     # Rounds.
 
@@ -352,7 +333,7 @@ class Evaluator:
         group = self.build()
         with self._own_generators():
             group.restore_runners()
-            group.sync_weights(*self._algorithm.get_weight_parts())
+            self._algorithm.weights.sync(group)
             rollouts = group.sample(request)
         group.collect_metrics(MetricsLogger(), Timers())
         return rollouts
@@ -367,9 +348,7 @@ class Evaluator:
                 group.restore_runners()
         except WorkerDiedError as error:  # the last runner
             log.debug("Evaluation: %s", error)
-        parts, self._weights_version = algorithm.get_weight_parts()
-        with algorithm.timers.time("syncing"):
-            group.sync_weights(parts, self._weights_version)
+        self._weights_version = algorithm.weights.sync(group)
         self._timestep = algorithm.num_env_steps_sampled_lifetime
         if self._takes_tasks_of_training:
             self._tasks = algorithm.env_runner_group.known_tasks() or self._tasks
@@ -383,22 +362,21 @@ class Evaluator:
 
     def _play(self) -> tuple[Round, dict[str, Any]]:
         """Play a round, or call the custom function; return the round and the metrics of the function."""
-        assert self.group is not None
+        group, function = self.group, self._settings.custom_evaluation_function
+        assert group is not None
         try:
-            function = self._settings.custom_evaluation_function
-            return self._play_round(self.group) if function is None else self._call(function, self.group)
+            if function is not None:
+                return self._call(function, group)
+            played = play_round(
+                *(group, self._plan()),
+                goes_on=self._training.is_set,
+                is_cancelled=self._cancelled.is_set,
+                late=self._late,
+            )
+            self._late = played.late
+            return played, {}
         finally:
             self._evaluation_s = time.perf_counter() - self._began_s
-
-    def _play_round(self, group: EnvRunnerGroup) -> tuple[Round, dict[str, Any]]:
-        played = play_round(
-            *(group, self._plan()),
-            goes_on=self._training.is_set,
-            is_cancelled=self._cancelled.is_set,
-            late=self._late,
-        )
-        self._late = played.late
-        return played, {}
 
     def _plan(self) -> RoundPlan:
         settings = self._settings
@@ -508,76 +486,46 @@ class Evaluator:
             num_env_steps = played.num_env_steps or int(logged["num_env_steps_sampled"])
             counts = {"num_episodes": int(logged["num_episodes"]), "num_env_steps_sampled": num_env_steps}
         self._num_env_steps += counts.get("num_env_steps_sampled", played.num_env_steps)
-        metrics = {
-            "env_runners": {
-                **{name: value for name, value in logged.items() if not name.endswith(_LIFETIME)},
-                **self._describe(played),
-                **counts,
-            },
-            **self._by_task(played),
-            "fresh": True,
-            "explore": self._config.explore,
-            "weights_version": self._weights_version,
-            "truncated": played.truncated,
-            "skipped": played.skipped,
-            "num_episodes_missing": played.num_episodes_missing,
-            "missing_by_runner": {str(index): played.missing_by_runner.get(index, 0) for index in group.worker_indices},
-            "num_episodes_taken_over": played.num_episodes_taken_over,
-            "num_unfinished_episodes": played.num_unfinished_episodes,
-            "num_env_steps_of_older_weights": played.num_env_steps_of_older_weights,
-            "num_env_steps_sampled_lifetime": self._num_env_steps,
-            **self._health(),
-            "evaluation_s": self._evaluation_s,
-        }
+        of_runners = {name: value for name, value in logged.items() if not name.endswith(LIFETIME)}
+        metrics = self._metrics_of(played, {**of_runners, **describe_round(played, self._settings), **counts})
         if self._settings.evaluation_num_videos:
-            metrics["videos"] = self._keep_videos(played)
+            metrics["videos"] = keep_videos(played, self._algorithm.run_dir, self._algorithm.training_iteration)
         merge_nested(metrics, custom)
         self._fire("on_evaluate_end", metrics_logger=self._algorithm.metrics, evaluation_metrics=metrics)
-        metrics |= improvement(metrics, self._latest, self._task_index())
+        index: float | None = None  # of the task that a curriculum of training has in force
+        if self._takes_tasks_of_training:
+            index = self._algorithm.metrics.peek(("curriculum", "task_index"), None)
+        metrics |= improvement(metrics, self._latest, index)
         self._latest = _copied({name: value for name, value in metrics.items() if name != "videos"})
         return metrics
 
-    def _keep_videos(self, played: Round) -> list[Any]:
-        """Write the videos of a round into the directory of the run, if there is one; return the small copies."""
-        found = [(number, record.video) for number, record in enumerate(played.episodes) if record.video is not None]
-        run_dir, iteration = self._algorithm.run_dir, self._algorithm.training_iteration
-        if run_dir is not None:
-            try:
-                (run_dir / VIDEOS).mkdir(exist_ok=True)
-                for number, video in found:
-                    (run_dir / VIDEOS / f"iteration-{iteration:06d}-episode-{number}.mp4").write_bytes(video.mp4)
-            except OSError as error:
-                log.warning("The videos of the evaluation cannot be written in %s: %s.", run_dir, error)
-        return [video.preview for _, video in found]
-
-    def _describe(self, played: Round) -> dict[str, Any]:
-        """Return the statistics of the episodes of a round, with the seeds of the episodes if the settings fix them."""
-        if self._settings.evaluation_seeds is None:
-            return _describe_episodes(played)
-        return {**_describe_episodes(played), "episode_seeds": [record.seed for record in played.episodes]}
-
-    def _by_task(self, played: Round | None) -> dict[str, Any]:
-        """Return the part of the metrics by task; `None` is before the first round."""
-        tasks = self._settings.evaluation_tasks
-        if not isinstance(tasks, list):
-            return {}
-        if played is None:
-            return {"by_task": {task_name(task): {"episode_return_mean": NAN, "num_episodes": NAN} for task in tasks}}
-        return {"by_task": describe_by_task(played.episodes, tasks)}
-
-    def _task_index(self) -> float | None:
-        """Return the index of the task that a curriculum of training has in force, if rounds play its tasks."""
-        if not self._takes_tasks_of_training:
-            return None
-        index: float | None = self._algorithm.metrics.peek(("curriculum", "task_index"), None)
-        return index
-
-    def _health(self) -> dict[str, int]:
-        group = self.group
+    def _metrics_of(self, played: Round | None, of_runners: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of a round with the keys that every result has; `None` is before the first round."""
+        group, found = self.group, played or Round()
+        missing = {
+            str(index): found.missing_by_runner.get(index, 0) for index in (group.worker_indices if group else ())
+        }
+        counts: dict[str, Any] = {
+            "num_episodes_missing": found.num_episodes_missing,
+            "missing_by_runner": missing,
+            "num_episodes_taken_over": found.num_episodes_taken_over,
+            "num_unfinished_episodes": found.num_unfinished_episodes,
+            "num_env_steps_of_older_weights": found.num_env_steps_of_older_weights,
+        }
         return {
+            "env_runners": dict(of_runners),
+            **by_task(played, self._settings),
+            "fresh": played is not None,
+            "explore": self._config.explore,
+            "weights_version": NAN if played is None else self._weights_version,
+            "truncated": found.truncated,
+            "skipped": found.skipped,
+            **(without_values(counts) if played is None else counts),
+            "num_env_steps_sampled_lifetime": self._num_env_steps,
             "num_healthy_workers": 0 if group is None else group.num_healthy_remote_workers,
             "num_remote_worker_restarts": 0 if group is None else group.num_remote_worker_restarts,
             "num_env_runner_failures": 0 if group is None else group.num_failures,
+            "evaluation_s": NAN if played is None else self._evaluation_s,
         }
 
     def result(self, *, fresh: bool = False) -> dict[str, Any]:
@@ -588,42 +536,17 @@ class Evaluator:
         """
         if self._latest is not None:
             return {**_copied(self._latest), "fresh": fresh}
-        indices = () if self.group is None else self.group.worker_indices
         of_training = self._algorithm.metrics.peek_reserved().get("env_runners", {})
-        return {
-            "env_runners": _without_values(of_training)
-            | self._describe(Round())
-            | {"num_episodes": NAN, "num_env_steps_sampled": NAN},
-            **self._by_task(None),
-            "fresh": False,
-            "explore": self._config.explore,
-            "weights_version": NAN,
-            "truncated": False,
-            "skipped": False,
-            "num_episodes_missing": NAN,
-            "missing_by_runner": dict.fromkeys(map(str, indices), NAN),
-            "num_episodes_taken_over": NAN,
-            "num_unfinished_episodes": NAN,
-            "num_env_steps_of_older_weights": NAN,
-            "num_env_steps_sampled_lifetime": self._num_env_steps,
-            **self._health(),
-            "evaluation_s": NAN,
-            **NO_IMPROVEMENT,
-        }
+        nothing = {"num_episodes": NAN, "num_env_steps_sampled": NAN}
+        of_runners = without_values(of_training) | describe_round(Round(), self._settings) | nothing
+        return {**self._metrics_of(None, of_runners), **NO_IMPROVEMENT}
 
     @property
     def early_means(self) -> list[str]:
         """Names of the statistics of the latest round if it is truncated: its time limit ended long episodes only."""
         if self._latest is None or not self._latest.get("truncated"):
             return []
-        parts: dict[str, Any] = {
-            name: self._latest[name] for name in ("env_runners", "by_task") if name in self._latest
-        }
-        return [
-            f"evaluation/{name}"
-            for name, value in flat_result(parts).items()
-            if isinstance(value, Real) and not name.rpartition("/")[2].startswith("num_")
-        ]
+        return means_of(self._latest)
 
     # State.
 
@@ -659,7 +582,7 @@ class Evaluator:
             raise CheckpointError(f"the latest evaluation is {state['latest']!r:.80}, and not a dict.")
         if state["rngs"] is not None:
             check_global_rngs(state["rngs"])
-        if self.group is not None and len(self.group.idle_runners()) < len(self.group.worker_indices):
+        if self.group is not None and len(self.group.mail.idle_runners()) < len(self.group.worker_indices):
             self._stop_runners()  # one of them could not answer; the next round starts them
         if self.group is not None and state["runners"] is not None:
             self.group.check_state(state["runners"])
@@ -701,10 +624,6 @@ class Evaluator:
                 engine.stop()
 
 
-def _render_mode(env: Any) -> Any:
-    return env.render_mode
-
-
 def _run(future: Future[Any], function: Callable[[], Any]) -> None:
     """Set a future to what a function returns or raises; the main function of a thread."""
     try:
@@ -720,30 +639,6 @@ def _new_metrics() -> MetricsLogger:
         if not name.endswith(("_mean", "_min", "_max")):  # runners reserve these
             metrics.log_reserved({("env_runners", name): []})
     return metrics
-
-
-def _describe_episodes(played: Round) -> dict[str, Any]:
-    """Return the statistics of the episodes of a round, and of each of them the return and the length."""
-    returns = [record.episode_return for record in played.episodes]
-    lens = [record.episode_len for record in played.episodes]
-    durations_s = [record.duration_s for record in played.episodes]
-    return {
-        **summarize_episodes(returns, lens),
-        "episode_duration_sec_mean": statistics.fmean(durations_s) if durations_s else NAN,
-        "num_episodes": len(returns),
-        "num_env_steps_sampled": played.num_env_steps,
-        "episode_returns": returns,
-        "episode_lens": lens,
-    }
-
-
-def _without_values(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of nested dicts with NaN, without what is counted since the beginning."""
-    return {
-        name: _without_values(value) if isinstance(value, dict) else NAN
-        for name, value in metrics.items()
-        if not name.endswith(_LIFETIME) and name not in _OF_TRAINING
-    }
 
 
 def _copied(metrics: Any) -> Any:

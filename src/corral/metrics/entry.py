@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.metrics.reducers import NAN, Reducer, Total, Values, make_reducer
+from corral.metrics.reducers import NAN, Reducer, Total, Values, as_floats, make_reducer
 from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
-from corral.metrics.values import as_floats
 
 FLUSH_AT = 256
 """Number of values at which waiting values go to their reducer: reducing them together makes logging one cheap."""

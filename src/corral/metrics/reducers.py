@@ -341,3 +341,18 @@ _OF_WINDOWS: dict[str, Callable[[Sequence[Any]], Number]] = {
     "max": partial(_extreme, np.fmax),
     "sum": _sum,
 }
+
+
+def as_floats(values: Sequence[Any]) -> list[float]:
+    """Return numbers as floats; a number beyond the largest float becomes infinite."""
+    try:
+        return list(map(float, values))
+    except OverflowError:
+        return [_saturated(value) for value in values]
+
+
+def _saturated(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
+from corral.metrics.reducers import as_floats
 from corral.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction
 
 Key = str | tuple[Any, ...]
@@ -88,21 +88,6 @@ def fit(path: Path, reduction: Reduction, value: Any) -> Any:
             )
         return np.array(value, np.float64 if reduction.name in ELEMENTWISE else None)
     return value if reduction.name in ("item", "item_series") else as_floats([value])[0]
-
-
-def as_floats(values: Sequence[Any]) -> list[float]:
-    """Return numbers as floats; a number beyond the largest float becomes infinite."""
-    try:
-        return list(map(float, values))
-    except OverflowError:
-        return [_saturated(value) for value in values]
-
-
-def _saturated(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def call_site() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import os
@@ -12,21 +13,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 
 from corral.core.interrupts import interruptible
 from corral.core.paths import resolve_path
-from corral.core.tree import map_tree
 from corral.envs.env_state import warn_of_statistics
-from corral.envs.seats import Seats
-from corral.envs.step_checks import check_step
+from corral.envs.episode_resets import EpisodeReset, EpisodeResets
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.unread_parts import unread_wrappers
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.envs.videos import Mp4Encoder, check_frame, frames_per_second, render
 from corral.errors import ConfigError, EnvError, MissingPackageError
-from corral.policies.agent_policies import AgentPolicies, refuse_several_agents
-from corral.policies.evaluate import MAX_EPISODE_STEPS, check_spaces_fit
+from corral.policies.agent_policies import AgentPolicies
+from corral.policies.player import MAX_EPISODE_STEPS, Faults, Player, acting_of, with_queues
 from corral.policies.policy import Policy
 
 PACKAGES = {"mp4": ("av", "av"), "gif": ("PIL", "pillow")}
@@ -92,24 +90,62 @@ def play_episodes(
         blanking = [] if pipeline is None else unread_wrappers(pipeline.transforms)
         made = _make_env(env, name, mode, env_config or {}, [*wrappers, *blanking])
         opened.callback(made.close)
-        if isinstance(policy, AgentPolicies):
-            acting = _joint_acting(policy, policy.find_seats(made.observation_space, name), explore)
-        else:
-            refuse_several_agents(made.observation_space, name)
-            check_spaces_fit(policy, made.observation_space, made.action_space, name)
-            acting = partial(_act_alone, policy, explore)
+        resets = None if seed is None else [EpisodeReset(seed=seed + number) for number in range(episodes)]
+        shown = _Show(policy, made, name, resets, explore=explore)
+        shown.begin(episodes, max_episode_steps)
         files = (
             itertools.repeat(None) if record is None else _new_files(resolve_path(record, "the recording"), file_format)
         )
-        for number, file in zip(range(episodes), files, strict=False):
-            episode = _Episode(made, name, acting, None if seed is None else seed + number)
-            frames = episode.frames(max_episode_steps)
+        for _, file in zip(range(episodes), files, strict=False):
             if file is None:
-                for _ in frames:
-                    pass
+                collections.deque(shown.frames(), maxlen=0)
             else:
-                (write_mp4 if file_format == "mp4" else write_gif)(file, frames, frames_per_second(made))
-            yield PlayedEpisode(episode.total, episode.length, file)
+                (write_mp4 if file_format == "mp4" else write_gif)(file, shown.frames(), frames_per_second(made))
+            _, episode_return, length = shown.latest
+            yield PlayedEpisode(episode_return, length, file)
+
+
+class _Show:
+    """Episodes in one env, as frames.
+
+    Attributes:
+        latest: Index of the sub-env, return and length of the latest episode.
+    """
+
+    latest: tuple[int, float, int]
+
+    def __init__(
+        self,
+        policy: Policy | AgentPolicies,
+        env: gym.Env[Any, Any],
+        name: str,
+        resets: list[EpisodeReset] | None,
+        *,
+        explore: bool,
+    ) -> None:
+        self._env, self._faults = env, Faults(name)
+        self._alone = with_queues(SyncVectorEnv([lambda: EpisodeResets(env)]), resets)
+        self._act = acting_of(policy, self._alone, name, explore)
+        self._actions, self._is_over = None, False
+
+    def begin(self, num_episodes: int, max_episode_steps: int) -> None:
+        """Choose how many episodes are played; nothing is played yet."""
+        self._steps = Player(self._acting, self._alone, self._faults, max_episode_steps).play(num_episodes, None)
+
+    def _acting(self, *args: Any) -> Any:
+        """Return the actions; after an episode, when the env is only reset, nobody acts."""
+        if not self._is_over:
+            self._actions = self._act(*args)
+        return self._actions
+
+    def frames(self) -> Iterator[Any]:
+        """Play the next episode, and yield what the env renders after the reset and after each step."""
+        for ended in self._steps:
+            self._is_over = bool(ended)
+            yield self._faults.call("render", partial(render, self._env))
+            if ended:
+                [self.latest] = ended
+                return
 
 
 def _make_env(
@@ -133,64 +169,6 @@ def _make_env(
         raise EnvError(f"{needed}, and its render_mode is {made.render_mode!r}.")
     warn_of_statistics(made, name)
     return made
-
-
-Acting = Callable[[Any, bool, float], Any]
-"""From an observation, whether it is the first one of an episode, and its reward, to the env action."""
-
-
-def _act_alone(policy: Policy, explore: bool, obs: Any, begins: bool, reward: float) -> Any:
-    if begins:
-        policy.reset()
-    policy.note_rewards([reward])
-    return policy(obs, explore=explore)
-
-
-def _joint_acting(policies: AgentPolicies, seats: Seats, explore: bool) -> Acting:
-    """Return the function that chooses the actions of all agents."""
-
-    def act(obs: Any, begins: bool, _: float) -> Any:
-        batch = map_tree(lambda leaf: leaf[None], obs)
-        return map_tree(lambda leaf: leaf[0], policies.batch(seats, batch, np.array([begins]), explore=explore))
-
-    return act
-
-
-class _Episode:
-    """One episode. `total` is its return so far, `length` its number of steps so far."""
-
-    def __init__(self, env: gym.Env[Any, Any], name: str, acting: Acting, seed: int | None) -> None:
-        self._env, self._name, self._acting, self._seed = env, name, acting, seed
-        self.total, self.length = 0.0, 0
-
-    def frames(self, max_episode_steps: int) -> Iterator[Any]:
-        """Play the episode, and yield what the env renders after the reset and after each step."""
-        obs, _ = self._called("reset", partial(self._env.reset, seed=self._seed))
-        yield self._called("render", partial(render, self._env))
-        ended, reward = False, 0.0
-        while not ended:
-            if self.length == max_episode_steps:
-                raise EnvError(
-                    f"env {self._name!r}: an episode has not ended after {max_episode_steps:,} steps: limit it with "
-                    "the wrapper gymnasium.wrappers.TimeLimit."
-                )
-            action = self._acting(obs, self.length == 0, float(reward))
-            obs, reward, terminated, truncated, _ = self._called("step", partial(self._step, action))
-            self.total += float(reward)
-            self.length += 1
-            ended = bool(terminated or truncated)
-            yield self._called("render", partial(render, self._env))
-
-    def _step(self, action: Any) -> Any:
-        return check_step(self._env.step(action))
-
-    def _called(self, method: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception as error:
-            raise EnvError(
-                f"env {self._name!r} raised in {method}(), step {self.length}: {type(error).__name__}: {error}"
-            ) from error
 
 
 def _new_files(directory: Path, file_format: str) -> Iterator[Path]:

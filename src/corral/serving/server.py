@@ -167,7 +167,7 @@ class PolicyServer:
             raise ConfigError(
                 f"env_config: certificate {self._settings.certificate!r} and key {self._settings.key!r} cannot be used "
                 f"for TLS: {error}."
-            ) from error
+            ) from None
         return context
 
     # Time.
@@ -762,7 +762,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
         raise ConfigError(
             f"env_config: the policy server cannot listen at {address}: {error.strerror or error}. Another address is "
             "set with env_config={'address': 'host:port'}, or `corral serve --port`."
-        ) from error
+        ) from None
     listener.setblocking(False)
     if not shown:
         host = f"[{host}]" if ":" in host else host

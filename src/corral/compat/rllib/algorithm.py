@@ -37,7 +37,6 @@ from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
 from corral.core.paths import resolve_path
 from corral.errors import ConfigError, CorralError
-from corral.metrics.result import merge_nested
 
 _MOST_BATCHES = 256  # of which an asynchronous algorithm keeps the infos
 
@@ -127,7 +126,7 @@ class Algorithm:
                 raise ConfigError(f"{type(self).__name__}.setup: call super().setup(config) first.")
         except BaseException:
             built: Any = self.native
-            if getattr(built, "_running", False):  # else it has ended what it had
+            if getattr(built, "_stage", "") == "running":  # else it has ended what it had
                 built.stop()
             raise
         config.freeze()
@@ -449,7 +448,7 @@ class Algorithm:
         if not isinstance(state, (list, tuple)):
             found = self.native.compute_single_action(observation, state, explore=explore, policy_id=policy_id)
             return (*found, {})
-        module = self.native.get_module(self.native.resolve_module_id(policy_id))
+        module = self.native.get_module(self.native.modules.resolve_id(policy_id))
         full = state_from_list(state, module)
         action, full = self.native.compute_single_action(observation, full, explore=explore, policy_id=policy_id)
         return action, list(full.values())[: len(state)], {}
@@ -739,6 +738,7 @@ class _AsksView:
     view: Algorithm
     metrics: Any
     _callbacks: Any
+    report: Any
     _fires_late = False
 
     def get_state(self) -> dict[str, Any]:
@@ -786,9 +786,8 @@ class _AsksView:
         """Fire the event of the iteration if it has not fired, with the result that the class of the view made."""
         if self._fires_late:
             self._fires_late = False
-            self.metrics.mark()
-            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-            merge_nested(result, self.metrics.peek_new())
+            with self.report.taking_new_metrics(result):
+                self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
             self.metrics.start_period()
 
 
@@ -817,8 +816,7 @@ def make_viewed(name: str, config: Any) -> Any:
 
         def send_weights(self) -> None:
             """Send the weights to the runners, also if they were changed by hand since the last update."""
-            self._num_exploration_versions += 1  # they have a new version, though the learners took no step
-            self.sync_weights()
+            self.weights.send_anyway()
 
         def train_once(self) -> Any:
             """Return what the training step of Corral's algorithm returns."""

@@ -195,7 +195,8 @@ class LearnerGroup:
         shards: list[Any] = [batch] * len(self) if episodes is None else split_episodes(episodes, len(self))
         answers = self._native.foreach_learner(_learn, updates, episodes is None, each=shards)
         for results, _ in answers:
-            self._algorithm.count_steps_trained(results)
+            for values in results.values():
+                self._algorithm.report.count_rows(values)
         return [parts for _, parts in answers]
 
     def update_from_episodes(self, episodes: Sequence[Any], **settings: Any) -> list[Any]:

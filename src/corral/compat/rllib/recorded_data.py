@@ -397,6 +397,6 @@ def play_and_record(algorithm: Any, env_runner_group: Any) -> dict[str, Any]:
             **wanted, timestep=algorithm.num_env_steps_sampled_lifetime, force_reset=bool(force_reset)
         )
         recorder.add(env_runner_group.sample(request))
-        if not lasts or algorithm._evaluator.training_done:
+        if not lasts or algorithm.evaluator.training_done:
             return {"env_runners": recorder.end_round()}
         force_reset = False

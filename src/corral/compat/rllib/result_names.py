@@ -81,8 +81,8 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None, la
         if lag is not None:
             numbers.setdefault("diff_num_grad_updates_vs_sampler_policy", lag)
         _add_names_of_algorithm(numbers)
-        if "critic_loss" in numbers and algorithm is not None and name in algorithm.records:
-            config = algorithm.records[name].config
+        if "critic_loss" in numbers and algorithm is not None and name in algorithm.modules:
+            config = algorithm.modules[name].config
             _add_names_of_critics(numbers, bool(config.twin_q) and not hasattr(config, "num_critics"))
     if isinstance(together := learners.get(ALL_MODULES), dict):
         _add_sums(modules, together)
