@@ -139,11 +139,11 @@ class DeviceReplayBuffer(ReplayBuffer):
         columns, num_lanes = self._columns, self._links.num_lanes
         last, steps, num_steps = flat, flat, torch.ones_like(flat)
         if n_step != 1:
-            varies = isinstance(n_step, tuple)
-            back = torch.arange(n_step[1] if varies else n_step, device=self.device)[:, None]
+            largest = n_step[1] if isinstance(n_step, tuple) else n_step
+            back = torch.arange(largest, device=self.device)[:, None]
             steps = (flat + num_lanes * back) % self._links.size
             taken = self._valid_on_device()[0][steps // num_lanes]
-            if varies:
+            if isinstance(n_step, tuple):
                 taken &= torch.from_numpy(self._within_steps(n_step, len(flat))).to(self.device)
             # A transition stops after the first step that ended its episode, and before the first that is not valid.
             done = columns["terminated"].at(steps) | columns["truncated"].at(steps)

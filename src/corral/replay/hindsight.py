@@ -96,6 +96,7 @@ class HindsightReplayBuffer(ReplayBuffer):
 
     def _note_written(self, place: Place) -> None:
         lanes, num_rows = place.lanes, self._links.num_rows
+        assert isinstance(place.steps_at, int)  # lanes are in step
         rows = np.arange(place.steps_at, place.stop - 1)
         if place.tails[0] < 0:  # the rollout does not continue the one before
             self._is_over[lanes] = True
