@@ -14,7 +14,6 @@ from corral.replay.storage import Storage, Where, arrays_of, spans, with_arrays
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
-    from corral.replay.observations import Observations
 
 Positions = NDArray[np.int64]
 LaneKey = tuple[int, int, str | int]
@@ -110,14 +109,14 @@ class GridLinks:
 
     # Rollouts in.
 
-    def place(self, rollout: Rollout, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Observations) -> Place:
+    def place(self, rollout: Rollout, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Any) -> Place:
         """Return where a rollout goes; nothing is changed. Of one that is larger than the ring the last rows are kept.
 
         Args:
             rollout: The rollout `[T, N, ...]`.
             obs: Leaves of its observations `[T + 1, N, ...]`.
             valid: Its column `valid`.
-            held: The observations in the ring.
+            held: The observations in the ring, as `Observations`.
         """
         kept = min(len(valid), self.num_rows - self.num_frames)
         worker, num_blocks = rollout.worker_index, len(self.written)
@@ -218,7 +217,7 @@ class LaneLinks(GridLinks):
             rows[:, -1 - age] = current
         return rows
 
-    def place(self, rollout: Any, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Observations) -> Place:
+    def place(self, rollout: Any, obs: list[NDArray[Any]], valid: NDArray[np.bool_], held: Any) -> Place:
         """Return where the steps of lanes go, and the observations after the last steps; see `GridLinks.place`."""
         lengths = np.where(valid.any(0), len(valid) - valid[::-1].argmax(0), 0)  # of each lane, to its last valid row
         first, lanes = self._latest_that_fit(lengths)

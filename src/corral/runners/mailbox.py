@@ -195,7 +195,7 @@ class Mailbox:
 
         The index of its runner comes with it, for `put_back`.
         """
-        self._take_new()
+        self.take_arrived(new_only=True)
         if not self.taken:
             return None
         versions = [rollout.weights_version for _, rollout in self.taken]
@@ -222,14 +222,26 @@ class Mailbox:
         self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
-    def take_arrived(self, indices: Sequence[int] | None = None) -> None:
-        """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`."""
-        for index, call, reply in self.take_replies(indices):
+    def take_arrived(self, *, new_only: bool = False) -> int:
+        """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`.
+
+        Args:
+            new_only: Whether to look only at runners that have answered since all were looked at.
+
+        Returns:
+            How many runners were looked at, if `new_only`; otherwise 0.
+        """
+        indices: list[int] = []
+        if new_only:
+            self._arrival.clear()
+            indices = sorted({self._arrived.popleft() for _ in range(len(self._arrived))})
+        for index, call, reply in self.take_replies(indices if new_only else None):
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
             self._keep(index, reply)
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
+        return len(indices)
 
     def _keep(self, index: int, reply: SampleReply) -> None:
         """Keep a fragment until a call returns it."""
@@ -263,13 +275,6 @@ class Mailbox:
     def _note_arrival(self, index: int) -> None:
         self._arrived.append(index)
         self._arrival.set()
-
-    def _take_new(self) -> int:
-        """Receive from the runners that have answered since the last look, and return their number."""
-        self._arrival.clear()
-        indices = sorted({self._arrived.popleft() for _ in range(len(self._arrived))})
-        self.take_arrived(indices)
-        return len(indices)
 
     def take_replies(
         self, indices: Sequence[int] | None = None
@@ -354,7 +359,7 @@ class Mailbox:
             # number of runners: half of the runners answer before.
             look_s, num_new = min(deadline_s, now + PATIENCE_S, *ends_s), 0
             while num_new <= (len(waiting) - 1) // 2 and self._arrival.wait(max(0.0, look_s - time.perf_counter())):
-                num_new += self._take_new()
+                num_new += self.take_arrived(new_only=True)
             if time.perf_counter() >= deadline_s:
                 break
 
