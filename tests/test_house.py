@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from code_lines import count_lines, lines_by_room, read_budget
 from corral import _HOMES
 
 ROOT = Path(__file__).parents[1]
@@ -364,3 +365,36 @@ def test_the_changelog_begins_with_the_next_version_or_with_this_one() -> None:
 
     newest = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
     assert newest == "Unreleased" or newest.startswith(f"{corral.__version__} (")
+
+
+# A room grows only by what another loses: then both numbers of tests/code_lines.json change, in one commit. More lines
+# in all need a line in CHANGELOG.md that says what users get for them.
+def test_no_room_has_more_lines_of_code_than_its_budget() -> None:
+    now, budget = lines_by_room(), read_budget()
+    assert {room: (lines, budget.get(room, 0)) for room, lines in now.items() if lines > budget.get(room, 0)} == {}
+    loose = {room: (now.get(room, 0), lines) for room, lines in budget.items() if now.get(room, 0) < 0.97 * lines}
+    assert loose == {}, "these rooms became smaller: run `python tests/code_lines.py --write`"
+
+
+def test_lines_of_code_are_counted_without_docstrings_comments_and_imports() -> None:
+    source = '''"""Text."""
+
+import os
+from a import (
+    b,
+)
+
+
+# why
+def f(
+    x,
+):  # how
+    """Do.
+
+    More.
+    """
+    return """a
+
+    b"""
+'''
+    assert count_lines(source) == 6

@@ -1,0 +1,67 @@
+"""The lines of code of each room, and their budget; docstrings, comments, blank lines and imports do not count.
+
+python tests/code_lines.py            # a table: lines now, and the budget
+python tests/code_lines.py --write    # lowers the budget of the rooms that became smaller
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+SRC = Path(__file__).parents[1] / "src" / "corral"
+BUDGET = Path(__file__).with_suffix(".json")
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+
+
+def count_lines(source: str) -> int:
+    """Return the lines of code of a file."""
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        parts: list[ast.stmt] = (
+            [node.body[0]] if documented and ast.get_docstring(node, clean=False) is not None else []
+        )
+        for part in [node] if isinstance(node, (ast.Import, ast.ImportFrom)) else parts:
+            left_out |= {*range(part.lineno, (part.end_lineno or part.lineno) + 1)}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = {line for token in tokens if token.type not in _NO_CODE for line in range(token.start[0], token.end[0] + 1)}
+    return len(found - left_out)
+
+
+def lines_by_room() -> dict[str, int]:
+    """Return the lines of code of each room, and of the files beside the rooms as `"corral"`."""
+    counts: Counter[str] = Counter()
+    for file in SRC.rglob("*.py"):
+        room, *inside = file.relative_to(SRC).parts
+        counts[room if inside else "corral"] += count_lines(file.read_text(encoding="utf-8"))
+    return dict(sorted(counts.items()))
+
+
+def read_budget() -> dict[str, int]:
+    """Return the largest number of lines of each room."""
+    budget: dict[str, int] = json.loads(BUDGET.read_text(encoding="utf-8"))
+    return budget
+
+
+def main() -> None:
+    """Print the table, and write the budget with `--write`: a number that is too small is never raised."""
+    now, budget = lines_by_room(), read_budget() if BUDGET.exists() else {}
+    for room in sorted(now.keys() | budget.keys()):
+        print(f"{room:14} {now.get(room, 0):6,} of {budget.get(room, 0):6,}")
+    print(f"{'all':14} {sum(now.values()):6,} of {sum(budget.values()):6,}")
+    if "--write" in sys.argv:
+        lowered = {room: min(lines, budget.get(room, lines)) for room, lines in now.items()}
+        BUDGET.write_text(json.dumps(lowered, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
