@@ -1,6 +1,6 @@
 """Commands and workers in processes that have torch from their beginning: to import it takes longer than most tests.
 
-A server imports torch once, and forks for each of them. Tests that are about processes themselves, as those of the
+A server imports torch once, and forks for each of them. Tests that are about processes themselves, such as tests of the
 process engine, of pipes, and of signals to a command line, start new interpreters.
 """
 

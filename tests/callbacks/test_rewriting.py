@@ -53,10 +53,6 @@ def expected_advantages(rollout: Any, rewards: NDArray[Any]) -> NDArray[Any]:
     return flat
 
 
-def plain_rewards() -> NDArray[Any]:
-    return trained_on()[1].rewards.copy()
-
-
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize(
     "how", ["in place", "replaced", "by attribute", "by episode", "by trajectory", "trajectory in place"]

@@ -115,53 +115,6 @@ for _ in range(4):
     print(dqn.train())
 """
 
-ACROBOT_2_40 = """
-import math
-import numpy as np
-from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.callbacks.callbacks import RLlibCallback
-
-class LogAcrobotAngle(RLlibCallback):
-    def on_episode_step(self, *, episode, env, **kwargs):
-        # First get the angle from the env (note that `env` is a VectorEnv).
-        # See https://github.com/Farama-Foundation/Gymnasium/blob/main/gymnasium/envs/classic_control/acrobot.py
-        # for the env's source code.
-        cos_theta1, sin_theta1 = env.envs[0].unwrapped.state[0], env.envs[0].unwrapped.state[1]
-        # Convert cos/sin/tan into degree.
-        deg_theta1 = math.degrees(math.atan2(sin_theta1, cos_theta1))
-
-        # Log the theta1 degree value in the episode object, temporarily.
-        episode.add_temporary_timestep_data("theta1", deg_theta1)
-
-    def on_episode_end(self, *, episode, metrics_logger, **kwargs):
-        # Get all the logged theta1 degree values and average them.
-        theta1s = episode.get_temporary_timestep_data("theta1")
-        avg_theta1 = np.mean(theta1s)
-
-        # Log the final result - per episode - to the MetricsLogger.
-        # Report with a sliding/smoothing window of 50.
-        metrics_logger.log_value("theta1_mean", avg_theta1, reduce="mean", window=50)
-
-config = (
-    PPOConfig()
-    .environment("Acrobot-v1")
-    .callbacks(
-        callbacks_class=LogAcrobotAngle,
-    )
-)
-ppo = config.build()
-
-# Train n times. Expect `theta1_mean` to be found in the results under:
-# `env_runners/theta1_mean`
-for i in range(10):
-    results = ppo.train()
-    print(
-        f"iter={i} "
-        f"theta1_mean={results['env_runners']['theta1_mean']} "
-        f"R={results['env_runners']['episode_return_mean']}"
-    )
-"""
-
 ACROBOT = """
 import math
 import numpy as np
@@ -212,6 +165,20 @@ for i in range(10):
         f"R={results['env_runners']['episode_return_mean']}"
     )
 """
+
+# Where version 2.40 keeps the angles.
+ACROBOT_2_40 = (
+    ACROBOT.replace(
+        """    def on_episode_created(self, *, episode, **kwargs):
+        # Initialize an empty list in the `custom_data` property of `episode`.
+        episode.custom_data["theta1"] = []
+
+""",
+        "",
+    )
+    .replace('custom_data["theta1"].append(deg_theta1)', 'add_temporary_timestep_data("theta1", deg_theta1)')
+    .replace('custom_data["theta1"]', 'get_temporary_timestep_data("theta1")')
+)
 
 # The tip at the end of the page, which has no code: `env_runner.config.in_evaluation`.
 IN_EVALUATION = """

@@ -145,40 +145,13 @@ tune.Tuner(
 ).fit()
 """
 
-FUNCTION_EARLIER = """
-import ray
-from ray import tune
-from ray.rllib.algorithms.ppo import PPO
-
-def train(config, reporter):
-    algo = PPO(config=config, env=YourEnv)
-    while True:
-        result = algo.train()
-        reporter(**result)
-        if result["episode_reward_mean"] > 200:
-            task = 2
-        elif result["episode_reward_mean"] > 100:
-            task = 1
-        else:
-            task = 0
-        algo.workers.foreach_worker(
-            lambda ev: ev.foreach_env(
-                lambda env: env.set_task(task)))
-
-num_gpus = 0
-num_workers = 2
-
-ray.init()
-tune.Tuner(
-    tune.with_resources(train, resources=tune.PlacementGroupFactory(
-        [{"CPU": 1}, {"GPU": num_gpus}] + [{"CPU": 1}] * num_workers
-    ),),
-    param_space={
-        "num_gpus": num_gpus,
-        "num_workers": num_workers,
-    },
-).fit()
-"""
+# What the function takes and reports on earlier versions of the page.
+FUNCTION_EARLIER = (
+    FUNCTION_2_10.replace("from ray import train, tune", "from ray import tune")
+    .replace("def train_fn(config):", "def train(config, reporter):")
+    .replace("train.report(result)", "reporter(**result)")
+    .replace("with_resources(train_fn,", "with_resources(train,")
+)
 
 CALLBACKS = """
 import ray

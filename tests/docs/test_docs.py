@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,10 +34,12 @@ from pages import (
     run_block,
     run_blocks,
 )
-from walk import TRAININGS, FailedError, Reader, not_run, span_commands, steps
+from walk import LIMIT_S, TRAININGS, FailedError, Reader, in_a_shell, not_run, span_commands, steps
 
 import corral
+import warm
 from at_least import at_least
+from console_script import corral_command
 from corral import Algorithm, PPOConfig, make_multi_agent
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
@@ -164,11 +167,20 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("given")
 
 
+def run_warm(command: str, folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command line in a process that has torch, where no shell is needed."""
+    program, *arguments = shlex.split(command, comments=True)
+    if program != "corral" or re.search(r"[|&;<>$*~`]", command):
+        return in_a_shell(command, folder, environment)
+    done = warm.run(corral_command(*arguments), cwd=folder, env=environment, timeout=LIMIT_S)
+    return done.returncode, done.stdout + done.stderr
+
+
 # A search has dozens of processes, Ray takes long to start, and a window plays in real time.
 @pytest.mark.slow_cases("search", "write-an-algorithm", "examples.md", "memory")
 @pytest.mark.parametrize(("page", "command"), first_commands())
 def test_the_first_command_of_a_page_works(page: str, command: str, given: Path, tmp_path: Path) -> None:
-    reader = Reader(tmp_path, Path(sysconfig.get_path("scripts")), given, SHORT)
+    reader = Reader(tmp_path, Path(sysconfig.get_path("scripts")), given, SHORT, run_warm)
     reader.run(command)
     reader.leave()
 

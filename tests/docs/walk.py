@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +83,21 @@ class FailedError(Exception):
     """A command did not end as the page promises."""
 
 
+def in_a_shell(command: str, folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command line, and return its exit status and what it printed."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return done.returncode, done.stdout
+
+
 class Reader:
     """Runs commands of a page in a folder, as a reader with a shell does.
 
@@ -91,10 +106,18 @@ class Reader:
         programs: Folder of `corral`, `python` and `pip`.
         given: Folder for what several pages take for granted.
         added: Options that are added to commands, by pattern of their beginning, such as stop criteria of trainings.
+        run_line: What runs a command line, in a folder and an environment; it returns status and output.
     """
 
-    def __init__(self, folder: Path, programs: Path, given: Path, added: Mapping[str, str]) -> None:
-        self.folder, self.given = folder, given
+    def __init__(
+        self,
+        folder: Path,
+        programs: Path,
+        given: Path,
+        added: Mapping[str, str],
+        run_line: Callable[[str, Path, Mapping[str, str]], tuple[int, str]] = in_a_shell,
+    ) -> None:
+        self.folder, self.given, self._run_line = folder, given, run_line
         self._staying: list[tuple[str, subprocess.Popen[bytes], Path]] = []
         self._added = added
         self._environment = {
@@ -124,21 +147,12 @@ class Reader:
             self._start(shown)
             return ""
         try:
-            done = subprocess.run(
-                ["bash", "-c", shown],
-                cwd=self.folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=LIMIT_S,
-            )
+            status, printed = self._run_line(shown, self.folder, self._environment)
         except subprocess.TimeoutExpired as error:
             raise FailedError(f"not over after {LIMIT_S:.0f} s") from error
-        if done.returncode or "does not provide the extra" in done.stdout or "Traceback" in done.stdout:
-            raise FailedError(f"exit status {done.returncode}: {done.stdout[-1500:]}")
-        return done.stdout
+        if status or "does not provide the extra" in printed or "Traceback" in printed:
+            raise FailedError(f"exit status {status}: {printed[-1500:]}")
+        return printed
 
     def _start(self, command: str) -> None:
         """Start a command that stays, and wait until it prints something; another one of its kind is ended before."""
@@ -238,11 +252,9 @@ class Reader:
         return home
 
     def _make(self, command: str, folder: Path | None = None) -> None:
-        done = subprocess.run(
-            ["bash", "-c", command], env=self._environment, cwd=folder or self.given, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise FailedError(f"{command}: {done.stdout}{done.stderr}")
+        status, printed = self._run_line(command, folder or self.given, self._environment)
+        if status:
+            raise FailedError(f"{command}: {printed}")
 
     @staticmethod
     def _copy(source: Path, target: Path) -> None:

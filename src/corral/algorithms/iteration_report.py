@@ -172,7 +172,7 @@ class Report:
                 "on_train_result", algorithm=algorithm, metrics_logger=algorithm.metrics, result=result
             )
         if self.may_be_early:
-            result[EARLY_MEANS] = [*dict.fromkeys((*self._find_early_means(), *result[EARLY_MEANS]))]
+            result[EARLY_MEANS] = [*dict.fromkeys((*self._find_early_means(), *result.get(EARLY_MEANS, ())))]
 
     def _find_early_means(self) -> list[str]:
         """Return the names of the statistics that favour short episodes, because long ones have not ended yet.
