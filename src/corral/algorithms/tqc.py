@@ -8,14 +8,13 @@ the implementation details by number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.sac import SAC, SACSettings
-from corral.core.settings import Need, NonNegativeInt, PositiveInt
+from corral.core.settings import Need, NonNegativeInt, PositiveInt, never
 from corral.errors import ConfigError
 from corral.modules.module import Module
 from corral.modules.tqc_module import TQCModule
@@ -40,14 +39,11 @@ class TQCConfig(SACSettings, OffPolicyConfig):
     LEARNS_SEQUENCES: ClassVar[bool] = False
     LEARNS_ATOMS: ClassVar[bool] = False
 
+    twin_q: Annotated[bool, Need("SAC: TQC has num_critics", never)] = True
+    td_error_loss_fn: Annotated[Literal["huber", "mse"], Need("SAC: TQC has the loss of its quantiles", never)] = "mse"
     num_critics: PositiveInt = 2
     num_quantiles: PositiveInt = 25
     num_dropped_quantiles: NonNegativeInt = 2
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "twin_q": Need("SAC: TQC has num_critics", lambda config: False),
-        "td_error_loss_fn": Need("SAC: TQC has the loss of its quantiles", lambda config: False),
-    }
 
     def training(self, **settings: Unpack[TQCTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
