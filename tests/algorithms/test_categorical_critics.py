@@ -16,7 +16,7 @@ from corral.algorithms.sac import sac_loss
 from corral.algorithms.td3 import td3_loss
 from corral.errors import ConfigError
 from corral.modules.categorical_critics import CategoricalSACModule, CategoricalTD3Module
-from corral.modules.critic_heads import AtomHead
+from corral.modules.critics import AtomHead
 from corral.modules.sac_module import SACModule
 from corral.modules.td3_module import TD3Module
 from corral.testing import BitFlippingEnv

@@ -20,7 +20,6 @@ from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.sac import SAC, SACSettings, reported_values
 from corral.core.settings import Need, NonNegativeSchedule, PositiveInt, never
 from corral.learners.losses import Batch
-from corral.learners.settings import UpdateSettings
 from corral.modules.batch_renorm import evaluating
 from corral.modules.crossq_module import CrossQModule
 from corral.modules.distributions import SquashedGaussian
@@ -80,23 +79,15 @@ class CrossQ(SAC):
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
 
     LEARNS_TENSORS = True
+    DELAYS_ACTOR = True
 
     config: CrossQConfig
-
-    def setup(self) -> None:
-        """Make the replay buffer, and count updates."""
-        super().setup()
-        self._num_updates: dict[str, int] = {}
 
     def make_loss(self, config: Any) -> Callable[..., tuple[Any, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
         given = config.target_entropy
         target_entropy = None if given == "auto" else given
         return partial(crossq_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
-
-    def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Update the critics, every `policy_delay` updates also actor and temperature, and return the metrics."""
-        return self.update_actor_late(module_id, batch, settings, self._num_updates)
 
     def update_target_if_due(self, module_id: str) -> None:
         """Do nothing: there are no targets."""
@@ -136,7 +127,8 @@ def crossq_loss(
     taken = batch["actions"].reshape(len(next_logp), -1).tanh()
     q_taken, next_q = module.joint_q_values(batch["obs"], taken, batch["next_obs"], next_actions)
     targets = head.targets(batch, next_q.detach(), alpha * next_logp)
-    losses = {"critic": head.loss(q_taken, targets, batch["weights"], huber=huber)}
+    critic_loss, _, td_error = head.learn(q_taken, targets, batch["weights"], huber=huber)
+    losses = {"critic": critic_loss}
     outputs = {} if outputs is None else outputs
     outputs |= {"q_taken": q_taken, "targets": targets}
     if coefficients["actor_coeff"]:
@@ -149,5 +141,4 @@ def crossq_loss(
         aim = module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy
         losses["alpha"] = module.log_alpha * (-logp.detach().mean() - aim)
         outputs |= {"dist_inputs": dist_inputs, "actions": actions, "logp": logp}
-    td_error = (q_taken.detach() - targets).abs().mean(0)
     return losses, reported_values(losses, alpha, q_taken.detach(), td_error, next_logp)

@@ -24,7 +24,7 @@ from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, Positive
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
-from corral.modules.critic_heads import projected
+from corral.modules.critics import projected
 from corral.modules.memory import at_rows, burn_in, find_learned_steps, module_inputs
 from corral.modules.module import Module
 from corral.modules.q_module import QModule

@@ -208,6 +208,10 @@ class OffPolicyAlgorithm(Algorithm):
     SEEKS_VALUES: ClassVar[bool] = True
     """Whether an actor seeks the values of critics."""
 
+    DELAYS_ACTOR: ClassVar[bool] = False
+    """Whether the actor learns only in every `policy_delay` updates, which is a setting; `STATE` then names
+    `_num_updates`."""
+
     config: OffPolicyConfig
 
     def setup(self) -> None:
@@ -219,6 +223,8 @@ class OffPolicyAlgorithm(Algorithm):
         self.replay_buffers: dict[str, ReplayBuffer] = {}
         self._replay_configs: dict[str, ReplayConfig] = {}
         self._warned_of_buffer = False
+        if self.DELAYS_ACTOR:
+            self._num_updates: dict[str, int] = {}
         self._update_credit: dict[str, float] = {}  # updates that are due but not made yet, in [0, 1)
         self._target_updated_at: dict[str, int] = {}  # env steps sampled at the last update of the target
         # For noise that `prepare_batch` draws; with a seed of its own, so that no other part draws the same noise.
@@ -352,29 +358,21 @@ class OffPolicyAlgorithm(Algorithm):
         return batch
 
     def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Take one update of a module from a batch, then move its targets if that is due; return the results."""
-        results = self.learner_group.update({module_id: batch}, {module_id: settings})
-        self.update_target_if_due(module_id)
-        return results[module_id]
+        """Take one update of a module from a batch, then move its targets if that is due; return the results.
 
-    def update_actor_late(
-        self, module_id: str, batch: Batch, settings: UpdateSettings, counts: dict[str, int]
-    ) -> dict[str, Any]:
-        """Update the critics, every `policy_delay` updates also all else and the targets, and return the metrics.
-
-        Args:
-            module_id: Id of the module.
-            batch: Its batch.
-            settings: How it learns; the loss gets the coefficient `actor_coeff`, 1 or 0.
-            counts: Updates so far by module id, which are counted here.
+        If the actor is delayed, each update moves the critics, and every `policy_delay` updates all else and the
+        targets. The loss then gets the coefficient `actor_coeff`, 1 or 0.
         """
-        counts[module_id] = count = counts.get(module_id, 0) + 1
-        moves_actor = count % self.modules[module_id].config.policy_delay == 0
-        settings = replace(
-            settings,
-            groups=None if moves_actor else ("critic",),
-            coefficients={**settings.coefficients, "actor_coeff": float(moves_actor)},
-        )
+        moves_actor = True
+        if self.DELAYS_ACTOR:
+            self._num_updates[module_id] = count = self._num_updates.get(module_id, 0) + 1
+            config: Any = self.modules[module_id].config
+            moves_actor = count % config.policy_delay == 0
+            settings = replace(
+                settings,
+                groups=None if moves_actor else ("critic",),
+                coefficients={**settings.coefficients, "actor_coeff": float(moves_actor)},
+            )
         results = self.learner_group.update({module_id: batch}, {module_id: settings})
         if moves_actor:
             self.update_target_if_due(module_id)

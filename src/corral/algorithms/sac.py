@@ -157,7 +157,7 @@ def sac_loss(
 
     - Critics, eq. 5: half the mean squared error of each critic, or its Huber loss. The target is the discounted sum of
       the rewards and, where the episode did not terminate, the discounted soft value of the next observation. Critics
-      of quantiles (TQC) or atoms have targets and losses of their own: `corral.modules.critic_heads`.
+      of quantiles (TQC) or atoms have targets and losses of their own: `corral.modules.critics`.
     - Actor, eq. 9: the temperature times the log-likelihood of the policy's actions, minus their value.
     - Temperature, eq. 18, with log alpha in place of alpha, as in the authors' code.
 
@@ -183,12 +183,10 @@ def sac_loss(
     target_alpha = alpha if entropy_in_targets else torch.zeros_like(alpha)
     terms = discrete_terms if module.is_discrete else continuous_terms
     predicted, targets, actor_loss, logp = terms(module, steps, alpha, target_alpha, outputs)
-    critic_loss = head.loss(predicted, targets, steps["weights"], huber=huber)
+    critic_loss, q_taken, td_error = head.learn(predicted, targets, steps["weights"], huber=huber)
     aim = module.auto_target_entropy(steps["obs"]) if target_entropy is None else target_entropy
     alpha_loss = module.log_alpha * (-logp.mean() - aim)
-    q_taken = head.means(predicted)
     outputs |= {"predicted": predicted, "q_taken": q_taken, "targets": targets, "actor_loss": actor_loss}
-    td_error = (q_taken.detach() - head.target_means(targets)).abs().mean(0)
     losses = {"critic": critic_loss, "actor": actor_loss, "alpha": alpha_loss}
     td_error = td_error if steps is batch else at_rows(batch, td_error)
     return critic_loss + actor_loss + alpha_loss, reported_values(losses, alpha, q_taken.detach(), td_error, logp)

@@ -28,7 +28,6 @@ from corral.algorithms.off_policy import (
 )
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from corral.learners.losses import Batch, Loss
-from corral.learners.settings import UpdateSettings
 from corral.modules.module import Module
 from corral.modules.td3_module import TD3Module
 
@@ -142,11 +141,7 @@ class TD3(OffPolicyAlgorithm):
     )
 
     LEARNS_TENSORS = True
-
-    def setup(self) -> None:
-        """Make the replay buffer, and count updates."""
-        super().setup()
-        self._num_updates: dict[str, int] = {}
+    DELAYS_ACTOR = True
 
     def make_loss(self, config: Any) -> Loss:
         """Return the loss with a config's constants."""
@@ -157,10 +152,6 @@ class TD3(OffPolicyAlgorithm):
         module: Any = self.modules[module_id].module
         shape = (len(batch["rewards"]), module.num_action_dims)
         return {**batch, "next_noise": self._noise_rng.standard_normal(shape, dtype=np.float32)}
-
-    def update_module(self, module_id: str, batch: Batch, settings: UpdateSettings) -> dict[str, Any]:
-        """Update the critics, every `policy_delay` updates also actor and targets, and return the metrics."""
-        return self.update_actor_late(module_id, batch, settings, self._num_updates)
 
 
 class DDPG(TD3):
@@ -182,7 +173,7 @@ def td3_loss(
 
     - Critics, eqs. 10 and 14: the mean squared error of each critic. The target is the discounted sum of the rewards
       and, where the episode did not terminate, the discounted lower value of the target actor's action with clipped
-      noise. Critics over atoms have targets and losses of their own: `corral.modules.critic_heads`.
+      noise. Critics over atoms have targets and losses of their own: `corral.modules.critics`.
     - Actor, algorithm 1: minus the first critic's value of the actor's action.
 
     Args:
@@ -204,8 +195,8 @@ def td3_loss(
         next_actions = (module.target_policy(batch["next_obs"]) + noise).clamp(-1, 1)
         targets = head.targets(batch, critics(batch["next_obs"], next_actions, target=True))
     predicted = critics(batch["obs"], batch["actions"].reshape(len(targets), -1))
-    losses = {"critic": head.loss(predicted, targets, batch["weights"])}
-    q_taken = head.means(predicted)
+    critic_loss, q_taken, td_error = head.learn(predicted, targets, batch["weights"])
+    losses = {"critic": critic_loss}
     outputs = {} if outputs is None else outputs
     outputs |= {"predicted": predicted, "q_taken": q_taken, "targets": targets}
     if coefficients["actor_coeff"]:
@@ -217,6 +208,6 @@ def td3_loss(
         "qf_mean": q_taken.mean(),
         "qf_min": smallest,
         "qf_max": largest,
-        "td_error": (q_taken - head.target_means(targets)).abs().mean(0),
+        "td_error": td_error,
     }
     return losses, reported

@@ -2,7 +2,7 @@
 
 The critics learn the distribution of the return as quantiles. The largest quantiles of all critics together are
 dropped from the targets, which takes away as much overestimation as is wanted. The loss is `sac_loss`, with the targets
-and the loss of critics of `corral.modules.critic_heads.QuantileHead`. `docs/algorithms/tqc.md` lists the metrics and
+and the loss of critics of `corral.modules.critics.QuantileHead`. `docs/algorithms/tqc.md` lists the metrics and
 the implementation details by number.
 """
 

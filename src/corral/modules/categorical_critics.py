@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from corral.core.tree import Tree
-from corral.modules.critic_heads import AtomHead
+from corral.modules.critics import AtomHead
 from corral.modules.sac_module import ActorAndCritics, SACModule
 from corral.modules.td3_module import TD3Module
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from corral.modules.critic_heads import ScalarHead
+from corral.modules.critics import ScalarHead
 from corral.modules.sac_module import SACModule
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from corral.core.spaces import is_bounded_floats
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.critic_heads import ScalarHead
+from corral.modules.critics import ScalarHead
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.sac_module import ActorAndCritics, ActorNetwork
 

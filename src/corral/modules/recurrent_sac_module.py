@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from corral.core.action_masks import MASK_KEY
 from corral.core.settings import Need
 from corral.core.tree import Tree
+from corral.modules.critics import Follower
 from corral.modules.inference import numpy_layers
 from corral.modules.memory import burn_in, find_learned_steps, memory_outputs, module_inputs
 from corral.modules.module import MemoryConfig
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
 from corral.modules.recurrent import RecurrentEncoder, State, is_flat
 from corral.modules.sac_module import ActorNetwork, CriticNetwork, SACModule, SACNetworkConfig
-from corral.modules.targets import Follower
 
 Features = dict[str, Tensor]
 """Features of the steps, `online` and where needed `target`, from the encoder and from the target encoder, and the mask

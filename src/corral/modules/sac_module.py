@@ -1,6 +1,6 @@
 """The modules of soft actor-critic and its kin: an actor, critics with a head, target critics and a temperature.
 
-The head says what the outputs of the critics stand for: `corral.modules.critic_heads`. The modules of TQC, CrossQ, CQL,
+The head says what the outputs of the critics stand for: `corral.modules.critics`. The modules of TQC, CrossQ, CQL,
 TD3 and IQL derive from the classes here.
 """
 
@@ -22,11 +22,10 @@ from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.critic_heads import ScalarHead
+from corral.modules.critics import Follower, ScalarHead
 from corral.modules.distributions import ActionDistribution, SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
 from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp
-from corral.modules.targets import Follower
 
 # Fraction of the largest entropy of Discrete actions that "auto" aims at; see `SACModule.auto_target_entropy`.
 TARGET_ENTROPY_SHARE = 0.5

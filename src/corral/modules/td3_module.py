@@ -14,11 +14,10 @@ from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.critic_heads import ScalarHead
+from corral.modules.critics import Follower, ScalarHead
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.sac_module import ActorAndCritics, find_critic_hiddens
-from corral.modules.targets import Follower
 
 
 @dataclass

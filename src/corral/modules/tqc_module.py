@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from corral.core.tree import Tree
-from corral.modules.critic_heads import QuantileHead, quantile_huber_loss
+from corral.modules.critics import QuantileHead, quantile_huber_loss
 from corral.modules.sac_module import SACModule
 
 __all__ = ["TQCModule", "quantile_huber_loss"]

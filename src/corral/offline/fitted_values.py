@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
+from corral.modules.critics import Follower
 from corral.modules.sac_module import CriticNetwork, SACNetworkConfig
-from corral.modules.targets import Follower
 from corral.modules.threads import num_threads_for, torch_threads
 
 NUM_DRAWS = 16

@@ -1,6 +1,7 @@
-"""What the outputs of critics stand for: the mean return, its quantiles, or its distribution over atoms.
+"""What critics have: a head, which says what their outputs stand for, and target networks that follow them slowly.
 
-A head gives the values that the outputs mean, the targets of the critics, and their loss. `C` is the number of critics.
+The outputs stand for the mean return, its quantiles, or its distribution over atoms. A head gives the values that they
+mean, the targets of the critics, and their loss. `C` is the number of critics.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Batch = Mapping[str, Any]
+Learned = tuple[Tensor, Tensor, Tensor]
 
 
 class ScalarHead(nn.Module):
@@ -39,10 +41,6 @@ class ScalarHead(nn.Module):
         """Return the mean returns that outputs stand for, without the axis of the head."""
         return outputs
 
-    def target_means(self, targets: Tensor) -> Tensor:
-        """Return the mean returns `[B]` that targets stand for."""
-        return targets
-
     def lowest(self, outputs: Tensor) -> Tensor:
         """Return a value `[B]` that does not overestimate: of all critics the lowest."""
         return outputs.amin(0)
@@ -64,20 +62,25 @@ class ScalarHead(nn.Module):
         targets: Tensor = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * value
         return targets
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor, *, huber: bool = False) -> Tensor:
-        """Return the mean squared error, times `scale`, or Huber's loss, summed over the critics.
+    def learn(self, outputs: Tensor, targets: Tensor, weights: Tensor, *, huber: bool = False) -> Learned:
+        """Return the mean squared error, times `scale`, or Huber's loss, summed over the critics; and what it is about.
 
         Args:
             outputs: Outputs of the critics for the actions taken.
             targets: Their targets.
             weights: Weights of the rows, `[B]`.
             huber: Whether the loss is linear for errors above 1, where the head has a choice.
+
+        Returns:
+            The loss; the mean returns of the actions taken, `[C, B]`; and the absolute errors, `[B]`, averaged over
+            the critics.
         """
+        errors = outputs - targets
         if huber:
             losses = functional.huber_loss(outputs, targets.expand_as(outputs), reduction="none")
         else:
-            losses = self.scale * (outputs - targets).square()
-        return (weights * losses).mean(-1).sum()
+            losses = self.scale * errors.square()
+        return (weights * losses).mean(-1).sum(), outputs, errors.detach().abs().mean(0)
 
 
 class QuantileHead(ScalarHead):
@@ -106,9 +109,6 @@ class QuantileHead(ScalarHead):
     def means(self, outputs: Tensor) -> Tensor:
         return outputs.mean(-1)
 
-    def target_means(self, targets: Tensor) -> Tensor:
-        return targets.mean(-1)
-
     def lowest(self, outputs: Tensor) -> Tensor:
         """Return the mean of the quantiles that are kept, `[B]`."""
         return self.kept(outputs).mean(-1)
@@ -124,9 +124,10 @@ class QuantileHead(ScalarHead):
         targets: Tensor = batch["rewards"][:, None] + discounts[:, None] * kept
         return targets
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor, *, huber: bool = False) -> Tensor:
-        """Return the loss of quantile regression, averaged over the critics (eq. 11)."""
-        return (weights * quantile_huber_loss(outputs, targets).mean(0)).mean()
+    def learn(self, outputs: Tensor, targets: Tensor, weights: Tensor, *, huber: bool = False) -> Learned:
+        """Return the loss of quantile regression, averaged over the critics (eq. 11); see `ScalarHead.learn`."""
+        loss, means = (weights * quantile_huber_loss(outputs, targets).mean(0)).mean(), self.means(outputs)
+        return loss, means, (targets.mean(-1) - means.detach()).abs().mean(0)
 
 
 class AtomHead(ScalarHead):
@@ -156,9 +157,6 @@ class AtomHead(ScalarHead):
     def means(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(-1) @ self.atoms
 
-    def target_means(self, targets: Tensor) -> Tensor:
-        return targets @ self.atoms
-
     def lowest(self, outputs: Tensor) -> Tensor:
         return self.means(outputs).amin(0)
 
@@ -173,10 +171,10 @@ class AtomHead(ScalarHead):
         constant = batch["rewards"] if next_cost is None else batch["rewards"] - discounts * next_cost
         return projected(constant[:, None] + discounts[:, None] * self.atoms, probs[lowest, rows], self.atoms)
 
-    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor, *, huber: bool = False) -> Tensor:
-        """Return the cross-entropies to the targets, summed over the critics."""
-        losses = -(targets * outputs.log_softmax(-1)).sum(-1)
-        return (weights * losses).mean(-1).sum()
+    def learn(self, outputs: Tensor, targets: Tensor, weights: Tensor, *, huber: bool = False) -> Learned:
+        """Return the cross-entropies to the targets, summed over the critics; see `ScalarHead.learn`."""
+        losses, means = -(targets * outputs.log_softmax(-1)).sum(-1), self.means(outputs.detach())
+        return (weights * losses).mean(-1).sum(), means, (targets @ self.atoms - means).abs().mean(0)
 
 
 def quantile_huber_loss(quantiles: Tensor, targets: Tensor) -> Tensor:
@@ -219,3 +217,34 @@ def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
     moved.scatter_add_(1, lower.long(), probs * (1 - above))
     moved.scatter_add_(1, upper.long(), probs * above)
     return moved
+
+
+class Follower:
+    """Moves target networks towards the networks that they are copies of.
+
+    Args:
+        followed: The network of each target network.
+    """
+
+    def __init__(self, followed: Mapping[nn.Module, nn.Module]) -> None:
+        """Keep the networks."""
+        self._followed = dict(followed)
+        self._found: tuple[list[Any], list[Any]] | None = None
+        self._with_buffers: list[tuple[nn.Module, nn.Module]] = []
+
+    @torch.no_grad()
+    def move(self, tau: float) -> None:
+        """Move the targets by a fraction `tau` of the way, and copy all buffers; 1 copies the networks."""
+        if self._found is None:  # to find the parameters takes longer than to move them
+            pairs = self._followed.items()
+            self._found = (
+                [parameter for target, _ in pairs for parameter in target.parameters()],
+                [parameter for _, network in pairs for parameter in network.parameters()],
+            )
+            parts = (part for pair in pairs for part in zip(*map(nn.Module.modules, pair), strict=True))
+            self._with_buffers = [(target, part) for target, part in parts if part._buffers]
+        torch._foreach_lerp_(*self._found, tau)
+        for target, part in self._with_buffers:  # a forward pass may have assigned new tensors to the buffers
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    target.get_buffer(name).copy_(buffer)
