@@ -244,7 +244,7 @@ def test_runners_pause_while_the_queue_is_full(size: int) -> None:
     """Each of two runners has a fragment of half a batch and the next one, so two more batches are ready."""
     with config_of("IMPALA", "process", 2, learner_queue_size=size).build() as algo:
         group, deadline_s = algo.env_runner_group, time.monotonic() + 60
-        while len(algo._waiting) < size or not all(call.future.done() for call in group._pending()):
+        while len(algo._waiting) < size or not all(call.future.done() for call in group.mail.pending()):
             assert time.monotonic() < deadline_s
             algo._receive_batches()
         before = group.fault_results()["num_env_steps_in_flight"]

@@ -50,9 +50,9 @@ def group(started: EnvRunnerGroup) -> EnvRunnerGroup:
 def settle(started: EnvRunnerGroup) -> None:
     """Wait until all runners are idle, and end their trouble."""
     deadline_s = time.monotonic() + SETTLE_S
-    while len(started.idle_runners()) < max(1, started.num_remote_workers):
+    while len(started.mail.idle_runners()) < max(1, started.num_remote_workers):
         started.restore_runners()
-        list(started.take_replies())
+        list(started.mail.take_replies())
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     give(started, None)
@@ -290,8 +290,8 @@ class TestFaults:
         assert counted(group)["num_episodes"] == 12
         again, _ = play_in_time(group, 10.0, num_episodes=4)
         assert played_by(again) == {2: 4}  # the other one is busy until its limit
-        while 1 not in group.idle_runners():
-            list(group.take_replies())
+        while 1 not in group.mail.idle_runners():
+            list(group.mail.take_replies())
             assert time.perf_counter() - start < 2.0 + LATE_S
         assert played_by(play_in_time(group, 10.0, num_episodes=4)[0]) == {1: 2, 2: 2}
         assert counted(group)["num_episodes"] == 8  # without the episodes of its late answer
@@ -362,10 +362,10 @@ class TestFaults:
             assert time.perf_counter() - start < rounds.END_S + LATE_S
             assert set(played_by(result)) == {2} and set(result.missing_by_runner) == set(result.late) == {1}
             give_up_s, results = time.perf_counter() + 2.0 + 2 * LATE_S, [result]
-            while 1 not in group.idle_runners() or results[-1].late:
+            while 1 not in group.mail.idle_runners() or results[-1].late:
                 results.append(play_round(group, plan, goes_on=lambda: False, late=results[-1].late))
                 assert time.perf_counter() < give_up_s
-                assert force_reset or len(results) < 3 or 1 in results[-1].late or 1 in group.idle_runners()
+                assert force_reset or len(results) < 3 or 1 in results[-1].late or 1 in group.mail.idle_runners()
             assert counted(group)["num_env_steps_sampled"] == sum(result.num_env_steps for result in results)
             settle(group)
 

@@ -172,15 +172,15 @@ def test_an_interrupt_while_runners_are_waited_for_loses_nothing(tmp_path: Path)
     with made.build() as algo:
         group = algo.env_runner_group
         algo.train()
-        take = group._take_arrived
+        take = group.mail.take_arrived
 
         def interrupted() -> None:
-            group._take_arrived = take  # type: ignore[method-assign]
+            group.mail.take_arrived = take  # type: ignore[method-assign]
             take()
             os.kill(os.getpid(), signal.SIGINT)
 
         for _ in range(3):
-            group._take_arrived = interrupted  # type: ignore[method-assign]
+            group.mail.take_arrived = interrupted  # type: ignore[method-assign]
             with pytest.raises(KeyboardInterrupt):
                 algo.train()
         result = algo.train()

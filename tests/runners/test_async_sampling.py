@@ -224,8 +224,8 @@ def test_without_waiting_no_steps_are_awaited_in_place_of_dropped_ones(tmp_path:
         algo.env_runner_group.sample_async(SampleRequest(num_timesteps=BATCH))
         assert algo.env_runner_group.fetch_samples(60.0)  # of the second runner, which is asked again
         algo.env_runner_group.sample_async(SampleRequest(num_timesteps=BATCH))
-        while not algo.env_runner_group.receive_samples():
-            algo.env_runner_group.wait_for_sample(60.0)
+        while not algo.env_runner_group.mail.receive_samples():
+            algo.env_runner_group.mail.wait_for_sample(60.0)
         algo.learner_group.weights_version += 1  # an update whose weights were not sent yet
         start_s = algo.timers.seconds["waiting"]
         assert algo.sample_ahead(BATCH, wait=False) == []
@@ -284,7 +284,7 @@ def test_fragments_that_had_arrived_before_an_interrupt_are_learned_from(on_lag:
     with config_of("local", 2, max_lag=1, on_lag=on_lag).build() as algo:
         algo.train()
         group, calls = algo.env_runner_group, []
-        next_sample = group.next_sample
+        next_sample = group.mail.next_sample
 
         def interrupted_at_the_second() -> Any:
             calls.append(None)
@@ -292,10 +292,10 @@ def test_fragments_that_had_arrived_before_an_interrupt_are_learned_from(on_lag:
                 raise KeyboardInterrupt
             return next_sample()
 
-        group.next_sample = interrupted_at_the_second
+        group.mail.next_sample = interrupted_at_the_second
         with pytest.raises(KeyboardInterrupt):
             algo.train()
-        assert group.num_env_steps_returned == algo.num_env_steps_sampled_lifetime
+        assert group.mail.num_env_steps_returned == algo.num_env_steps_sampled_lifetime
         in_flight = group.fault_results()["num_env_steps_in_flight"]
         assert in_flight == 2 * BATCH
         for _ in range(2):
@@ -397,9 +397,9 @@ def test_requests_of_users_count_as_held() -> None:
     with config_of("local", 2).build() as algo:
         group = algo.env_runner_group
         assert group.sample_async(SampleRequest(num_timesteps=4), max_requests=2) == 4
-        assert len(group.receive_samples()) == 4
+        assert len(group.mail.receive_samples()) == 4
         assert group.sample_async(SampleRequest(num_timesteps=4), max_requests=2) == 0
-        assert group.next_sample() is not None
+        assert group.mail.next_sample() is not None
         assert group.sample_async(SampleRequest(num_timesteps=4), max_requests=2) == 1
 
 

@@ -538,9 +538,9 @@ def test_a_runner_that_restarts_is_not_lost() -> None:
         first.failure, first.starting = EnvError("first"), Future()
         second.handle.kill()
         group.restore_runners()
-        assert second.failure is not None and group.lost_because() is None
+        assert second.failure is not None and group.recovery.lost_because() is None
         first.starting.set_exception(EnvError("again"))
         with pytest.raises(EnvError) as caught:
             group.restore_runners()
         assert caught.value.__notes__[-1] == "It was the last runner."
-        assert group.lost_because() is not None
+        assert group.recovery.lost_because() is not None

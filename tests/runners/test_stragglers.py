@@ -16,10 +16,7 @@ from corral.engines.call_limits import CallLimits
 from corral.engines.local import LocalEngine, LocalHandle
 from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
-from corral.runners.remote_runner import PendingSample, RemoteRunner
-from corral.runners.requests import SampleRequest
-from corral.runners.runner_group import EnvRunnerGroup
-from corral.runners.stragglers import (
+from corral.runners.mailbox import (
     PATIENCE_S,
     Speeds,
     add_excess_wait,
@@ -27,6 +24,9 @@ from corral.runners.stragglers import (
     patience_ends_s,
     shares,
 )
+from corral.runners.remote_runner import PendingSample, RemoteRunner
+from corral.runners.requests import SampleRequest
+from corral.runners.runner_group import EnvRunnerGroup
 from corral.testing import IdentityEnv
 
 
@@ -125,13 +125,13 @@ def calls_of_the_driver(num_runners: int, *, one_by_one: bool) -> float:
     """Return the calls in the driver's files per runner, of an iteration after the first."""
     config = PPOConfig().environment(IdentityEnv).env_runners(num_env_runners=num_runners, num_envs_per_env_runner=1)
     group = EnvRunnerGroup(config, OneWorkerEngine())
-    metrics, timers, files = MetricsLogger(), Timers(), ("runner_group.py", "remote_runner.py", "stragglers.py")
+    metrics, timers, files = MetricsLogger(), Timers(), ("runner_group.py", "remote_runner.py", "mailbox.py")
     num_calls = 0
 
     def iterate() -> None:
         if one_by_one:
             group.sample_async(SampleRequest(num_timesteps=1))
-            while group.next_sample() is not None:
+            while group.mail.next_sample() is not None:
                 pass
         else:
             group.sample(SampleRequest(num_timesteps=num_runners))

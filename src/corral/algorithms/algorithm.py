@@ -44,7 +44,7 @@ from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss
 from corral.learners.settings import LearningSpec
 from corral.metrics.logger import MetricsLogger
-from corral.metrics.result import EARLY_MEANS, merge_nested, plain_numbers
+from corral.metrics.result import EARLY_MEANS, plain_numbers
 from corral.metrics.result_html import Result
 from corral.metrics.timers import Timers
 from corral.modules.module import Module
@@ -549,9 +549,8 @@ class Algorithm(metaclass=_WithHints):
     def _complete(self, result: Result, start: float) -> None:
         """Add to a result what follows an iteration: evaluation, the next tasks, and what callbacks log."""
         if self.config.evaluation_interval is not None:
-            self.metrics.mark()
-            self.evaluator.finish(result)
-            merge_nested(result, self.metrics.peek_new())  # metrics that its callbacks logged
+            with self.report.taking_new_metrics(result):  # from its callbacks
+                self.evaluator.finish(result)
         if self.config.env_task_fn is not None:
             with self.timers.time("callbacks"):
                 self.env_runner_group.choose_tasks(result)
@@ -563,18 +562,18 @@ class Algorithm(metaclass=_WithHints):
 
     def _repeat_training_step(self, start: float) -> None:
         """Train until the iteration is as long as the settings say; `start` is the clock reading of its begin."""
-        config, group, by_users = self.config, self.env_runner_group, self.env_runner_group.hand_sampler
+        config, mail, by_users = self.config, self.env_runner_group.mail, self.env_runner_group.hand_sampler
         steps_before = self.report.num_steps_before = self.num_env_steps_sampled_lifetime
         num_calls_without_steps = 0
         while True:
             counted = self.num_env_steps_sampled_lifetime
-            returned = group.num_env_steps_returned + by_users.num_env_steps_by_hand
+            returned = mail.num_env_steps_returned + by_users.num_env_steps_by_hand
             try:
                 results = self.training_step()
             finally:
                 # A training step may sample by hand, and an interrupt may come between the return of a rollout and the
                 # line that counts it. All that runners have returned since counts, and nothing twice.
-                steps = counted - returned + group.num_env_steps_returned + by_users.num_env_steps_by_hand
+                steps = counted - returned + mail.num_env_steps_returned + by_users.num_env_steps_by_hand
                 steps = self.num_env_steps_sampled_lifetime = max(steps, self.num_env_steps_sampled_lifetime)
             if type(results) is not dict or {*map(type, results.values())} - {dict}:
                 self._refuse_results(results)

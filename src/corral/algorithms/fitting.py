@@ -163,7 +163,7 @@ def _check_names(criteria: StopCriteria, algorithm: Algorithm, late_keys: bool) 
 def _known_numbers(algorithm: Algorithm) -> dict[str, Any]:
     """Return the numbers of results that are known before the first one, as a flat result."""
     group = algorithm.env_runner_group
-    if group.local_env_runner is None and len(group.idle_runners()) == len(group.worker_indices):
+    if group.local_env_runner is None and len(group.mail.idle_runners()) == len(group.worker_indices):
         # The names of what runners of the engine log come with their fragments otherwise.
         logged = group.foreach_env_runner("get_metrics")
         algorithm.metrics.aggregate([parts for parts, _, _ in logged], key="env_runners")

@@ -156,20 +156,21 @@ class Report:
             result["fault_tolerance"] |= counts
             result |= costs
 
-    def fire_train_result(self, result: dict[str, Any], start: float) -> None:
-        """Fire `on_train_result`, and put what its callbacks logged into the result.
+    @contextmanager
+    def taking_new_metrics(self, result: dict[str, Any]) -> Iterator[None]:
+        """Put the metrics that are logged within the block into a result, which has the others already."""
+        self._algorithm.metrics.mark()
+        yield
+        merge_nested(result, self._algorithm.metrics.peek_new())
 
-        The metrics of the iteration are in the result already. So the logger marks where the callbacks begin, and only
-        what is new since then is merged into the result.
-        """
+    def fire_train_result(self, result: dict[str, Any], start: float) -> None:
+        """Fire `on_train_result`, and put what its callbacks logged into the result."""
         algorithm = self._algorithm
         self.set_costs(result, time.perf_counter() - start)
-        algorithm.metrics.mark()
-        with algorithm.timers.time("callbacks"):
+        with self.taking_new_metrics(result), algorithm.timers.time("callbacks"):
             algorithm._callbacks.fire(
                 "on_train_result", algorithm=algorithm, metrics_logger=algorithm.metrics, result=result
             )
-        merge_nested(result, algorithm.metrics.peek_new())
         if self.may_be_early:
             result[EARLY_MEANS] = [*dict.fromkeys((*self._find_early_means(), *result[EARLY_MEANS]))]
 

@@ -582,7 +582,7 @@ class Evaluator:
             raise CheckpointError(f"the latest evaluation is {state['latest']!r:.80}, and not a dict.")
         if state["rngs"] is not None:
             check_global_rngs(state["rngs"])
-        if self.group is not None and len(self.group.idle_runners()) < len(self.group.worker_indices):
+        if self.group is not None and len(self.group.mail.idle_runners()) < len(self.group.worker_indices):
             self._stop_runners()  # one of them could not answer; the next round starts them
         if self.group is not None and state["runners"] is not None:
             self.group.check_state(state["runners"])

@@ -232,14 +232,14 @@ class _Play:
             elif now > self.deadline_s:
                 break
             else:
-                is_anybody_left = self.group.lost_because() is None and len(self.out) < self.num_runners
+                is_anybody_left = self.group.recovery.lost_because() is None and len(self.out) < self.num_runners
                 if is_anybody_left:
-                    self.group.wait_for_restart(POLL_S)
-        return self.result(None if is_anybody_left else self.group.lost_because() or self.error)
+                    self.group.recovery.wait([], POLL_S)
+        return self.result(None if is_anybody_left else self.group.recovery.lost_because() or self.error)
 
     def hand_out(self) -> None:
         """Give idle runners what no runner has, and after a while, what others have not answered."""
-        idle = [index for index in self.group.idle_runners() if index not in self.out]
+        idle = [index for index in self.group.mail.idle_runners() if index not in self.out]
         in_pieces = self.plan.in_pieces or self.is_open or bool(self.asked)  # else this is the first time
         for position, index in enumerate(idle):
             size = self.piece if in_pieces else math.ceil(len(self.waiting) / (len(idle) - position))
@@ -324,7 +324,7 @@ class _Play:
             request = replace(whole, resets=tuple(self.reset_of(number) for number in numbers), digest=digest)
         else:
             request = whole
-        call = self.group.ask(index, request, timeout_s=left_s + self.plan.time_limit_s)
+        call = self.group.mail.ask(index, request, timeout_s=left_s + self.plan.time_limit_s)
         self.pending[index] = call, numbers
         self.asked.add(index)
         for number in numbers:
@@ -336,10 +336,10 @@ class _Play:
 
     def take(self) -> None:
         """Receive answers; what a runner did not play waits for another."""
-        for index, call, reply in self.group.take_replies():
+        for index, call, reply in self.group.mail.take_replies():
             if index not in self.pending or self.pending[index][0] is not call:  # an answer to an earlier round
                 if self.late.pop(index, None) is call and not isinstance(reply, BaseException):
-                    self.group.keep_metrics(index, reply)
+                    self.group.mail.keep_metrics(index, reply)
                     self.note_late(reply.rollout)
                 continue
             _, numbers = self.pending.pop(index)
@@ -347,7 +347,7 @@ class _Play:
                 self.error = reply
                 self.num_failures[index] += 1
             else:
-                self.group.keep_metrics(index, reply)
+                self.group.mail.keep_metrics(index, reply)
                 seconds = time.perf_counter() - call.asked_s
                 self.slowest_s = max(self.slowest_s or 0.0, seconds / self.num_turns(numbers))
                 self.plan_next_piece(index, seconds)

@@ -151,7 +151,7 @@ def _checked_step(env: VectorEnv[Any, Any, Any], actions: Any) -> tuple[Any, ...
 
 
 def with_queues(env: VectorEnv[Any, Any, Any], resets: list[EpisodeReset] | None) -> VectorEnv[Any, Any, Any]:
-    """Give each sub-env the reset arguments of its episodes."""
+    """Return the env, whose sub-envs have the reset arguments of their episodes."""
     if resets is not None:
         for i, sub_env in enumerate(env.unwrapped.envs):  # type: ignore[attr-defined]
             fill_queue(sub_env, resets[i :: env.num_envs])

@@ -91,10 +91,10 @@ class AsyncSampler:
         # As many updates as before are likely to follow before the next fragment is received.
         next_updates = num_updates + max(1, num_updates - self._num_updates)
         ahead = self._samples_ahead(next_updates)
-        if wait or not self._group.answers_at_once:
+        if wait or not self._group.mail.answers_at_once:
             self._group.sample_async(request, max_requests=NUM_REQUESTS if ahead else 1)
         if not wait:
-            useful = [part for part in self._group.receive_samples() if not self.is_too_old(part, num_updates)]
+            useful = [part for part in self._group.mail.receive_samples() if not self.is_too_old(part, num_updates)]
             if sum(map(self._count, useful)) < num_wanted:
                 return Received([], 0)
         self._num_updates = num_updates
@@ -102,7 +102,7 @@ class AsyncSampler:
         try:
             self._take(taken, num_wanted, request, num_updates, next_updates, ahead, timers)
         except BaseException:
-            self._group.put_back(taken)
+            self._group.mail.put_back(taken)
             raise
         received = [rollout for _, rollout in taken if not self.is_too_old(rollout, num_updates)]
         num_env_steps = sum(rollout.num_env_steps for _, rollout in taken)
@@ -131,18 +131,18 @@ class AsyncSampler:
         while left > 0 or self._must_take_more(next_updates, ahead):
             if left <= 0 and ends_s == math.inf:
                 ends_s = time.perf_counter() + config.sample_timeout_s
-            arrived = group.next_sample()
+            arrived = group.mail.next_sample()
             if arrived is None:
                 if (left_s := min(config.sample_timeout_s, ends_s - time.perf_counter())) < 0:
                     break
                 if left > 0:
                     # If a batch takes one fragment of each runner, what it does not need is asked for with the next
                     # batch, with the weights of then.
-                    needs_more = left > group.num_env_steps_asked * self._counted_per_env_step(taken)
+                    needs_more = left > group.mail.num_env_steps_asked * self._counted_per_env_step(taken)
                     group.sample_async(request, max_requests=int(needs_more or takes_several) + int(ahead))
                 with timers.time("waiting"):
-                    group.wait_for_sample(left_s)
-                group.report_late()
+                    group.mail.wait_for_sample(left_s)
+                group.mail.report_late()
                 continue
             taken.append(arrived)
             if not self.is_too_old(arrived[1], num_updates):
@@ -162,9 +162,9 @@ class AsyncSampler:
         if most is None or (ahead and self._config.on_lag == "drop"):
             return False
         if self._config.on_lag == "wait":
-            versions = group.weights_versions_held()
+            versions = group.mail.weights_versions_held()
         else:
-            versions = [rollout.weights_version for rollout in group.receive_samples()]
+            versions = [rollout.weights_version for rollout in group.mail.receive_samples()]
         return any(self.lag_of(version, next_updates) > most for version in versions)
 
     def is_too_old(self, rollout: Rollout, num_updates: int) -> bool:

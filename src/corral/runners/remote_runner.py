@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral.engines import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
-from corral.errors import WorkerDiedError
+from corral.errors import CorralError, WorkerDiedError
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 from corral.runners.runner import EnvRunner
 from corral.runners.worker_calls import UserCall, call_runner, repeat_calls, restore_runner, sample_and_report
@@ -149,6 +149,23 @@ def _mean(total: float, count: int) -> float:
 
 
 @dataclass
+class SentWeights:
+    """The latest weights of the runners of a group; a busy runner gets them before its next fragment.
+
+    Attributes:
+        parts: The weights, as the engine packs them.
+        version: Their version.
+        names: Names of the parts.
+        num_bytes: What a runner in its own process is sent.
+    """
+
+    parts: Any = field(default_factory=dict)
+    version: int = -1
+    names: set[str] = field(default_factory=set)
+    num_bytes: int = 0
+
+
+@dataclass
 class RemoteRunner:
     """One runner of the engine.
 
@@ -253,7 +270,20 @@ class RemoteRunner:
         self.module_specs = module_specs
         self.starting = self.handle.call("make_modules", module_specs)
 
-    def begin_restart(self, weights: Any, version: int) -> None:
+    def await_start(self, deadline_s: float) -> Any:
+        """Return the result of a step of the start, or raise if it takes too long."""
+        assert self.starting is not None
+        try:
+            return self.starting.result(max(0.0, deadline_s - time.perf_counter()))
+        except TimeoutError:
+            if self.starting.done():  # the env raised it
+                raise
+            raise CorralError(
+                f"{self.name} did not start within start_timeout_s={self.config.start_timeout_s}. "
+                f"{self.engine.describe_available()}"
+            ) from None
+
+    def begin_restart(self, weights: SentWeights) -> None:
         """Restart the runner: in its worker after a first failure that the worker survived, else in a new worker."""
         in_place = self.handle.alive() and self.num_failures_in_row <= 1  # 0 if another fragment has arrived since
         self.counts += WorkerCounts(num_restarts=1)
@@ -264,8 +294,10 @@ class RemoteRunner:
         self.started_s = time.perf_counter()
         self.syncs = []
         self._num_repeated = len(self.missed)
-        self.starting = self.handle.call(restore_runner, weights, version, self.state, in_place, self.missed)
-        self.weights_version = version
+        self.starting = self.handle.call(
+            restore_runner, weights.parts, weights.version, self.state, in_place, self.missed
+        )
+        self.weights_version = weights.version
 
     def end_restart(self) -> bool:
         """Take the answer of a step of a restart that succeeded; return whether the runner is ready.
@@ -361,13 +393,13 @@ class RemoteRunner:
         if asked_s >= self._state_asked_s:
             self.state, self._state_asked_s = state, asked_s
 
-    def send_weights(self, weights: Any, version: int, num_bytes: int) -> None:
+    def send_weights(self, weights: SentWeights) -> None:
         """Send weights, and note the call, which tells how long they take to arrive."""
         start = time.perf_counter()
-        future = self.handle.call("set_weight_parts", weights, version, timeout_s=self.limits.limit_s())
+        future = self.handle.call("set_weight_parts", weights.parts, weights.version, timeout_s=self.limits.limit_s())
         self.syncs.append(PendingCall(future, start))
-        self.costs.sync_bytes += num_bytes
-        self.weights_version = version
+        self.costs.sync_bytes += weights.num_bytes
+        self.weights_version = weights.version
 
     def sync_error(self) -> BaseException | None:
         """Return the exception that the runner raised when it received weights, if any."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
 
-from corral.errors import CallbackError, ConfigError, SampleError, SerializationError, WeightsError
+from corral.errors import CallbackError, ConfigError, SampleError, SerializationError, WeightsError, WorkerDiedError
 from corral.metrics.reduction_settings import MetricsError
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
-    from corral.runners.remote_runner import RemoteRunner
+    from corral.runners.remote_runner import PendingSample, RemoteRunner, SentWeights
 
 log = logging.getLogger("corral")
 
@@ -84,3 +86,74 @@ def _limit(runner: RemoteRunner, config: RunnerConfig, num_restarts_of_all: int)
 def describe(error: BaseException) -> str:
     """Return an exception and its notes, for the log."""
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
+class Recovery:
+    """Restarts the runners of a group that failed, without waiting for them.
+
+    Attributes:
+        num_failures: Failures of runners so far.
+    """
+
+    def __init__(self, config: RunnerConfig, runners: Mapping[int, RemoteRunner], weights: SentWeights) -> None:
+        """Store the runners of the engine, and the weights with which they continue."""
+        self._config, self._runners, self._weights = config, runners, weights
+        self.num_failures = 0
+
+    def fail(self, runner: RemoteRunner, error: BaseException, call: PendingSample | None = None) -> None:
+        """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
+
+        A fault of an evaluation runner never does: the round reports it, and what follows is a setting of evaluation.
+
+        Raises:
+            Exception: The failure, if it ends the run.
+        """
+        self.num_failures += 1
+        runner.forget_requests(error, call)
+        problem = note_failure(
+            runner, error, self._config, sum(each.counts.num_restarts for each in self._runners.values())
+        )
+        if self._config.in_evaluation and not isinstance(error, NOT_FAULTS):
+            return
+        if problem is not None:
+            raise problem
+        if self.lost_because() is not None:
+            error.add_note("It was the last runner.")
+            raise error
+
+    def continue_restart(self, runner: RemoteRunner) -> bool:
+        """Take the next step of restarting a runner, if it failed; return whether it became ready."""
+        now = time.perf_counter()
+        if runner.ready and not runner.requests and not runner.handle.alive():
+            self.fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
+        if runner.restart_at_s is not None and now >= runner.restart_at_s:
+            runner.begin_restart(self._weights)
+        if runner.starting is None:
+            return False
+        if runner.starting.done():
+            error = runner.starting.exception()
+            if error is not None:
+                self.fail(runner, error)
+                return False
+            return runner.end_restart()
+        if now - runner.started_s > self._config.start_timeout_s:
+            runner.end()
+            limit = f"start_timeout_s={self._config.start_timeout_s}"
+            self.fail(runner, WorkerDiedError(f"{runner.name} was not ready again within {limit}."))
+        return False
+
+    def lost_because(self) -> BaseException | None:
+        """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
+        failures = [runner.failure for runner in self._runners.values() if runner.is_lost]
+        return failures[-1] if failures and len(failures) == len(self._runners) else None
+
+    def wait(self, futures: list[Future[Any]], timeout_s: float) -> None:
+        """Wait at most so long for one of the futures, or until the next step of a restart is over, or due."""
+        runners, now = self._runners.values(), time.perf_counter()
+        futures += [runner.starting for runner in runners if runner.starting is not None]
+        due_s = [runner.restart_at_s - now for runner in runners if runner.restart_at_s is not None]
+        timeout_s = max(0.0, min([timeout_s, *due_s]))
+        if futures:
+            wait(futures, timeout_s, FIRST_COMPLETED)
+        else:
+            time.sleep(timeout_s)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import time
-import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
@@ -20,15 +18,15 @@ from corral.engines.forks import forks_end_here
 from corral.envs.vector import env_name, resolve_env
 from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, WorkerDiedError
-from corral.metrics.logger import MetricsLogger, Parts
+from corral.metrics.logger import MetricsLogger
 from corral.metrics.timers import Timers
 from corral.modules.config import MultiAgentSettings
-from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner
+from corral.runners.mailbox import Mailbox, shares
+from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner, SentWeights
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
-from corral.runners.restarts import NOT_FAULTS, describe, note_failure
+from corral.runners.restarts import NOT_FAULTS, Recovery, describe
 from corral.runners.runner import EnvRunner
 from corral.runners.states_of_runners import StatesOfRunners
-from corral.runners.stragglers import Speeds, add_excess_wait, patience_ends_s, shares
 from corral.runners.user_calls import UserCalls
 from corral.runners.worker_calls import UserCall, call_directly, sample_and_report
 
@@ -43,10 +41,6 @@ if TYPE_CHECKING:
 CLOSE_S = 5.0
 
 _NO_COSTS = Costs().result()
-
-
-def _no_fragment() -> None:
-    """Stand for the reference to a fragment that nobody holds."""
 
 
 class EnvRunnerGroup:
@@ -66,8 +60,8 @@ class EnvRunnerGroup:
         gives_tensors: Whether who asks for tensors gets them, from an env of tensors in this process.
         setting_of_arrays: The setting because of which an env of tensors is stepped on arrays; `""` if it is not.
         on_recreated: Function that is called with the indices of runners that were restarted, before they sample.
-        num_failures: Failures of runners so far.
-        num_env_steps_returned: Env steps of the rollouts that calls of this group have returned.
+        mail: What asks the runners for fragments, and receives them.
+        recovery: What restarts runners that failed.
         hand_sampler: What counts the env steps that calls of `EnvRunner.sample` took, as `num_env_steps_by_hand`.
     """
 
@@ -108,22 +102,15 @@ class EnvRunnerGroup:
         self._config = config
         self.local_env_runner: EnvRunner | None = None
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
-        self.num_failures = self.num_env_steps_returned = 0
-        self._num_env_steps = 0  # of all runners of the algorithm, where known
-        self._weights: Any = {}
-        self._weights_version = -1
-        self._part_names: set[str] = set()
-        self._weights_bytes = 0
-        self._taken: list[tuple[int, Rollout]] = []  # fragments that no call has returned yet, by index of the runner
-        self._arrived: deque[int] = deque()  # runners that have answered since all were looked at
-        self._speeds = Speeds()
-        # What came with fragments: index of the runner, metrics, seconds, and the fragment, which they wait for.
-        self._logged: list[tuple[int, Parts, dict[str, float], Callable[[], Rollout | None]]] = []
         self._stopped = False
         indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
         self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
-        self._user_calls = UserCalls(self._runners, self._fail)
+        self._weights = SentWeights()
+        self.recovery = Recovery(config, self._runners, self._weights)
+        self._user_calls = UserCalls(self._runners, self.recovery.fail)
         self.hand_sampler: UserCalls | EnvRunner = self._user_calls
+        own_process = engine.traits.has_own_process
+        self.mail = Mailbox(config, self._runners, self._weights, self.recovery, has_own_process=own_process)
         self._start(module_specs, metrics, timers)
         self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
 
@@ -136,12 +123,12 @@ class EnvRunnerGroup:
             for runner in runners:
                 runner.begin_start()
             deadline_s = time.perf_counter() + self._config.start_timeout_s
-            descriptions = [self._await_start(runner, deadline_s) for runner in runners]
+            descriptions = [runner.await_start(deadline_s) for runner in runners]
             self._describe(descriptions[0], module_specs)
             for runner in runners:
                 runner.begin_make_modules(self.module_specs)
             for runner in runners:
-                self._await_start(runner, deadline_s)
+                runner.await_start(deadline_s)
                 runner.starting = None
         except BaseException:
             self.stop()
@@ -192,21 +179,10 @@ class EnvRunnerGroup:
 
     def _make_up_for(self, call: UserCall) -> None:
         """Make a call in all runners; a runner that is not ready makes it later."""
+        if self.local_env_runner is not None:
+            call_directly(self.local_env_runner, *call)
         for runner in self._runners.values():
             runner.make_up_for(call)
-
-    def _await_start(self, runner: RemoteRunner, deadline_s: float) -> Any:
-        """Return the result of a step of a runner's start, or raise if it takes too long."""
-        assert runner.starting is not None
-        try:
-            return runner.starting.result(max(0.0, deadline_s - time.perf_counter()))
-        except TimeoutError:
-            if runner.starting.done():  # the env raised it
-                raise
-            raise CorralError(
-                f"{runner.name} did not start within start_timeout_s={self._config.start_timeout_s}. "
-                f"{self._engine.describe_available()}"
-            ) from None
 
     # Health.
 
@@ -255,6 +231,11 @@ class EnvRunnerGroup:
         runners = [runner for runner in self._runners.values() if not runner.is_lost]
         return {runner.index: runner.state.get("num_episodes_over") or unknown for runner in runners}
 
+    @property
+    def num_failures(self) -> int:
+        """Failures of runners so far."""
+        return self.recovery.num_failures
+
     def fault_results(self) -> dict[str, int]:
         """Return the numbers about runners that the result shows under `fault_tolerance`.
 
@@ -262,38 +243,15 @@ class EnvRunnerGroup:
         of its request, and with none if the request was for episodes.
         """
         counts = self.counts
-        taken = sum(rollout.num_env_steps for _, rollout in self._taken)
+        taken = sum(rollout.num_env_steps for _, rollout in self.mail.taken)
         return {
             "num_healthy_workers": sum(runner.is_healthy for runner in self._runners.values()),
             "num_remote_worker_restarts": counts.num_restarts,
-            "num_env_runner_failures": self.num_failures,
+            "num_env_runner_failures": self.recovery.num_failures,
             "num_sub_environment_restarts": counts.num_sub_env_restarts,
             "num_env_steps_lost": counts.num_env_steps_lost,
-            "num_env_steps_in_flight": taken + sum(call.num_env_steps for call in self._pending()),
+            "num_env_steps_in_flight": taken + self.mail.num_env_steps_asked,
         }
-
-    def _pending(self) -> Iterable[PendingSample]:
-        """Return the calls for fragments that were not received yet."""
-        return [call for runner in self._runners.values() for call in runner.requests]
-
-    def _fail(self, runner: RemoteRunner, error: BaseException, call: PendingSample | None = None) -> None:
-        """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
-
-        A fault of an evaluation runner never does: the round reports it, and what follows is a setting of evaluation.
-
-        Raises:
-            Exception: The failure, if it ends the run.
-        """
-        self.num_failures += 1
-        runner.forget_requests(error, call)
-        problem = note_failure(runner, error, self._config, self.num_remote_worker_restarts)
-        if self._config.in_evaluation and not isinstance(error, NOT_FAULTS):
-            return
-        if problem is not None:
-            raise problem
-        if self.lost_because() is not None:
-            error.add_note("It was the last runner.")
-            raise error
 
     def restore_runners(self) -> list[int]:
         """Restart the failed runners that are due, without waiting, and return their indices; `sample` calls it.
@@ -305,8 +263,13 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
         """
         self._check_running()
-        self._user_calls.note_done()
-        restarted = [runner.index for runner in self._runners.values() if self._continue_restart(runner)]
+        if self._user_calls.unnoted:
+            self._user_calls.note_done()
+        # A runner that has a request says itself, with its answer, that it died.
+        troubled = [
+            each for each in self._runners.values() if not (each.ready and (each.requests or each.handle.alive()))
+        ]
+        restarted = [runner.index for runner in troubled if self.recovery.continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
             self.on_recreated(restarted)
@@ -316,27 +279,6 @@ class EnvRunnerGroup:
         """Refuse to sample or to restart runners after `stop`, because nobody would end the new workers."""
         if self._stopped:
             raise CorralError("these env runners were stopped, and their envs are closed: build() another algorithm.")
-
-    def _continue_restart(self, runner: RemoteRunner) -> bool:
-        """Take the next step of restarting a runner, if it failed; return whether it became ready."""
-        now = time.perf_counter()
-        if runner.ready and not runner.requests and not runner.handle.alive():
-            self._fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
-        if runner.restart_at_s is not None and now >= runner.restart_at_s:
-            runner.begin_restart(self._weights, self._weights_version)
-        if runner.starting is None:
-            return False
-        if runner.starting.done():
-            error = runner.starting.exception()
-            if error is not None:
-                self._fail(runner, error)
-                return False
-            return runner.end_restart()
-        if now - runner.started_s > self._config.start_timeout_s:
-            runner.end()
-            limit = f"start_timeout_s={self._config.start_timeout_s}"
-            self._fail(runner, WorkerDiedError(f"{runner.name} was not ready again within {limit}."))
-        return False
 
     # Sampling.
 
@@ -355,25 +297,27 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
             Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
         """
-        timestep = self._timestep_of(request)
+        timestep = self.mail.timestep_of(request)
         self.restore_runners()
-        self._take_arrived()
-        missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in self._taken)
-        for runner, wanted in shares(max(0, missing), self._idle(), exactly=request.num_episodes is not None):
-            self.ask(runner.index, request.part(wanted, timestep))
+        self.mail.take_arrived()
+        missing = request.num_wanted - sum(request.num_in(rollout) for _, rollout in self.mail.taken)
+        for runner, wanted in shares(max(0, missing), self.mail.idle(), exactly=request.num_episodes is not None):
+            self.mail.ask(runner.index, request.part(wanted, timestep))
         with (timers or Timers()).time("waiting"):
             deadline_s = time.perf_counter() + self._config.sample_timeout_s
-            if not self._taken and not any(runner.ready for runner in self._runners.values()):
-                self._await_restart(deadline_s)
-            while calls := self._worth_waiting_for(bool(self._taken)):
+            if not self.mail.taken and not any(runner.ready for runner in self._runners.values()):
+                # All have failed: wait until one that starts is ready again, or one whose restart is due.
+                while not self.restore_runners() and (left_s := deadline_s - time.perf_counter()) > 0:
+                    self.recovery.wait([], left_s)
+            while calls := self.mail.worth_waiting_for():
                 now = time.perf_counter()
                 timeout_s = min(deadline_s, min(until_s for _, until_s in calls)) - now
                 wait([future for future, _ in calls], max(0.0, timeout_s), FIRST_COMPLETED)
-                self._take_arrived()
+                self.mail.take_arrived()
                 if time.perf_counter() >= deadline_s:
                     break
-        self.report_late()
-        return self._return_taken()
+        self.mail.report_late()
+        return self.mail.return_taken()
 
     def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
         """Ask each runner that holds fewer than `max_requests` for fragments, and return how many were asked for.
@@ -391,21 +335,14 @@ class EnvRunnerGroup:
             CorralError: The group was stopped.
         """
         self.restore_runners()
-        num_asked, arrived = 0, Counter(index for index, _ in self._taken)
+        num_asked, arrived = 0, Counter(index for index, _ in self.mail.taken)
         for num_held in range(max_requests):
-            timestep = self._timestep_of(request)
+            timestep = self.mail.timestep_of(request)
             for index, runner in self._runners.items():
                 if runner.ready and len(runner.requests) + arrived[index] == num_held:
-                    self.ask(index, request.part(request.num_wanted, timestep))
+                    self.mail.ask(index, request.part(request.num_wanted, timestep))
                     num_asked += 1
         return num_asked
-
-    def _timestep_of(self, request: SampleRequest) -> int:
-        """Return the env steps at which a request is made, and count on from there if the request says so itself."""
-        if request.timestep is not None:
-            self._num_env_steps = request.timestep
-            return request.timestep
-        return self._num_env_steps + sum(call.request.num_timesteps or 0 for call in self._pending())
 
     def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:
         """Return the fragments that have arrived; if there is none, wait up to `timeout_seconds` for one.
@@ -413,204 +350,9 @@ class EnvRunnerGroup:
         Raises:
             Exception: As `sample` does.
         """
-        wait([] if self._taken else [call.future for call in self._pending()], timeout_seconds, FIRST_COMPLETED)
-        self._take_arrived()
-        return self._return_taken()
-
-    # What `AsyncSampler` needs, which receives fragments one by one.
-
-    @property
-    def answers_at_once(self) -> bool:
-        """Whether a runner has sampled when the call that asks it returns, because it is in this process."""
-        return not self._engine.traits.has_own_process
-
-    @property
-    def num_env_steps_asked(self) -> int:
-        """Env steps of the fragments that runners are asked for, and that were not received yet."""
-        return sum(call.num_env_steps for call in self._pending())
-
-    def weights_versions_held(self) -> list[int]:
-        """Return the versions of the weights of all fragments that no call has returned yet, and of those asked for."""
-        received = [rollout.weights_version for _, rollout in self._taken]
-        return received + [call.weights_version for call in self._pending()]
-
-    def receive_samples(self) -> list[Rollout]:
-        """Receive what has arrived, and return all fragments that `next_sample` will return.
-
-        Raises:
-            Exception: As `sample` does.
-        """
-        self._take_arrived()
-        return [rollout for _, rollout in self._taken]
-
-    def next_sample(self) -> tuple[int, Rollout] | None:
-        """Return the fragment that has arrived with the oldest weights, of several the first, or `None`.
-
-        The index of its runner comes with it, for `put_back`.
-        """
-        self._take_arrived(sorted({self._arrived.popleft() for _ in range(len(self._arrived))}))
-        if not self._taken:
-            return None
-        versions = [rollout.weights_version for _, rollout in self._taken]
-        index, rollout = self._taken.pop(versions.index(min(versions)))
-        self.num_env_steps_returned += rollout.num_env_steps
-        return index, rollout
-
-    def put_back(self, taken: Sequence[tuple[int, Rollout]]) -> None:
-        """Put back what `next_sample` returned, so that it is returned again before what arrives later."""
-        self._taken[:0] = taken
-        self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
-
-    def _idle(self) -> list[RemoteRunner]:
-        return [self._runners[index] for index in self._holding(0)]
-
-    def _holding(self, num_requests: int) -> list[int]:
-        """Return the indices of the runners that can be asked, and hold so many requests."""
-        return [i for i, runner in self._runners.items() if runner.ready and len(runner.requests) == num_requests]
-
-    def _return_taken(self) -> list[Rollout]:
-        """Return the fragments that were received, in the order of the runners' indices."""
-        taken, self._taken = self._taken, []
-        self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
-        return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
-
-    def _take_arrived(self, indices: Sequence[int] | None = None) -> None:
-        """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`."""
-        for index, call, reply in self.take_replies(indices):
-            if isinstance(reply, BaseException) or call.request.digest is not None:
-                continue  # it failed, or the reply is too late for the evaluation round that wanted it
-            self._keep(index, reply)
-            factor = None if call.request.num_timesteps is None else self._straggler_factor
-            add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
-
-    def _keep(self, index: int, reply: SampleReply) -> None:
-        """Keep a fragment until a call returns it."""
-        self._taken.append((index, reply.rollout))
-        self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
-        self._num_env_steps += reply.rollout.num_env_steps
-
-    # Requests to one runner, which has the index 0 if it is the embedded runner.
-
-    def idle_runners(self) -> list[int]:
-        """Return the indices of the runners that `ask` can be called with now."""
-        return self._holding(0)
-
-    def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
-        """Ask one runner for samples, and return the call, whose answer `take_replies` returns.
-
-        The embedded runner and runners of the local engine have answered when this method returns.
-
-        Args:
-            index: Index of the runner.
-            request: What it samples.
-            timeout_s: Seconds after which a runner in its own process counts as hung, is ended and replaced;
-                `worker_timeout_s` applies, too.
-        """
-        runner = self._runners[index]
-        if runner.weights_version != self._weights_version:
-            self._send_weights(runner)
-        runner.ask(request, timeout_s)
-        call = runner.requests[-1]
-        call.future.add_done_callback(lambda _: self._arrived.append(index))
-        return call
-
-    def take_replies(
-        self, indices: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
-        """Receive the replies that are there, and yield them with the runner's index and the call.
-
-        If a runner failed, the exception takes the place of the reply. The metrics of a reply count only after
-        `keep_metrics`.
-
-        Args:
-            indices: Indices of the runners to look at; `None` is all of them.
-
-        Raises:
-            Exception: What a runner raised, if it ends the run.
-        """
-        if indices is None:
-            self._arrived.clear()
-        for runner in self._runners.values() if indices is None else map(self._runners.__getitem__, indices):
-            while (call := runner.sampling) is not None and call.future.done():
-                if error := call.future.exception() or runner.sync_error():
-                    self._fail(runner, error, call)
-                    yield runner.index, call, error
-                else:
-                    seconds_before = runner.seconds_per_step
-                    reply = runner.take(call, self._weights_version)
-                    self._speeds.replace(seconds_before, runner.seconds_per_step)
-                    yield runner.index, call, reply
-
-    def keep_metrics(self, index: int, reply: SampleReply) -> None:
-        """Let `collect_metrics` collect what came with a reply."""
-        self._logged.append((index, reply.metrics, reply.seconds, _no_fragment))
-
-    def lost_because(self) -> BaseException | None:
-        """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
-        failures = [runner.failure for runner in self._runners.values() if runner.is_lost]
-        return failures[-1] if failures and len(failures) == len(self._runners) else None
-
-    def _await_restart(self, deadline_s: float) -> None:
-        """Wait until a runner is ready again, when all have failed: one that starts, or one whose restart is due."""
-        while not self.restore_runners() and (left_s := deadline_s - time.perf_counter()) > 0:
-            self.wait_for_restart(left_s)
-
-    def wait_for_restart(self, timeout_s: float) -> None:
-        """Wait at most so long until `restore_runners` can take the next step of a restart: a start is over, or due."""
-        self._wait([], timeout_s)
-
-    def wait_for_sample(self, timeout_s: float) -> None:
-        """Wait at most so long until a fragment arrives, or `restore_runners` can take the next step of a restart."""
-        self._wait([call.future for call in self._pending()], timeout_s)
-        # A call may be done before its callback has run, or an exception may have ended the look at the answers.
-        self._arrived.extend(call.index for call in self._pending() if call.future.done())
-
-    def _wait(self, futures: list[Future[Any]], timeout_s: float) -> None:
-        runners, now = self._runners.values(), time.perf_counter()
-        futures += [runner.starting for runner in runners if runner.starting is not None]
-        due_s = [runner.restart_at_s - now for runner in runners if runner.restart_at_s is not None]
-        timeout_s = max(0.0, min([timeout_s, *due_s]))
-        if futures:
-            wait(futures, timeout_s, FIRST_COMPLETED)
-        else:
-            time.sleep(timeout_s)
-
-    def report_late(self) -> None:
-        """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once."""
-        asked_before_s = time.perf_counter() - self._config.sample_timeout_s
-        calls = [(runner, runner.sampling) for runner in self._runners.values() if runner.sampling is not None]
-        for runner, call in calls:
-            began_s = max(call.asked_s, runner.replied_s)  # until then it was at another one
-            if call.is_reported or began_s > asked_before_s or call.future.done():
-                continue
-            call.is_reported = True
-            log.warning(
-                "No fragment arrived within sample_timeout_s=%s from %s; a later fragment counts in a later round. "
-                "If an env may hang, set fault_tolerance(env_step_timeout_s=...). %s",
-                self._config.sample_timeout_s,
-                runner.name,
-                "worker_timeout_s=None: the runner is never replaced for being late."
-                if call.timeout_s is None
-                else f"The runner is replaced if it takes longer than {call.timeout_s:.0f} s (worker_timeout_s).",
-            )
-
-    @property
-    def _straggler_factor(self) -> float | None:
-        return self._config.straggler_factor if self._config.batch_mode == "truncate_episodes" else None
-
-    def _worth_waiting_for(self, any_taken: bool) -> list[tuple[Future[SampleReply], float]]:
-        """Return the fragments to wait for, each with the clock reading until which it is worth waiting.
-
-        If nothing has been taken, and none is worth it, any of them is.
-        """
-        now = time.perf_counter()
-        calls = [
-            (runner.sampling.future, patience_ends_s(runner, self._speeds, self._straggler_factor))
-            for runner in self._runners.values()
-            if runner.sampling is not None
-        ]
-        patient = [(future, until_s) for future, until_s in calls if until_s > now]
-        return patient if patient or any_taken else [(future, math.inf) for future, _ in calls]
+        wait([] if self.mail.taken else [call.future for call in self.mail.pending()], timeout_seconds, FIRST_COMPLETED)
+        self.mail.take_arrived()
+        return self.mail.return_taken()
 
     # Weights and metrics.
 
@@ -620,23 +362,21 @@ class EnvRunnerGroup:
         Runners that are busy get them before their next fragment; nobody is waited for. See
         `EnvRunner.set_weight_parts`.
         """
-        if version == self._weights_version and parts.keys() == self._part_names:
+        weights = self._weights
+        if version == weights.version and parts.keys() == weights.names:
             return
-        if parts.keys() != self._part_names:
+        if parts.keys() != weights.names:
             for runner in self._runners.values():
                 runner.weights_version = -1  # the same version has another part now, which busy runners need too
-        self._weights_version, self._part_names = version, set(parts)
-        self._weights = self._engine.put(parts)
-        self._weights_bytes = (
+        weights.version, weights.names = version, set(parts)
+        weights.parts = self._engine.put(parts)
+        weights.num_bytes = (
             sum(getattr(leaf, "nbytes", 8) for leaf in leaves(dict(parts)))
             if self._engine.traits.has_own_process
             else 0
         )
-        for runner in self._idle():
-            self._send_weights(runner)
-
-    def _send_weights(self, runner: RemoteRunner) -> None:
-        runner.send_weights(self._weights, self._weights_version, self._weights_bytes)
+        for runner in self.mail.idle():
+            runner.send_weights(weights)
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Collect what the runners logged since the last call: metrics under `env_runners`, seconds into the timers.
@@ -644,14 +384,7 @@ class EnvRunnerGroup:
         The metrics of a runner of the engine arrive with its fragments. If no call has returned a fragment yet, its
         metrics wait with it.
         """
-        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
-            held = {id(rollout) for _, rollout in self._taken}
-            collected = [entry for entry in self._logged if id(entry[3]()) not in held]
-            self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
-            for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
-                metrics.aggregate(parts_of_round, key="env_runners")
-            for _, _, seconds, _ in collected:
-                timers.add(seconds)
+        self.mail.collect_metrics(metrics, timers)
 
     def take_costs(self) -> dict[str, Any]:
         """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
@@ -660,7 +393,8 @@ class EnvRunnerGroup:
             str(index): {"num_restarts": self._runners[index].counts.num_restarts, **part.result()}
             for index, part in costs.items()
         }
-        return {"weights_version": self._weights_version, **sum(costs.values(), Costs()).result(), "by_runner": runners}
+        total = sum(costs.values(), Costs()).result() if costs else _NO_COSTS
+        return {"weights_version": self._weights.version, **total, "by_runner": runners}
 
     # State.
 
@@ -671,13 +405,10 @@ class EnvRunnerGroup:
         runner that is busy, because the round that wanted its answer is over. Steps of a fragment
         that has not been returned yet count as lost in the state, because the runners are past them.
         """
-        held: Counter[int] = Counter()
-        for index, rollout in self._taken:
-            held[index] += rollout.num_env_steps
         return {
-            "runners": self._states.get(held),
-            "num_failures": self.num_failures,
-            "num_env_steps": self._num_env_steps,
+            "runners": self._states.get(self.mail.num_env_steps_held()),
+            "num_failures": self.recovery.num_failures,
+            "num_env_steps": self.mail.num_env_steps,
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -704,8 +435,9 @@ class EnvRunnerGroup:
             Exception: What an env or a callback raised; a part of the state may be set then.
         """
         continued = self._states.set(state["runners"])
-        self.num_failures, self._num_env_steps = int(state["num_failures"]), int(state["num_env_steps"])
-        self._taken, self._logged, self._weights_version, self._part_names = [], [], -1, set()
+        self.recovery.num_failures = int(state["num_failures"])
+        self.mail.forget(int(state["num_env_steps"]))
+        self._weights.version, self._weights.names = -1, set()
         return continued
 
     # User code.
@@ -736,13 +468,16 @@ class EnvRunnerGroup:
             SerializationError: `fn` cannot be pickled.
             Exception: Exception that the function raised.
         """
+        found = []
+        if local_env_runner and self.local_env_runner is not None:
+            found.append(call_directly(self.local_env_runner, fn, kwargs or {}))
         calls = self._user_calls.begin(fn, kwargs, remote_worker_ids)
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
         if len(done) < len(calls):
             names = ", ".join(call.runner.name for call in calls if call not in done)
             log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
-        return [result for _, result in self._user_calls.take_results(done)]
+        return found + [result for _, result in self._user_calls.take_results(done)]
 
     def foreach_env(self, fn: Callable[[Any], Any], **selection: Any) -> list[list[Any]]:
         """Return `fn(env)` for every sub-env of the runners, called in its process; see `foreach_env_runner`.
@@ -789,11 +524,15 @@ class EnvRunnerGroup:
         Raises:
             CallbackError: `env_task_fn` raised an exception, now or in a runner that was busy the last time.
         """
+        if self.local_env_runner is not None:
+            self.local_env_runner.choose_tasks(train_results)
         self._user_calls.choose_tasks(train_results)
 
     def stop(self) -> None:
         """Close all envs and end all workers, also if Ctrl-C interrupts it. Nothing can be sampled afterwards."""
         self._stopped = True
+        if self.local_env_runner is not None:
+            self.local_env_runner.stop()
         runners = [runner for runner in self._runners.values() if hasattr(runner, "handle")]
         try:
             closing = [runner.handle.call("stop") for runner in runners if runner.handle.alive() and runner.ready]
@@ -819,7 +558,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
     def _start(
         self, module_specs: Mapping[str, ModuleSpec] | None, metrics: MetricsLogger | None, timers: Timers | None
     ) -> None:
-        self._answered: list[PendingSample] = []  # calls of `ask` whose replies were not taken yet
+        self.mail = EmbeddedMailbox(self)
         view = None if metrics is None else metrics.view("env_runners")
         self.local_env_runner = EnvRunner(self._config, makes_modules=False, metrics=view, timers=timers)
         try:
@@ -831,9 +570,6 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         except BaseException:
             self.stop()
             raise
-
-    def _make_up_for(self, call: UserCall) -> None:
-        call_directly(self.local_env_runner, *call)
 
     @property
     def worker_indices(self) -> list[int]:
@@ -860,10 +596,10 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         return {
             "num_healthy_workers": 0,
             "num_remote_worker_restarts": 0,
-            "num_env_runner_failures": self.num_failures,
+            "num_env_runner_failures": self.recovery.num_failures,
             "num_sub_environment_restarts": self.local_env_runner.host.restarts.num_restarts,
             "num_env_steps_lost": self.local_env_runner.num_env_steps_lost,
-            "num_env_steps_in_flight": sum(rollout.num_env_steps for _, rollout in self._taken),
+            "num_env_steps_in_flight": sum(rollout.num_env_steps for _, rollout in self.mail.taken),
         }
 
     def sample(self, request: SampleRequest, timers: Timers | None = None) -> list[Rollout]:
@@ -872,19 +608,52 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
             self._check_running()
         with forks_end_here():
             rollout = self.local_env_runner.collect(request)
-            self.num_env_steps_returned += rollout.num_env_steps
+            self.mail.num_env_steps_returned += rollout.num_env_steps
         return [rollout if request.with_infos else rollout.without_infos()]
 
     def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
         """Sample until `fetch_samples` has so many fragments to return; see `EnvRunnerGroup.sample_async`."""
         self._check_running()
-        num_asked = max(0, max_requests - len(self._taken))
+        num_asked = max(0, max_requests - len(self.mail.taken))
         for _ in range(num_asked):
-            [rollout] = self.sample(request.part(request.num_wanted, self._timestep_of(request)))
-            self._taken.append((0, rollout))
-            self.num_env_steps_returned -= rollout.num_env_steps  # until `fetch_samples` returns it
-            self._num_env_steps += rollout.num_env_steps
+            [rollout] = self.sample(request.part(request.num_wanted, self.mail.timestep_of(request)))
+            self.mail.taken.append((0, rollout))
+            self.mail.num_env_steps_returned -= rollout.num_env_steps  # until `fetch_samples` returns it
+            self.mail.num_env_steps += rollout.num_env_steps
         return num_asked
+
+    def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
+        """Give the runner new weights, if their version or the set of parts changed since the last call."""
+        if version != self._weights.version or parts.keys() != self._weights.names:
+            self._weights.version, self._weights.names = version, set(parts)
+            self.local_env_runner.set_weight_parts(parts, version)
+
+    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
+        """Collect what the runner logged since the last call, unless it logs into `metrics` and `timers` itself."""
+        runner = self.local_env_runner
+        with interrupts_deferred():
+            if runner.timers is timers:
+                runner.log_samples()
+                if self.mail.taken:
+                    runner.log_later(sum(rollout.num_env_steps for _, rollout in self.mail.taken))
+            else:
+                parts, seconds, _ = runner.get_metrics()
+                self.mail.keep_logged(0, parts, seconds)
+                super().collect_metrics(metrics, timers)
+
+    def known_tasks(self) -> list[Any]:
+        """Return the tasks of all sub-envs."""
+        return self.local_env_runner.host.get_tasks() or []
+
+
+class EmbeddedMailbox(Mailbox):
+    """The mailbox of an embedded runner, which answers at once."""
+
+    def __init__(self, group: EmbeddedRunnerGroup) -> None:
+        """Ask for nothing yet."""
+        super().__init__(group._config, {}, group._weights, group.recovery, has_own_process=False)
+        self._group = group
+        self._answered: list[PendingSample] = []  # calls of `ask` whose replies were not taken yet
 
     @property
     def answers_at_once(self) -> bool:
@@ -903,7 +672,7 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
         call = PendingSample(Future(), time.perf_counter(), request=request)
         try:
             with forks_end_here():
-                call.future.set_result(sample_and_report(self.local_env_runner, request))
+                call.future.set_result(sample_and_report(self._group.local_env_runner, request))
         except Exception as error:  # and not an interrupt, which is meant for this process
             call.future.set_exception(error)
         self._answered.append(call)
@@ -912,65 +681,17 @@ class EmbeddedRunnerGroup(EnvRunnerGroup):
     def take_replies(
         self, indices: Sequence[int] | None = None
     ) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
-        """Receive the replies that were not taken yet; see `EnvRunnerGroup.take_replies`."""
+        """Receive the replies that were not taken yet; see `Mailbox.take_replies`."""
         while self._answered:
             call = self._answered.pop(0)
             error = call.future.exception()
             if isinstance(error, NOT_FAULTS):
                 raise error
             if error is not None:
-                self.num_failures += 1
+                self._recovery.num_failures += 1
                 who = "evaluation runner" if self._config.in_evaluation else "env runner"
                 log.warning("The embedded %s failed; its next episodes begin with a reset. %s", who, describe(error))
             yield 0, call, error or call.future.result()
-
-    def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
-        """Give the runner new weights, if their version or the set of parts changed since the last call."""
-        if version != self._weights_version or parts.keys() != self._part_names:
-            self._weights_version, self._part_names = version, set(parts)
-            self.local_env_runner.set_weight_parts(parts, version)
-
-    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Collect what the runner logged since the last call, unless it logs into `metrics` and `timers` itself."""
-        runner = self.local_env_runner
-        with interrupts_deferred():
-            if runner.timers is timers:
-                runner.log_samples()
-                if self._taken:
-                    runner.log_later(sum(rollout.num_env_steps for _, rollout in self._taken))
-            else:
-                parts, seconds, _ = runner.get_metrics()
-                self._logged.append((0, parts, seconds, _no_fragment))
-                super().collect_metrics(metrics, timers)
-
-    def take_costs(self) -> dict[str, Any]:
-        """Return the costs of runners of an engine, of which there are none."""
-        return {"weights_version": self._weights_version, **_NO_COSTS, "by_runner": {}}
-
-    def foreach_env_runner(
-        self,
-        fn: str | Callable[..., Any],
-        *,
-        kwargs: Mapping[str, Any] | None = None,
-        local_env_runner: bool = True,
-        **selection: Any,
-    ) -> list[Any]:
-        """Return the result of a method or of `fn(env_runner)`; see `EnvRunnerGroup.foreach_env_runner`."""
-        found = [call_directly(self.local_env_runner, fn, kwargs or {})] if local_env_runner else []
-        return found + super().foreach_env_runner(fn, kwargs=kwargs, **selection)
-
-    def known_tasks(self) -> list[Any]:
-        """Return the tasks of all sub-envs."""
-        return self.local_env_runner.host.get_tasks() or []
-
-    def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
-        """Let the runner call the setting `env_task_fn` for its sub-envs; see `EnvRunner.choose_tasks`."""
-        self.local_env_runner.choose_tasks(train_results)
-
-    def stop(self) -> None:
-        """Close the envs. Nothing can be sampled afterwards."""
-        self._stopped = True
-        self.local_env_runner.stop()
 
 
 def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:
@@ -988,19 +709,3 @@ def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:
                 f"env {env!r} has {what} of {given}, and the module is made for {expected}: evaluation needs an env "
                 "with the spaces of the training env. Change the env or the env_config in evaluation_config."
             )
-
-
-def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:
-    """Return the metrics of fragments by round, in the order of the runners' indices.
-
-    Fragments of one round are from the same time. So the next round begins when a runner delivers its next fragment.
-
-    Args:
-        fragments: Index of the runner and metrics of each fragment, in the order in which they arrived.
-    """
-    rounds: list[dict[int, Parts]] = [{}]
-    for index, parts in fragments:
-        if index in rounds[-1]:
-            rounds.append({})
-        rounds[-1][index] = parts
-    return [[round_[index] for index in sorted(round_)] for round_ in rounds]

@@ -19,6 +19,7 @@ class UserCalls:
 
     Attributes:
         num_env_steps_by_hand: Env steps that the calls sampled, once they are done.
+        unnoted: Calls whose effect on their runner is not known yet.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class UserCalls:
         self._runners = runners
         self._fail = fail
         self.num_env_steps_by_hand = 0
-        self._unnoted: list[PendingUserCall] = []  # calls whose effect on their runner is not known yet
+        self.unnoted: list[PendingUserCall] = []
         self._unfetched: list[PendingUserCall] = []  # calls whose results `fetch_ready` returns
         self._task_calls: list[PendingUserCall] = []  # of `choose_tasks`, in runners that were busy
 
@@ -49,7 +50,7 @@ class UserCalls:
         # What nobody receives may have been meant to change the envs.
         calls.note(missed_by=[self._runners[i] for i in chosen if i not in reached], changes_envs=not reached)
         made = [self._runners[i].call(calls) for i in reached]
-        self._unnoted += made
+        self.unnoted += made
         return made
 
     def begin_fetched(
@@ -93,14 +94,14 @@ class UserCalls:
 
     def note_done(self) -> None:
         """Note what the calls that are done did to their runners, whether or not somebody waits for the results."""
-        for call in [call for call in self._unnoted if call.future.done()]:
+        for call in [call for call in self.unnoted if call.future.done()]:
             self._note(call)
 
     def _note(self, call: PendingUserCall) -> None:
         """Note once what a call that is done did to its runner."""
-        if not any(other is call for other in self._unnoted):
+        if not any(other is call for other in self.unnoted):
             return
-        self._unnoted = [other for other in self._unnoted if other is not call]
+        self.unnoted = [other for other in self.unnoted if other is not call]
         runner, error = call.runner, call.future.exception()
         if isinstance(error, WorkerDiedError):
             call.round.note(missed_by=[runner])

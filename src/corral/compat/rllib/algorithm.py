@@ -37,7 +37,6 @@ from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
 from corral.core.paths import resolve_path
 from corral.errors import ConfigError, CorralError
-from corral.metrics.result import merge_nested
 
 _MOST_BATCHES = 256  # of which an asynchronous algorithm keeps the infos
 
@@ -739,6 +738,7 @@ class _AsksView:
     view: Algorithm
     metrics: Any
     _callbacks: Any
+    report: Any
     _fires_late = False
 
     def get_state(self) -> dict[str, Any]:
@@ -786,9 +786,8 @@ class _AsksView:
         """Fire the event of the iteration if it has not fired, with the result that the class of the view made."""
         if self._fires_late:
             self._fires_late = False
-            self.metrics.mark()
-            self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
-            merge_nested(result, self.metrics.peek_new())
+            with self.report.taking_new_metrics(result):
+                self._callbacks.fire("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
             self.metrics.start_period()
 
 
