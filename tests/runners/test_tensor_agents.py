@@ -14,7 +14,9 @@ from torch import Tensor
 
 from corral import Callback, NormalizeObservations, NormalizeRewards, PPOConfig
 from corral.envs.tensor_env import TensorVectorEnv
+from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import EnvError
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
@@ -199,6 +201,21 @@ def test_a_module_that_is_added_acts_from_the_next_sample_on(transforms: list[An
     }
     assert np.isfinite(algo.train()["learners"]["new"]["total_loss"])
     algo.stop()
+
+
+def test_a_mapping_that_asks_for_the_episode_later_resets_the_envs_and_samples_arrays_and_back() -> None:
+    algo = make_config().build()
+    algo.train()
+    found = []
+    for index, mapping in enumerate((by_episode, by_episode, by_role)):
+        algo.add_module(f"module_{index}", copy_from="field", policy_mapping_fn=mapping)
+        [rollout] = algo.sample(20 * N)
+        found.append((rollout.continues, {type(part) for part in rollout.by_module().values()}))
+        assert {*rollout.by_module()} == {"field", "keeper"}
+        steps = {module_id: part.num_env_steps for module_id, part in rollout.by_module().items()}
+        assert steps == {"field": 2 * rollout.num_env_steps, "keeper": rollout.num_env_steps}
+    algo.stop()
+    assert found == [(False, {LaneRollout}), (True, {LaneRollout}), (False, {TensorRollout})]
 
 
 def test_a_value_that_is_not_finite_is_named_with_its_agent() -> None:

@@ -215,11 +215,13 @@ class TensorStepping(Stepping):
     def _choose(self, t: int, timestep: int, mode: SampleMode) -> Any:
         """Choose the actions of a row, and return them as the env takes them: with several agents by block."""
         found: dict[str, Any] = {}
-        how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
+        explore, random_actions = mode.explore, mode.random_actions
         for group in self._groups.values():
             part, block, distribution = group.part, group.block, group.on_device.distribution
             row = map_tree(lambda leaf: leaf[t], part.obs)
-            part.dist_inputs[t], part.actions[t] = group.on_device.choose(row, part.num_envs, **how)
+            part.dist_inputs[t], part.actions[t] = group.on_device.choose(
+                row, part.num_envs, timestep=timestep, explore=explore, random_actions=random_actions
+            )
             chosen = distribution.to_env(part.actions[t])
             if block is None:
                 return chosen
