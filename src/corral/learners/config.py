@@ -84,6 +84,11 @@ class TrainingSettings:
         check_called("loss", self.loss, "module", "batch", "coefficients", "default_loss", group="training")
         check_optimizer(self)
 
+    @property
+    def total_train_batch_size(self: Any) -> int:
+        """Env steps in the batch of one iteration, over all learners."""
+        return int(self.train_batch_size_per_learner * max(1, self.num_learners))
+
     def lrs_of_groups(self) -> dict[str, Schedule]:
         """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
         own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
