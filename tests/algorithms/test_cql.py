@@ -12,9 +12,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral import Algorithm, CQLConfig, SACConfig
+from corral import Algorithm, CQLConfig
 from corral.algorithms.cql import cql_loss
-from corral.algorithms.sac import sac_loss
+from corral.algorithms.sac import SACSettings, sac_loss
 from corral.errors import ConfigError
 from corral.modules.cql_module import CQLModule
 from corral.modules.sac_module import SACModule
@@ -245,7 +245,7 @@ def test_what_cannot_be_is_refused() -> None:
         cql(one_sided(30)).rl_module(model_config={"use_gru": True}).build()
     with pytest.raises(ConfigError, match="PlainModule of module 'default_policy' has no weight to adapt"):
         cql(one_sided(30), lagrangian=True).rl_module(module_class=PlainModule).build()
-    assert issubclass(CQLConfig, SACConfig)
+    assert issubclass(CQLConfig, SACSettings)
 
 
 class PlainModule(SACModule):

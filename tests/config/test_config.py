@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from corral import AlgorithmConfig, Callback, DQNConfig, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
-from corral.config.validation import optimizer_class
 from corral.core.space_descriptions import describe_space
 from corral.errors import ConfigError
+from corral.learners.optimizer_settings import optimizer_class
 from corral.modules.module import ActorCritic
 from corral.testing import CountingEnv
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any
 
 import pytest
 import torch
 
 from corral import APPOConfig, DDPGConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
+from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.config.without_effect import warn_of_settings_without_effect
+from corral.core.settings import Need, PositiveInt, check_setting, find_unused, needs_of, never
 from corral.errors import ConfigError
 
 CONFIGS: dict[str, Any] = {
@@ -179,3 +183,28 @@ def test_a_part_of_one_module_is_enough() -> None:
     config.multi_agent(algorithm_config_overrides_per_module={"a": {"num_atoms": 11}, "b": {"sigma0": 0.1}})
     with pytest.raises(ConfigError, match=r"module 'b': .*sigma0=0.1 has no effect without noisy=True"):
         config.validate()
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_each_need_answers_for_the_defaults_of_each_algorithm(algo: str) -> None:
+    config = config_class(algo)()
+    needs = [need for found in needs_of(type(config)).values() for need in found]
+    assert len(needs) > 30
+    assert {bool(need.is_met(config)) for need in needs} == {True, False}
+
+
+def test_a_need_of_a_subclass_replaces_the_need_of_its_base_and_keeps_the_bounds() -> None:
+    @dataclass(kw_only=True)
+    class Base:
+        on: bool = False
+        size: Annotated[PositiveInt, Need("on=True", attrgetter("on"))] = 1
+
+    @dataclass(kw_only=True)
+    class Never(Base):
+        size: Annotated[int, Need("Base", never)] = 2
+
+    assert [find_unused(each) for each in (Base(), Base(on=True, size=3))] == [{}, {}]
+    assert find_unused(Base(size=3))["size"].text == "on=True"
+    assert find_unused(Never(on=True, size=3))["size"].text == "Base"
+    with pytest.raises(ConfigError, match="size=0 must be at least 1"):
+        check_setting(Never, "size", 0)

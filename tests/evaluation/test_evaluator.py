@@ -252,7 +252,7 @@ def test_exploration_schedules_stand_still_during_a_round() -> None:
         ({"evaluation_config": {"env": "NoSuchEnv-v0"}}, "evaluation_config: .*NoSuchEnv"),
         ({"evaluation_config": {"env_task_fn": lambda a, b, c: 1}}, "env_task_fn=.* no effect.*set evaluation.*tasks"),
         ({"evaluation_duration": "auto"}, "evaluation_parallel_to_training=True"),
-        ({"custom_evaluation_function": lambda algorithm: {}}, r"fn\(algorithm, env_runner_group\)"),
+        ({"custom_evaluation_function": lambda algorithm: {}}, r"function\(algorithm, env_runner_group\)"),
         ({"custom_evaluation_function": 3}, "must be a function"),
         ({"custom_evaluation_function": lambda a, b: {}, "evaluation_seeds": [1]}, "evaluation_seeds=.* no effect"),
     ],

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import warm
-from corral.config.validation import OPTIMIZERS, optimizer_class
+from corral.learners.optimizer_settings import OPTIMIZERS, optimizer_class
 from corral.learners.optimizers import ModuleOptimizer, optimizer_settings, without_compiler
 
 

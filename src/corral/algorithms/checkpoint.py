@@ -16,11 +16,11 @@ from corral.checkpoint.finding import checkpoint_or_last_of_run
 from corral.checkpoint.imports import check_import
 from corral.checkpoint.large_arrays import join_arrays, split_arrays
 from corral.checkpoint.places import Location
-from corral.config.validation import optimizer_class
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
 from corral.exploration.base import acts_by_module
+from corral.learners.optimizer_settings import optimizer_class
 from corral.loggers.run import plain, run_name
 from corral.modules.spec import weights_limited
 from corral.policies.description import policy_description

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.module_record import ModuleRecord
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
-from corral.config.validation import optimizer_class
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import Schedule, has_ended_at_zero
 from corral.episodes.rollout import group_by_module
 from corral.errors import ConfigError, nearest
 from corral.exploration.base import Exploration, overrides_method
 from corral.learners.losses import Loss, wrap_user_loss
+from corral.learners.optimizer_settings import optimizer_class
 from corral.learners.settings import LearningSpec
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.layers import Layers, share_layers

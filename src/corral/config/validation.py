@@ -16,7 +16,7 @@ from corral.config.without_effect import (
     without_unused_settings,
 )
 from corral.core.paths import resolve_path
-from corral.core.settings import LARGEST_SEED, check_called, check_values, import_path, same_value
+from corral.core.settings import LARGEST_SEED, check_called, check_values, same_value
 from corral.envs.env_arguments import check_env_config
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import env_name, resolve_env
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("corral")
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
-
-OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop"}
 
 
 def validate(config: AlgorithmConfig) -> None:
@@ -61,7 +59,6 @@ def validate(config: AlgorithmConfig) -> None:
     _validate_module(config)
     _validate_sampling(config)
     _validate_evaluation(config)
-    _validate_optimizer(config)
     _validate_modules(config)
     refuse_settings_without_effect(config)
 
@@ -290,61 +287,6 @@ def _has_network(config: AlgorithmConfig) -> bool:
     return not (inspect.isclass(config.module_class) and issubclass(config.module_class, HeuristicModule))
 
 
-def _validate_optimizer(config: AlgorithmConfig) -> None:
-    import torch
-
-    from corral.learners.optimizers import optimizer_settings, without_compiler
-
-    given, classes = config.optimizer_config, optimizer_class(config.optimizer)
-    by_group = isinstance(classes, Mapping)
-    if by_group and (
-        wrong := sorted(name for name, part in given.items() if name not in classes or type(part) is not dict)
-    ):
-        raise ConfigError(
-            f"optimizer_config={given}: optimizer gives one optimizer for each of the groups {sorted(classes)}, so "
-            f"optimizer_config holds a dict of settings for each of them, and {wrong} do not fit."
-        )
-    for name, found in classes.items() if by_group else (("", classes),):
-        settings = given.get(name, {}) if by_group else given
-        if "lr" in settings:
-            raise ConfigError(f"optimizer_config={settings} sets lr, which lr={config.lr} would override.")
-        parameter = torch.nn.Parameter(torch.zeros(1, 1))
-        parameter.grad = torch.zeros(1, 1)
-        try:
-            optimizer = without_compiler(found)([parameter], **optimizer_settings(found, settings))
-            optimizer.step()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"optimizer_config={settings} does not suit optimizer={found.__name__}, or it cannot step a parameter "
-                f"with a dense gradient: {error}. Change optimizer_config, or use another optimizer, such as Adam."
-            ) from error
-        _validate_scheduler(config, optimizer)
-
-
-def _validate_scheduler(config: AlgorithmConfig, optimizer: Any) -> None:
-    """Refuse what makes no scheduler of torch for an optimizer, and schedules that a scheduler would override."""
-    make = config.lr_scheduler
-    if make is None:
-        return
-    rates = [name for name in config.group_fields()["training"] if name == "lr" or name.endswith("_lr")]
-    if schedules := [name for name in rates if isinstance(getattr(config, name), (list, tuple))]:
-        raise ConfigError(
-            f"lr_scheduler={make!r:.80} sets the learning rates, so {', '.join(schedules)} cannot be a schedule too: "
-            "give one number with which it begins, or leave lr_scheduler out."
-        )
-    try:
-        scheduler = make(optimizer)
-        optimizer.step()
-        scheduler.step()
-        scheduler.state_dict()
-    except Exception as error:
-        raise ConfigError(
-            f"lr_scheduler={make!r:.80} must return a scheduler of torch that steps without arguments when it is "
-            f"called with an optimizer, and it does not: {type(error).__name__}: {error}. Give, for example, "
-            "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)."
-        ) from error
-
-
 def _validate_batch(config: AlgorithmConfig) -> None:
     batch, minibatch = config.train_batch_size_per_learner, config.minibatch_size
     # A sampled batch of several agents counts other steps than the batch of one module, which is cut into minibatches.
@@ -482,31 +424,3 @@ def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: 
             f"exploration_config: {kind.__name__} has no form for modules with memory, and "
             f"{what.removesuffix(', which')}: use another type."
         )
-
-
-def optimizer_class(setting: Any) -> Any:
-    """Return the optimizer class of the setting `optimizer`, or classes by group if they are given by group.
-
-    Raises:
-        ConfigError: The setting is not an optimizer class and does not name one, or learners cannot step it.
-    """
-    import torch
-
-    if isinstance(setting, Mapping):
-        return {str(name): optimizer_class(part) for name, part in setting.items()}
-    if isinstance(setting, str) and ":" in setting:
-        try:
-            setting = import_path(setting)
-        except ConfigError as error:
-            raise ConfigError(f"optimizer: {error}.") from error
-    if inspect.isclass(setting) and issubclass(setting, torch.optim.Optimizer):
-        closure = inspect.signature(setting.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise ConfigError(
-                f"optimizer: {setting.__name__}.step(closure) computes the loss several times per step, and a learner "
-                "computes it once: use an optimizer whose step() needs no closure, such as Adam."
-            )
-        return setting
-    if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
-        raise ConfigError(f"optimizer={setting!r} is not an optimizer. {nearest(str(setting), OPTIMIZERS)}")
-    return getattr(torch.optim, OPTIMIZERS[setting.lower()])

@@ -78,6 +78,10 @@ def runs_workers(config: Any) -> bool:
 SAMPLES = Need("an algorithm that samples: this one learns from recorded data", attrgetter("samples"))
 RUNS_ENV_RUNNERS = Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners)
 RUNS_WORKERS = Need("env runners or learners of the engine (num_env_runners, num_learners)", runs_workers)
+STARTS_PROCESSES = Need(
+    "env runners or learners of the engine, or vectorization='async'",
+    lambda config: runs_workers(config) or config.vectorization == "async",
+)
 
 
 @dataclass(kw_only=True)
@@ -148,13 +152,7 @@ class EngineSettings:
         Literal["auto", "local", "process", "ray"],
         Need("env runners or learners that it runs (num_env_runners, num_learners)", runs_workers),
     ] = "auto"
-    start_timeout_s: Annotated[
-        PositiveFloat,
-        Need(
-            "env runners or learners of the engine, or vectorization='async'",
-            lambda config: runs_workers(config) or config.vectorization == "async",
-        ),
-    ] = 120.0
+    start_timeout_s: Annotated[PositiveFloat, STARTS_PROCESSES] = 120.0
 
 
 class ExplorationConfig(Config, Protocol):

@@ -195,7 +195,8 @@ class Need:
 
     Attributes:
         text: The need, as it follows "has no effect without".
-        is_met: Function that is given all settings, and returns whether they meet the need.
+        is_met: Function that is given all settings, and returns whether they meet the need. A lambda in an annotation
+            sees no names of its module: where it needs some, the `Need` is a constant of the module.
         is_refused: Whether a setting of `training` or `rl_module` without its need is refused; otherwise a warning
             names it, because what it needs may be off for a while.
     """

@@ -122,6 +122,7 @@ class EvaluationSettings:
 class EvaluationConfig(RunnerConfig, Protocol):
     """What evaluation reads of a config, and what its runners are made from."""
 
+    engine_name: Literal["auto", "local", "process", "ray"]
     evaluation_interval: int | None
     evaluation_duration: int | Literal["auto"]
     evaluation_duration_unit: Literal["episodes", "timesteps"]

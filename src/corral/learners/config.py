@@ -74,12 +74,20 @@ class TrainingSettings:
     """Whether the algorithm can train modules with memory."""
 
     def check_settings(self) -> None:
-        """Refuse a loss that cannot be called.
+        """Refuse a loss that cannot be called, and optimizers that cannot step.
 
         Raises:
-            ConfigError: Names the arguments.
+            ConfigError: Names the settings and the remedy.
         """
+        from corral.learners.optimizer_settings import check_optimizer  # here, since it imports torch
+
         check_called("loss", self.loss, "module", "batch", "coefficients", "default_loss", group="training")
+        check_optimizer(self)
+
+    @property
+    def total_train_batch_size(self: Any) -> int:
+        """Env steps in the batch of one iteration, over all learners."""
+        return int(self.train_batch_size_per_learner * max(1, self.num_learners))
 
     def lrs_of_groups(self) -> dict[str, Schedule]:
         """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
