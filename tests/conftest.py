@@ -7,8 +7,10 @@ import importlib.util
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +59,31 @@ def _sigint() -> Iterator[None]:
     yield
     if signal.getsignal(signal.SIGINT) is not before:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> Iterator[None]:
+    """Fork workers of the process engine from a process that has torch; tests of the engine start new interpreters."""
+    import warm
+    from corral.engines import process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Worker}))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """Do not wait until files are on the disk: a run writes dozens, and no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers of the process engine as users do."""
+    monkeypatch.setattr("corral.engines.process.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

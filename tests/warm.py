@@ -25,7 +25,8 @@ _CONTEXT.set_forkserver_preload(["torch", "gymnasium", "yaml", "corral.cli.main"
 
 
 def _begin() -> None:
-    """Forget what a process of `multiprocessing` has, and a new interpreter has not."""
+    """Forget what a process of `multiprocessing` has, and a new interpreter has not; do not wait for the disk."""
+    os.fsync = lambda fd: None
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.current_process().daemon = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from corral import (
@@ -96,7 +97,7 @@ def all_to_red(agent_id: str, episode: Any, **_: Any) -> str:
     return "red"
 
 
-CONFIGS: list[type[AlgorithmConfig]] = [PPOConfig, APPOConfig, IMPALAConfig, DQNConfig, SACConfig]
+CONFIGS: list[Any] = [PPOConfig, APPOConfig, pytest.param(IMPALAConfig, marks=pytest.mark.slow), DQNConfig, SACConfig]
 SMALL = {"fcnet_hiddens": [8]}
 
 

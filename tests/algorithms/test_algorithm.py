@@ -20,16 +20,11 @@ from corral.errors import CallbackError, ConfigError, CorralError, LossError
 from corral.loggers import Run, default_loggers
 from corral.metrics.logger import MetricsError
 from corral.testing import CountingEnv
+from small import small as small_run
 
 
 def small(env: Any = "CartPole-v1", **env_config: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env, env_config=env_config)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-        .debugging(seed=0)
-    )
+    return small_run(env, env_config=env_config, train_batch_size_per_learner=64, minibatch_size=32)
 
 
 class Dropout(Module):

@@ -283,6 +283,7 @@ def test_every_form_solves_the_identity_env(form: str) -> None:
         assert all_of(right)
 
 
+@pytest.mark.slow_cases("1-same_step", "3-next_step")
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_the_value_under_a_time_limit_matches_the_endless_task(mode: str, n_step: int) -> None:

@@ -19,6 +19,7 @@ from corral.metrics.result import flat_result, without_early_means
 from corral.report.runs import read_run
 from corral.testing import CountingEnv
 from faulty import TroubleEnv
+from small import small
 
 RETURN = "env_runners/episode_return_mean"
 SHORT, LONG = 2, 60
@@ -43,12 +44,9 @@ class Race(CountingEnv):
         self.task = task
 
 
-def config(**settings: Any) -> PPOConfig:
+def config(env: Any = Race, **settings: Any) -> PPOConfig:
     """Return a config with iterations of 16 steps of each of two sub-envs: the long episode ends in the fourth."""
-    made = PPOConfig().environment(Race, disable_env_checking=True).debugging(seed=0)
-    made.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [4]})
-    made.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-    return made.reporting(metrics_num_episodes_for_smoothing=1000).copy(**settings)
+    return small(env, **{"disable_env_checking": True, "metrics_num_episodes_for_smoothing": 1000, **settings})
 
 
 def early(algo: Algorithm, num_iterations: int) -> list[bool]:

@@ -16,6 +16,7 @@ import pytest
 
 from corral import Algorithm, PPOConfig
 from corral.testing import CountingEnv
+from small import small
 
 DEADLINE_S = 60.0
 
@@ -34,15 +35,10 @@ class SlowToClose(CountingEnv):
 
 
 def config(closing: Path | None = None, **settings: Any) -> PPOConfig:
+    env = CountingEnv if closing is None else SlowToClose
     env_config = {} if closing is None else {"closing": str(closing), "main": os.getpid()}
-    return (
-        PPOConfig()
-        .environment(CountingEnv if closing is None else SlowToClose, env_config=env_config, disable_env_checking=True)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=8, minibatch_size=8, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .copy(**settings)
-    )
+    batch = {"train_batch_size_per_learner": 8, "minibatch_size": 8}
+    return small(env, env_config=env_config, disable_env_checking=True, **batch, **settings)
 
 
 def processes(algo: Algorithm) -> set[int]:

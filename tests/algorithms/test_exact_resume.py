@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 import exact_runs
+import warm
 from exact_runs import differences, make_config, play, without_times
 
 SAME_STEP: dict[str, Any] = {"autoreset_mode": "same_step"}
@@ -96,7 +96,7 @@ SLOW["DQN-noisy"] = ("DQN", {"noisy": True})
 
 def resume(directory: Path, names: list[str]) -> None:
     """Continue checkpoints in a new process."""
-    subprocess.run([sys.executable, exact_runs.__file__, str(directory), *names], check=True, timeout=300)
+    warm.run([sys.executable, exact_runs.__file__, str(directory), *names], timeout=300).check_returncode()
 
 
 def train(folder: Path, algo_name: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -181,6 +181,13 @@ def test_the_mean_squared_advantage_moves_at_its_rate() -> None:
         assert after == pytest.approx(0.5 * before + 0.5 * 2 / 3, rel=0.03)
 
 
+def test_the_mean_of_the_first_batch_stays_the_norm_at_a_rate_of_0() -> None:
+    config = marwil(bandit(), num_updates_per_iteration=1, train_batch_size_per_learner=50)
+    with config.training(moving_average_sqd_adv_norm_update_rate=0.0).build() as algorithm:
+        first, *later = (algorithm.train()["learners"]["default_policy"]["sqd_adv_norm"] for _ in range(3))
+    assert later == [first, first]
+
+
 def test_training_continues_exactly(tmp_path: Path) -> None:
     config = marwil(walks(), num_updates_per_iteration=5).offline_data(validation_fraction=0.3)
     with config.build() as algorithm:

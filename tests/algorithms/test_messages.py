@@ -10,18 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from corral import PPO, DQNConfig, PPOConfig, SACConfig, TD3Config, load_policy
+from corral import PPO, DQNConfig, SACConfig, TD3Config, load_policy
 from corral.errors import CheckpointError, ConfigError
 from corral.testing import CountingEnv
-
-
-def config() -> PPOConfig:
-    return PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=64, num_epochs=1)
+from small import small
 
 
 @pytest.fixture(scope="module")
 def algorithm() -> Any:
-    with config().build() as built:
+    with small().build() as built:
         yield built
 
 
@@ -33,9 +30,9 @@ def algorithm() -> Any:
         (lambda algorithm: algorithm.fit({"num_env_steps": 5}), r"by name, as in fit\(stop=...\)"),
         (lambda algorithm: algorithm.fit(progress_bar=True), "unknown argument 'progress_bar'. Write progress='panel'"),
         (lambda algorithm: algorithm.fit(stops={}), "unknown argument 'stops'. Did you mean 'stop'"),
-        (lambda _: config().training(lr=lambda progress: 1.0), "a number or a schedule over env steps, such as"),
-        (lambda _: config().training(lr="lin_3e-4"), "a number or a schedule over env steps, such as"),
-        (lambda _: config().training(optimize_memory_usage=True), "a replay buffer stores each observation once"),
+        (lambda _: small().training(lr=lambda progress: 1.0), "a number or a schedule over env steps, such as"),
+        (lambda _: small().training(lr="lin_3e-4"), "a number or a schedule over env steps, such as"),
+        (lambda _: small().training(optimize_memory_usage=True), "a replay buffer stores each observation once"),
         (
             lambda _: (
                 DQNConfig()
@@ -45,7 +42,7 @@ def algorithm() -> Any:
             ),
             "a replay buffer stores each observation once",
         ),
-        (lambda _: config().reporting(progress_bar=True), r"fit\(progress='panel'\)"),
+        (lambda _: small().reporting(progress_bar=True), r"fit\(progress='panel'\)"),
     ],
 )
 def test_names_of_other_libraries_are_explained(algorithm: Any, call: Callable[..., Any], message: str) -> None:

@@ -28,12 +28,7 @@ from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
 from corral.loggers.run import locked
 from corral.testing import CountingEnv, FaultyEnv, IdentityEnv
 from file_limits import largest_file
-
-
-def small_ppo(env: Any = CountingEnv, **settings: Any) -> PPOConfig:
-    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-    return config.rl_module(model_config={"fcnet_hiddens": [4]}).copy(**settings)
+from small import small
 
 
 def fit(config: Any, run_dir: Path, num_iterations: int, **arguments: Any) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def iterations(run_dir: Path) -> list[int]:
 
 
 def test_a_run_keeps_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
-    result = fit(small_ppo(), tmp_path, 3)
+    result = fit(small(), tmp_path, 3)
     assert names(tmp_path) == {"iteration-000003", "best"}
     last = read_checkpoint(find_checkpoint(tmp_path), with_state=False)
     assert last.metadata["training_iteration"] == 3
@@ -92,7 +87,7 @@ def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pyt
             if (self.run_dir / "checkpoints").exists():
                 seen.append(names(self.run_dir) - {"best"})
 
-    config = small_ppo(checkpoint_every_iterations=2, num_checkpoints_kept=2)
+    config = small(checkpoint_every_iterations=2, num_checkpoints_kept=2)
     fit(config, tmp_path, 8, loggers=[Looking()])
     assert seen == [
         {"iteration-000001"},  # in case that the run is killed before the first one is due
@@ -107,33 +102,33 @@ def test_periodic_checkpoints_and_how_many_stay(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_a_crash_cut_off_is_not_counted_among_the_checkpoints_that_stay(tmp_path: Path) -> None:
-    fit(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=2), tmp_path, 3)
+    fit(small(checkpoint_every_iterations=1, num_checkpoints_kept=2), tmp_path, 3)
     for iteration in (7, 8, 9):  # later ones, which were not written to their end
         (tmp_path / "checkpoints" / f"iteration-{iteration:06d}").mkdir()
-    resume(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=2), tmp_path, 5)
+    resume(small(checkpoint_every_iterations=1, num_checkpoints_kept=2), tmp_path, 5)
     assert names(tmp_path) == {"iteration-000004", "iteration-000005", "best"}
 
 
 def test_a_resume_with_another_metric_chooses_the_best_checkpoint_again(tmp_path: Path) -> None:
-    fit(small_ppo(best_checkpoint_metric="num_env_steps_sampled_lifetime"), tmp_path, 2)
+    fit(small(best_checkpoint_metric="num_env_steps_sampled_lifetime"), tmp_path, 2)
     other = "env_runners/num_env_steps_sampled"  # smaller than the number of the other metric
-    resume(small_ppo(best_checkpoint_metric=other), tmp_path, 3)
+    resume(small(best_checkpoint_metric=other), tmp_path, 3)
     best = read_checkpoint(find_checkpoint(tmp_path, prefer="best"), with_state=False)
     assert (best.metadata["best"]["metric"], best.metadata["training_iteration"]) == (other, 3)
 
 
 def test_a_run_without_a_checkpoint_begins_again_only_at_its_begin(tmp_path: Path) -> None:
-    fit(small_ppo(), tmp_path, 3)
+    fit(small(), tmp_path, 3)
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        resume(small_ppo(), tmp_path, 4)
-    fit(small_ppo(), tmp_path / "one", 1)
+        resume(small(), tmp_path, 4)
+    fit(small(), tmp_path / "one", 1)
     shutil.rmtree(tmp_path / "one" / "checkpoints")
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         algo.train()
         with pytest.raises(CheckpointError, match="this algorithm has already trained 1 iterations: build a new one"):
             algo.fit(stop={"training_iteration": 2}, resume=tmp_path / "one", progress=False)
-    assert resume(small_ppo(), tmp_path / "one", 2)["training_iteration"] == 2
+    assert resume(small(), tmp_path / "one", 2)["training_iteration"] == 2
     assert iterations(tmp_path / "one") == [1, 2]
 
 
@@ -147,7 +142,7 @@ class Clock:
 
 def test_writing_takes_at_most_one_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[float] = []
-    with small_ppo(checkpoint_every_s=60.0, best_checkpoint_metric=None).build() as algo:
+    with small(checkpoint_every_s=60.0, best_checkpoint_metric=None).build() as algo:
         clock = Clock(monkeypatch)
         save = algo.save
 
@@ -170,7 +165,7 @@ def test_writing_takes_at_most_one_fiftieth_of_the_time(tmp_path: Path, monkeypa
 
 
 def test_checkpoints_by_iterations_wait_for_no_pause(tmp_path: Path) -> None:
-    fit(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9), tmp_path, 4)
+    fit(small(checkpoint_every_iterations=1, num_checkpoints_kept=9), tmp_path, 4)
     assert names(tmp_path) == {*(f"iteration-00000{iteration}" for iteration in range(1, 5)), "best"}
 
 
@@ -184,11 +179,11 @@ def test_checkpoints_by_iterations_wait_for_no_pause(tmp_path: Path) -> None:
 def test_checkpoints_that_were_not_written_to_their_end_are_told_in_one_line(
     broken: tuple[int, ...], which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fit(small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9), tmp_path, 3)
+    fit(small(checkpoint_every_iterations=1, num_checkpoints_kept=9), tmp_path, 3)
     for iteration in broken:
         (tmp_path / "checkpoints" / f"iteration-{iteration:06d}" / "metadata.json").unlink()
     caplog.clear()
-    resume(small_ppo(), tmp_path, 4)
+    resume(small(), tmp_path, 4)
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [f"{which}: the run continues from iteration {broken[0] - 1}."]
     assert iterations(tmp_path) == [1, 2, 3, 4]
@@ -205,7 +200,7 @@ def test_a_run_directory_that_is_removed_ends_the_run_with_its_place(by_logger: 
             remove(result)
             (tmp_path / "run" / "mine").touch()
 
-    config = small_ppo() if by_logger else small_ppo().callbacks(on_train_result=remove)
+    config = small() if by_logger else small().callbacks(on_train_result=remove)
     loggers = [Removed()] if by_logger else default_loggers()
     with pytest.raises(RunDirectoryError, match=rf"the run directory {tmp_path / 'run'} was removed") as caught:
         fit(config, tmp_path / "run", 9, loggers=loggers)
@@ -222,7 +217,7 @@ def test_the_best_state_is_the_one_of_its_iteration_though_it_is_written_later(t
         result["score"] = next(values)
         weights[algorithm.training_iteration] = algorithm.get_state()["learners"]["weights"]
 
-    config = small_ppo(best_checkpoint_metric="score").callbacks(on_train_result=score)
+    config = small(best_checkpoint_metric="score").callbacks(on_train_result=score)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
         fit(config, tmp_path, 6)
@@ -240,7 +235,7 @@ def test_the_best_checkpoint_of_a_run_that_continues_is_kept_until_it_is_beaten(
         def score(result: dict[str, Any], values: Iterator[float] = values) -> None:
             result["score"] = next(values)
 
-        config = small_ppo(best_checkpoint_metric="score").callbacks(on_train_result=score)
+        config = small(best_checkpoint_metric="score").callbacks(on_train_result=score)
         done = len(iterations(tmp_path)) if (tmp_path / "progress.csv").exists() else 0
         (resume if done else fit)(config, tmp_path, done + len(scores))
         best = read_checkpoint(tmp_path / "checkpoints" / "best", with_state=False)
@@ -251,7 +246,7 @@ def test_the_smallest_number_may_be_the_best(tmp_path: Path) -> None:
     def score(result: dict[str, Any]) -> None:
         result["score"] = abs(result["training_iteration"] - 2)
 
-    config = small_ppo(best_checkpoint_metric="score", best_checkpoint_mode="min").callbacks(on_train_result=score)
+    config = small(best_checkpoint_metric="score", best_checkpoint_mode="min").callbacks(on_train_result=score)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("corral.algorithms.run_checkpoints.COPY_PAUSE", 0)
         fit(config, tmp_path, 4)
@@ -263,7 +258,7 @@ def test_the_smallest_number_may_be_the_best(tmp_path: Path) -> None:
 def test_a_metric_of_the_best_that_never_appears_is_an_error_before_anything_is_sampled(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = small_ppo(best_checkpoint_metric="episode_retrun_mean", **settings)
+    config = small(best_checkpoint_metric="episode_retrun_mean", **settings)
     with pytest.raises(
         ConfigError, match=r"best_checkpoint_metric 'episode_retrun_mean' does not appear.*return_mean'"
     ):
@@ -272,7 +267,7 @@ def test_a_metric_of_the_best_that_never_appears_is_an_error_before_anything_is_
 
 
 def test_nothing_is_written_on_request(tmp_path: Path) -> None:
-    fit(small_ppo(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path, 2)
+    fit(small(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path, 2)
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -293,7 +288,7 @@ def test_a_checkpoint_that_cannot_be_written_warns_once_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("corral.algorithms.run_checkpoints.WRITE_PAUSE", 0)
-    config = small_ppo(checkpoint_every_iterations=1, num_checkpoints_kept=9)
+    config = small(checkpoint_every_iterations=1, num_checkpoints_kept=9)
     with config.build() as algo:
         save = algo.save
 
@@ -321,7 +316,7 @@ def test_a_run_that_ends_in_its_second_iteration_keeps_the_checkpoint_of_the_fir
         if next(updates):
             raise KeyboardInterrupt
 
-    config = small_ppo().callbacks(on_learn_on_batch=interrupt)
+    config = small().callbacks(on_learn_on_batch=interrupt)
     with pytest.raises(KeyboardInterrupt):
         fit(config, tmp_path / "run", 5)
     assert "iteration-000001" in names(tmp_path / "run")
@@ -333,11 +328,11 @@ def test_however_a_run_ends_its_last_state_is_kept(error: type[BaseException], t
         if result["training_iteration"] == 3:
             raise error("now")
 
-    config = small_ppo().callbacks(on_train_result=fail)
+    config = small().callbacks(on_train_result=fail)
     with pytest.raises((error, CorralError)):
         fit(config, tmp_path, 9)
     assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == 3
-    assert resume(small_ppo(), tmp_path, 5)["training_iteration"] == 5
+    assert resume(small(), tmp_path, 5)["training_iteration"] == 5
     assert iterations(tmp_path) == [1, 2, 3, 4, 5]
 
 
@@ -349,35 +344,35 @@ def test_an_interrupt_between_two_loggers_loses_no_row(tmp_path: Path) -> None:
             return super().row(result)
 
     with pytest.raises(KeyboardInterrupt):
-        fit(small_ppo(), tmp_path, 9, loggers=[Interrupted(), JSONLinesLogger()])
+        fit(small(), tmp_path, 9, loggers=[Interrupted(), JSONLinesLogger()])
     assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == 2
     assert iterations(tmp_path) == [1, 2]
     assert (tmp_path / "run.log").read_text(encoding="utf-8").count("Iteration 2: ") == 1
-    resume(small_ppo(), tmp_path, 3)
+    resume(small(), tmp_path, 3)
     assert iterations(tmp_path) == [1, 2, 3]
 
 
 def test_lines_that_a_power_failure_damaged_are_left_out(tmp_path: Path) -> None:
-    fit(small_ppo(), tmp_path, 2)
+    fit(small(), tmp_path, 2)
     for name in ("progress.csv", "result.jsonl"):
         with (tmp_path / name).open("ab") as file:
             file.write(b"\0\0\xff\0\n")
-    resume(small_ppo(), tmp_path, 3)
+    resume(small(), tmp_path, 3)
     assert iterations(tmp_path) == [1, 2, 3]
 
 
 def test_a_function_may_need_what_a_checkpoint_does_not_keep_of_a_result(tmp_path: Path) -> None:
-    fit(small_ppo(), tmp_path, 2)
+    fit(small(), tmp_path, 2)
 
     def stop(result: dict[str, Any]) -> bool:
         return bool(result["config"]["debugging"]["seed"] == 0 and result["training_iteration"] >= 3)
 
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         assert algo.fit(stop=stop, resume=tmp_path, progress=False)["training_iteration"] == 3
 
 
 def test_an_env_that_raises_in_the_middle_of_an_iteration_keeps_the_state(tmp_path: Path) -> None:
-    config = small_ppo(FaultyEnv, env_config={"fault": "raise_step", "at_step": 50})
+    config = small(FaultyEnv, env_config={"fault": "raise_step", "at_step": 50})
     with pytest.raises(CorralError):
         fit(config, tmp_path, 100)
     assert read_checkpoint(find_checkpoint(tmp_path)).metadata["training_iteration"] == len(iterations(tmp_path))
@@ -388,7 +383,7 @@ def test_a_callback_may_end_the_run_after_the_iteration(tmp_path: Path, capsys: 
         if algorithm.training_iteration == 2:
             algorithm.request_stop("the budget is spent")
 
-    with small_ppo().callbacks(on_train_result=enough).build() as algo:
+    with small().callbacks(on_train_result=enough).build() as algo:
         result = algo.fit(stop={"training_iteration": 9}, run_dir=tmp_path)
         assert result["training_iteration"] == 2 and algo.stop_requested is None
     assert iterations(tmp_path) == [1, 2]
@@ -402,7 +397,7 @@ def test_a_request_to_stop_is_for_one_run(tmp_path: Path) -> None:
             algorithm.request_stop("no more")
             raise ZeroDivisionError
 
-    with small_ppo().callbacks(on_train_result=fail).build() as algo:
+    with small().callbacks(on_train_result=fail).build() as algo:
         with pytest.raises(CorralError):
             algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "a", progress=False)
         assert (
@@ -415,7 +410,7 @@ def test_a_loop_of_the_user_sees_the_request_to_stop() -> None:
         if result["training_iteration"] == 2:
             algorithm.request_stop()
 
-    with small_ppo().callbacks(on_train_result=enough).build() as algo:
+    with small().callbacks(on_train_result=enough).build() as algo:
         while not algo.stop_requested:
             result = algo.train()
     assert result["training_iteration"] == 2
@@ -423,7 +418,7 @@ def test_a_loop_of_the_user_sees_the_request_to_stop() -> None:
 
 
 def test_functions_and_numbers_below_a_limit_end_a_run(tmp_path: Path) -> None:
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         stop = {"second": lambda result: bool(result["training_iteration"] == 2), "num_env_steps": 10_000}
         assert algo.fit(stop=stop, run_dir=tmp_path / "a", progress=False)["training_iteration"] == 2
         stop = {"learners/default_policy/entropy": Below(100.0)}
@@ -439,7 +434,7 @@ def iterations_or_none(run_dir: Path) -> list[int]:
 
 
 def test_save_has_another_name(tmp_path: Path) -> None:
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         assert read_checkpoint(algo.save_to_path(tmp_path / "here")).metadata["training_iteration"] == 0
 
 
@@ -448,8 +443,8 @@ def test_save_has_another_name(tmp_path: Path) -> None:
 
 def test_a_run_continues_in_its_directory(tmp_path: Path) -> None:
     loggers = [*default_loggers(), TensorBoardLogger()]
-    fit(small_ppo(), tmp_path, 2, loggers=loggers)
-    first = resume(small_ppo(), tmp_path, 4)
+    fit(small(), tmp_path, 2, loggers=loggers)
+    first = resume(small(), tmp_path, 4)
     assert first["training_iteration"] == 4
     assert first["num_env_steps_sampled_lifetime"] == 4 * 32
     assert iterations(tmp_path) == [1, 2, 3, 4]
@@ -475,8 +470,8 @@ def test_results_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
     def loggers() -> list[Logger]:
         return [*default_loggers(), Short("short.csv"), Bare("bare.jsonl"), TensorBoardLogger()]
 
-    fit(small_ppo(num_checkpoints_kept=9), tmp_path, 2, loggers=loggers())
-    with small_ppo().build() as algo:  # a process that was killed after its last checkpoint
+    fit(small(num_checkpoints_kept=9), tmp_path, 2, loggers=loggers())
+    with small().build() as algo:  # a process that was killed after its last checkpoint
         algo.restore_from_path(find_checkpoint(tmp_path))
         opened = loggers()
         for logger in opened:
@@ -492,7 +487,7 @@ def test_results_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
         file.write('{"training_iteration": 2, "half')
     with (tmp_path / "progress.csv").open("a", encoding="utf-8") as file:
         file.write("1,2")
-    resume(small_ppo(), tmp_path, 3, loggers=loggers())
+    resume(small(), tmp_path, 3, loggers=loggers())
     assert iterations(tmp_path) == [1, 2, 3]
     steps = (tmp_path / "short.csv").read_text(encoding="utf-8").split()
     assert steps == ["num_env_steps_sampled_lifetime,x", "32,1", "64,1", "96,1"]
@@ -504,11 +499,11 @@ def test_results_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
 
 
 def test_a_run_that_met_its_criteria_ends_without_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(small_ppo(), tmp_path, 3)
+    fit(small(), tmp_path, 3)
     changing = ("run.log", "config.yaml")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name not in changing}
     trained: list[int] = []
-    config = small_ppo().callbacks(on_train_result=lambda: trained.append(1))
+    config = small().callbacks(on_train_result=lambda: trained.append(1))
     result = resume(config, tmp_path, 3, progress="auto")
     assert (trained, result["training_iteration"]) == ([], 3)
     printed = capsys.readouterr().out
@@ -519,7 +514,7 @@ def test_a_run_that_met_its_criteria_ends_without_training(tmp_path: Path, capsy
 
 
 def test_the_stop_criteria_of_the_run_are_found(tmp_path: Path) -> None:
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         stop = {"training_iteration": 2, "learners/default_policy/entropy": Below(-50.0)}
         algo.fit(stop=stop, run_dir=tmp_path, progress=False)
         assert algo.fit(resume=tmp_path, progress=False)["training_iteration"] == 2
@@ -531,8 +526,8 @@ def test_the_stop_criteria_of_the_run_are_found(tmp_path: Path) -> None:
 
 
 def test_other_settings_may_differ_and_are_told(tmp_path: Path) -> None:
-    fit(small_ppo(lr=1e-3), tmp_path, 1)
-    resume(small_ppo(lr=1e-4), tmp_path, 2)
+    fit(small(lr=1e-3), tmp_path, 1)
+    resume(small(lr=1e-4), tmp_path, 2)
     log = (tmp_path / "run.log").read_text(encoding="utf-8")
     assert "Settings that differ from the run's: training.lr: 0.0001, was 0.001." in log
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["training"]["lr"] == 1e-4
@@ -564,23 +559,23 @@ class WiderEnv(CountingEnv):
     ("config", "message"),
     [
         (DQNConfig().environment(CountingEnv), "algo: 'DQN', was 'PPO'"),
-        (small_ppo(model_config={"fcnet_hiddens": [5]}), r"rl_module.model_config: \{'fcnet_hiddens': \[5\]\}, was"),
-        (small_ppo(WiderEnv), "observation_space: .*, was "),
+        (small(model_config={"fcnet_hiddens": [5]}), r"rl_module.model_config: \{'fcnet_hiddens': \[5\]\}, was"),
+        (small(WiderEnv), "observation_space: .*, was "),
     ],
     ids=["algorithm", "module", "spaces"],
 )
 def test_a_run_of_another_algorithm_module_or_env_is_refused(config: Any, message: str, tmp_path: Path) -> None:
-    fit(small_ppo(), tmp_path, 1)
+    fit(small(), tmp_path, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match=message):
         resume(config, tmp_path, 2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    resume(small_ppo(), tmp_path, 2)  # the lock was released
+    resume(small(), tmp_path, 2)  # the lock was released
 
 
 def test_a_run_of_an_env_with_other_actions_of_the_same_shape_is_refused(tmp_path: Path) -> None:
     def identity(space: str) -> PPOConfig:
-        return small_ppo(IdentityEnv, env_config={"space": space})
+        return small(IdentityEnv, env_config={"space": space})
 
     fit(identity("discrete"), tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"action_space: .*'start': -2.*, was .*"):
@@ -590,13 +585,13 @@ def test_a_run_of_an_env_with_other_actions_of_the_same_shape_is_refused(tmp_pat
 
 def test_what_cannot_continue_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is not the directory of a run: it does not exist"):
-        resume(small_ppo(), tmp_path / "nowhere", 1)
+        resume(small(), tmp_path / "nowhere", 1)
     with pytest.raises(RunDirectoryError, match=r"is not the directory of a run: it has no config.yaml"):
-        resume(small_ppo(), tmp_path, 1)
-    fit(small_ppo(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path / "run", 1)
+        resume(small(), tmp_path, 1)
+    fit(small(num_checkpoints_kept=0, best_checkpoint_metric=None), tmp_path / "run", 1)
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        resume(small_ppo(), tmp_path / "run", 2)
-    with small_ppo().build() as algo, pytest.raises(ConfigError, match="a run continues in its own directory"):
+        resume(small(), tmp_path / "run", 2)
+    with small().build() as algo, pytest.raises(ConfigError, match="a run continues in its own directory"):
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", resume=tmp_path / "run")
 
 
@@ -604,7 +599,7 @@ def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("corral.algorithms.run_checkpoints.WRITE_PAUSE", 0)
-    with small_ppo(checkpoint_every_iterations=1).build() as algo:
+    with small(checkpoint_every_iterations=1).build() as algo:
         save = algo.save
 
         def full(path: Any) -> Any:
@@ -618,7 +613,7 @@ def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
     monkeypatch.undo()
     assert not names(tmp_path)
     assert len((tmp_path / "result.jsonl").read_text().splitlines()) == 3
-    assert resume(small_ppo(checkpoint_every_iterations=1), tmp_path, 4)["training_iteration"] == 4
+    assert resume(small(checkpoint_every_iterations=1), tmp_path, 4)["training_iteration"] == 4
     assert "has no checkpoint yet: the run begins again" in caplog.text
     lines = [json.loads(line) for line in (tmp_path / "result.jsonl").read_text().splitlines()]
     assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4]
@@ -626,21 +621,21 @@ def test_a_run_whose_checkpoints_could_never_be_written_begins_again(
     # A run that had checkpoints and lost them is not begun again: that would overwrite its results.
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
-        resume(small_ppo(), tmp_path, 5)
+        resume(small(), tmp_path, 5)
 
 
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
-    fit(small_ppo(), tmp_path, 1)
+    fit(small(), tmp_path, 1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with locked(tmp_path), pytest.raises(RunDirectoryError, match="belongs to a run that has not ended"):
-        resume(small_ppo(), tmp_path, 2)
+        resume(small(), tmp_path, 2)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert resume(small_ppo(), tmp_path, 2)["training_iteration"] == 2
+    assert resume(small(), tmp_path, 2)["training_iteration"] == 2
 
 
 def test_a_directory_that_cannot_be_read_or_locked_is_named(tmp_path: Path) -> None:
     too_long = tmp_path / ("x" * 300)
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         for settings in ({"run_dir": too_long}, {"resume": too_long}):
             with pytest.raises(RunDirectoryError, match=r"x cannot be (written|read): File name too long"):
                 algo.fit(stop={"training_iteration": 1}, progress=False, **settings)

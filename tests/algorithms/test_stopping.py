@@ -14,6 +14,7 @@ from corral.errors import StopCriterionError
 from corral.metrics.named_number import LATE_KEY_ITERATIONS
 from corral.metrics.result import flat_result
 from corral.testing import CountingEnv
+from small import small as small_run
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -192,9 +193,7 @@ class Watched(CountingEnv):
 
 
 def small(**settings: Any) -> PPOConfig:
-    made = PPOConfig().environment(Watched).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    made.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-    return made.rl_module(model_config={"fcnet_hiddens": [4]}).copy(**settings)
+    return small_run(Watched, **settings)
 
 
 @pytest.mark.parametrize(

@@ -669,7 +669,7 @@ def break_transforms(algo: Algorithm) -> None:
 
 
 def break_a_runner(algo: Algorithm) -> None:
-    algo.env_runner.host.get_state = lambda: 1 / 0  # type: ignore[assignment,method-assign,union-attr]
+    algo.env_runner.host.restarts.get_state = lambda: 1 / 0  # type: ignore[assignment,method-assign,union-attr]
 
 
 def break_an_attribute(algo: Algorithm) -> None:

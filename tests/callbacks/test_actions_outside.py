@@ -11,6 +11,7 @@ from gymnasium import spaces
 from corral import PPOConfig
 from corral.errors import CallbackError
 from corral.testing import CountingEnv
+from small import small
 
 
 def at_step(episode: Any) -> None:
@@ -39,9 +40,7 @@ WRITERS = {
 
 
 def config(**events: Any) -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv, disable_env_checking=True).env_runners(num_envs_per_env_runner=2)
-    config.training(train_batch_size_per_learner=16, minibatch_size=8, num_epochs=1).debugging(seed=0)
-    return config.callbacks(**events)
+    return small(disable_env_checking=True, train_batch_size_per_learner=16, minibatch_size=8).callbacks(**events)
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 1])

@@ -12,12 +12,11 @@ import pytest
 from corral import Callback, PPOConfig, make_multi_callbacks
 from corral.errors import CallbackError, ConfigError
 from corral.testing import CountingEnv
+from small import small
 
 
 def config(**events: Any) -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv, disable_env_checking=True).env_runners(num_envs_per_env_runner=2)
-    config.training(train_batch_size_per_learner=16, minibatch_size=8, num_epochs=1).debugging(seed=0)
-    return config.callbacks(**events)
+    return small(disable_env_checking=True, train_batch_size_per_learner=16, minibatch_size=8).callbacks(**events)
 
 
 def divide(*_: Any) -> None:

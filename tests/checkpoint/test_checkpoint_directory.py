@@ -109,6 +109,25 @@ def test_a_checkpoint_is_replaced(place: Path | str) -> None:
     assert len([name for name in places.place_of(place).names() if name.startswith("data-")]) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+def test_files_are_on_the_disk_before_the_checkpoint_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure, no file of a checkpoint may be empty."""
+    on_disk: set[str] = set()
+    replace = os.replace
+
+    def check(source: Any, target: Any) -> None:
+        there = {str(file) for file in tmp_path.rglob("*") if file.is_file() and file.name != ".lock"}
+        assert len(there) > 3 and there <= on_disk
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: on_disk.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(os, "replace", check)
+    write(tmp_path / "checkpoint")
+    assert str(tmp_path / "checkpoint") in on_disk  # the directory, with the new name
+
+
 def test_the_files_of_the_user_stay(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     write(path)

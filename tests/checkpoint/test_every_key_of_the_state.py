@@ -180,7 +180,6 @@ def test_a_run_that_did_not_begin_continues(name: str) -> None:
 ELSEWHERE = {
     "RemoteLearnerGroup": "test_learners_of_an_engine",
     "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
-    "ServedEvents": "the episodes are in other programs, and end with the process: tests/serving/test_serve_command.py",
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
     "JaxVectorEnv": "an env of an extra, JAX: tests/envs/test_jax_env.py",
     "ReachEnv": "corral.testing: test_the_small_envs_continue",

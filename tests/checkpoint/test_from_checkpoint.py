@@ -21,12 +21,7 @@ from corral.checkpoint.imports import check_import
 from corral.core.settings import main_name, path_of, set_sender
 from corral.errors import CheckpointError, ConfigError
 from corral.testing import CountingEnv, IdentityEnv
-
-
-def config(**settings: Any) -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-    return config.copy(**settings)
+from small import small
 
 
 class Noting(Callback):
@@ -56,7 +51,7 @@ def make_env(size: int = 4) -> gym.Env[Any, Any]:
 
 def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The generators continue, so that runs from one checkpoint with several seeds would be the same."""
-    with config().build() as algo:
+    with small().build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     PPO.from_checkpoint(path, seed=0, lr=1e-4).stop()
     assert not caplog.messages
@@ -72,7 +67,7 @@ def test_another_seed_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("kl_coeff", [0.2, 5.0])
 def test_a_coefficient_that_is_given_again_is_not_hidden_by_the_adaptive_one(kl_coeff: float, tmp_path: Path) -> None:
-    with config(kl_coeff=0.2, kl_target=1e-6).build() as algo:
+    with small(kl_coeff=0.2, kl_target=1e-6, lr=0.01).build() as algo:
         before = [algo.train()["learners"]["default_policy"]["curr_kl_coeff"] for _ in range(3)]
         path = algo.save(tmp_path / "checkpoint")
     assert before[0] == 0.2 and before[2] > 0.2
@@ -87,7 +82,7 @@ def test_a_coefficient_that_is_given_again_is_not_hidden_by_the_adaptive_one(kl_
 def test_settings_without_import_path_are_warned_of_once_and_given_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = config(env=lambda env_config: CountingEnv(env_config), num_env_runners=1, engine_name="local")
+    given = small(env=lambda env_config: CountingEnv(env_config), num_env_runners=1, engine_name="local")
     with given.callbacks(Noting()).build() as algo, caplog.at_level(logging.WARNING, "corral"):
         algo.train()
         path = algo.save(tmp_path / "checkpoint")
@@ -110,7 +105,7 @@ def test_settings_without_import_path_are_warned_of_once_and_given_again(
 
 def test_any_setting_replaces_the_saved_one(tmp_path: Path) -> None:
     seen: list[int] = []
-    with config(env_config={"episode_length": 4}).callbacks(Noting).build() as algo:
+    with small(env_config={"episode_length": 4}).callbacks(Noting).build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     with PPO.from_checkpoint(
         path,
@@ -125,7 +120,7 @@ def test_any_setting_replaces_the_saved_one(tmp_path: Path) -> None:
 
 
 def test_an_unknown_or_wrong_setting_is_an_error_before_anything_is_built(tmp_path: Path) -> None:
-    with config().build() as algo:
+    with small().build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     with pytest.raises(ConfigError, match=r"from_checkpoint: unknown setting 'num_env_runer'.*'num_env_runners'"):
         PPO.from_checkpoint(path, num_env_runer=0)
@@ -142,7 +137,7 @@ def test_a_setting_that_is_given_is_not_imported_from_the_checkpoint(tmp_path: P
 
 
 def test_a_function_of_a_module_with_envs_makes_them(tmp_path: Path) -> None:
-    with config(env=make_env, env_config={"size": 6}).build() as algo:
+    with small(env=make_env, env_config={"size": 6}).build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     with PPO.from_checkpoint(path) as other:
         assert other.train()["env_runners"]["episode_len_mean"] == 6
@@ -151,7 +146,7 @@ def test_a_function_of_a_module_with_envs_makes_them(tmp_path: Path) -> None:
 def test_a_class_of_exploration_is_found_by_its_import_path(tmp_path: Path) -> None:
     from corral.exploration.sampling import StochasticSampling
 
-    with config(exploration_config={"type": StochasticSampling}).build() as algo:
+    with small(exploration_config={"type": StochasticSampling}).build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     with PPO.from_checkpoint(path) as other:
         assert type(other.exploration) is StochasticSampling
@@ -164,7 +159,7 @@ def test_a_class_of_exploration_is_found_by_its_import_path(tmp_path: Path) -> N
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a small algorithm."""
     path = tmp_path_factory.mktemp("saved") / "checkpoint"
-    with config().build() as algo:
+    with small().build() as algo:
         algo.save(path)
     return path
 
@@ -173,7 +168,7 @@ def hostile(directory: Path, changes: dict[str, Any], metadata: dict[str, Any] |
     """Write a checkpoint with changed settings."""
     path = directory / "checkpoint"
     if not (path / "metadata.json").exists():
-        with config().build() as algo:
+        with small().build() as algo:
             algo.save(path)
     found = read_checkpoint(path)
     settings = {
@@ -311,7 +306,7 @@ def test_what_is_from_the_standard_library_is_refused_under_any_name(
 
 
 def test_a_damaged_state_is_found_before_an_env_is_made(tmp_path: Path) -> None:
-    with config(env=Made).build() as algo:
+    with small(env=Made).build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     Made.num_made = 0
     forge(path, "state.msgpack", pickle.dumps(Harm(str(tmp_path / "harm"))))
@@ -322,7 +317,7 @@ def test_a_damaged_state_is_found_before_an_env_is_made(tmp_path: Path) -> None:
 
 
 def test_the_env_of_a_checkpoint_may_be_the_id_of_a_package(tmp_path: Path) -> None:
-    with config(env="CartPole-v1").build() as algo:
+    with small(env="CartPole-v1").build() as algo:
         path = algo.save(tmp_path / "checkpoint")
     with PPO.from_checkpoint(path) as other:
         assert other.config.env == "CartPole-v1"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import warm
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
 from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.core.ids import DEFAULT_MODULE_ID
@@ -398,9 +399,7 @@ def test_learners_of_an_engine(tmp_path: Path) -> None:
 
 
 def python(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
+    return warm.run([sys.executable, "-c", code, *arguments], cwd=cwd)
 
 
 @pytest.mark.slow
@@ -503,7 +502,7 @@ if __name__ == "__main__":
         encoding="utf-8",
     )
     for what in ("save", "load"):
-        done = subprocess.run([sys.executable, str(script), what], cwd=tmp_path, capture_output=True, text=True)
+        done = warm.run([sys.executable, str(script), what], cwd=tmp_path)
         assert done.stdout == "MyPPO\n"
         said = r"Checkpoints .* algo \(train.py:MyConfig\) by import path: .* from another folder with .*algo=...\)\.\n"
         assert re.fullmatch(said if what == "save" else "", done.stderr)

@@ -81,49 +81,6 @@ assert 0.009 < numbers["curr_entropy_coeff"] < 0.01
 
 
 @pytest.mark.slow
-def test_stateless_cartpole_with_an_lstm_and_appo(run: Run) -> None:
-    pytest.importorskip("ray")
-    run(
-        BEGIN
-        + f"""
-from ray.rllib.connectors.env_to_module import MeanStdFilter
-from ray.rllib.examples.envs.classes.stateless_cartpole import StatelessCartPole
-
-config = (
-    APPOConfig()
-    .environment(StatelessCartPole)
-    .env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
-    .training(
-        lr=0.0003,
-        num_epochs=1,
-        vf_loss_coeff=0.05,
-        grad_clip=20.0,
-        train_batch_size_per_learner=300,
-        circular_buffer_num_batches=4,
-        circular_buffer_iterations_per_batch=3,
-    )
-    .rl_module(
-        model_config=DefaultModelConfig(
-            vf_share_layers=True, use_lstm=True, lstm_cell_size=16, max_seq_len=20, fcnet_hiddens=[16]
-        )
-    )
-    .callbacks(Watch)
-    {FAST}
-)
-{END}
-native = kept["native"]
-assert (native.circular_buffer_num_batches, native.circular_buffer_iterations_per_batch) == (4, 3)
-assert native.num_updates_per_target == 2 * 4 * 3 and native.model_config["use_lstm"]
-check_learned(result, "default_policy", fewest=2000)
-learned = result["learners"]["default_policy"]["num_module_steps_trained_lifetime"]
-assert learned == 3 * result[NUM_ENV_STEPS_SAMPLED_LIFETIME], learned
-assert "NormalizeObservations" in str(native.transforms)
-""",
-        *PROCESS,
-    )
-
-
-@pytest.mark.slow
 def test_multi_agent_cartpole_with_two_policies(run: Run) -> None:
     pytest.importorskip("ray")
     run(
@@ -165,68 +122,6 @@ assert set(result[ENV_RUNNER_RESULTS]["module_episode_return_mean"]) == {{"p0", 
 """,
         *PROCESS,
         "--num-agents=2",
-    )
-
-
-@pytest.mark.slow
-def test_pendulum_with_appo(run: Run) -> None:
-    run(
-        BEGIN
-        + f"""
-config = (
-    APPOConfig()
-    .environment("Pendulum-v1")
-    .env_runners(num_envs_per_env_runner=20)
-    .training(
-        train_batch_size_per_learner=500,
-        circular_buffer_num_batches=16,
-        circular_buffer_iterations_per_batch=20,
-        target_network_update_freq=2,
-        clip_param=0.4,
-        lr=[[0, 0.0008], [400000, 0.0]],
-        gamma=0.95,
-        entropy_coeff=0.0,
-    )
-    .rl_module(model_config=DefaultModelConfig(fcnet_activation="relu", fcnet_hiddens=[32]))
-    .callbacks(Watch)
-    .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=2500)
-)
-{END}
-native = kept["native"]
-assert native.normalize_actions and native.gamma == 0.95 and native.model_config["vf_share_layers"]
-assert native.lr[0] == (0, 0.0008) and native.circular_buffer_num_batches == 16
-check_learned(result, "default_policy", fewest=5000)
-assert -2000 < result[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN] < 0
-assert result["learners"]["default_policy"]["default_optimizer_learning_rate"] < 0.0008
-""",
-        *PROCESS,
-    )
-
-
-@pytest.mark.slow
-def test_dict_observations_with_impala(run: Run) -> None:
-    pytest.importorskip("ray")
-    run(
-        BEGIN
-        + f"""
-from ray.rllib.connectors.env_to_module import FlattenObservations
-from ray.rllib.examples.envs.classes.cartpole_with_dict_observation_space import CartPoleWithDictObservationSpace
-
-config = (
-    IMPALAConfig()
-    .environment(CartPoleWithDictObservationSpace)
-    .env_runners(env_to_module_connector=lambda env, spaces, device: FlattenObservations())
-    .training(opt_type="rmsprop", decay=0.99, epsilon=0.1, broadcast_interval=2, vtrace_clip_pg_rho_threshold=2.0)
-    .callbacks(Watch)
-    {FAST}
-)
-{END}
-native = kept["native"]
-assert (native.optimizer, native.optimizer_config["eps"], native.optimizer_config["alpha"]) == ("rmsprop", 0.1, 0.99)
-assert (native.broadcast_interval, native.vtrace_clip_pg_rho_threshold) == (2, 2.0)
-check_learned(result, "default_policy", fewest=2000)
-""",
-        *PROCESS,
     )
 
 
@@ -307,41 +202,3 @@ assert result["runner_group"]["by_runner"].keys() >= {{"1", "2"}}
         "--stop-iters=2",
     )
     assert done.stdout.splitlines()[-1] == "Stop criterion (training_iteration=2) fulfilled!"
-
-
-@pytest.mark.slow
-def test_old_names_of_the_older_stack(run: Run) -> None:
-    run(
-        """
-from ray.rllib.algorithms.impala import Impala, ImpalaConfig, IMPALAConfig
-from ray.rllib.algorithms.impala.impala import IMPALA
-from ray.rllib.algorithms import APPO, APPOConfig
-from ray.rllib.algorithms.appo.appo import LEARNER_RESULTS_KL_KEY, LEARNER_RESULTS_MEAN_IS_KEY
-from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
-from ray.rllib.algorithms.appo.appo_learner import APPOLearner
-from ray.rllib.algorithms.appo.torch.default_appo_torch_rl_module import DefaultAPPOTorchRLModule
-from ray.rllib.algorithms.impala.impala_learner import IMPALALearner
-from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
-from ray.tune.registry import get_trainable_cls
-
-assert Impala is IMPALA and ImpalaConfig is IMPALAConfig and issubclass(APPOTorchLearner, IMPALALearner)
-config = (
-    ImpalaConfig()
-    .environment("CartPole-v1")
-    .framework("torch")
-    .rollouts(num_rollout_workers=0, num_envs_per_worker=2)
-    .training(num_sgd_iter=2, train_batch_size=200, lr_schedule=[[0, 1e-3], [10000, 0.0]], grad_clip=None)
-    .training(num_multi_gpu_tower_stacks=2, learner_queue_timeout=10, num_aggregation_workers=1)
-    .resources(num_gpus=0, num_learner_workers=0)
-    .reporting(min_time_s_per_iteration=0)
-)
-algo = config.build()
-result = algo.train()
-stats = result["info"]["learner"]["default_policy"]["learner_stats"]
-assert stats["vf_loss"] > 0 and 0 < stats["default_optimizer_learning_rate"] <= 1e-3
-assert stats["num_gradient_steps"] == 2 and result["episode_reward_mean"] > 0
-assert result["config"]["num_sgd_iter"] == 2 if "num_sgd_iter" in result["config"] else True
-algo.stop()
-assert get_trainable_cls("APPO").get_default_config()["clip_param"] == 0.4
-"""
-    )

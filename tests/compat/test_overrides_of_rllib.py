@@ -285,6 +285,7 @@ class Limited(gym.Wrapper[Any, Any, Any, Any]):
 
 def limited(limit: int, **env_runners: Any) -> PPOConfig:
     config = small(Checks, evaluation_interval=1, evaluation_duration=1)
+    config.evaluation(evaluation_config={"env_config": {"limit": 100}})  # whose envs are not validated, as in RLlib
     return config.environment(Limited, env_config={"limit": limit}).env_runners(**env_runners)
 
 

@@ -12,6 +12,11 @@ from corral import coordination
 from corral.errors import CoordinationError
 
 
+@pytest.fixture(autouse=True)
+def _as_users_have_them(new_interpreters: None) -> None:
+    """Start new interpreters in each test of this folder: they learn of coordination where they begin."""
+
+
 @pytest.fixture(params=["local", "process", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
 def form(request: pytest.FixtureRequest) -> Form:
     if request.param == "ray":

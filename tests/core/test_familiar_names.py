@@ -40,6 +40,7 @@ from corral.modules.module import ModelConfig
 from corral.replay.config import ReplayConfig
 from corral.testing import CountingEnv
 from corral.tune.param_space import configured
+from small import small
 
 CONFIGS = (PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TD3Config)
 PATHS_OF = [
@@ -144,11 +145,6 @@ class TestTables:
             "tensorboard_log total_timesteps n_envs use_sde normalize_advantage stats_window_size action_noise",
         }[library]
         assert set(names.split()) <= SETTINGS.keys()
-
-
-def small() -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=1)
-    return config.training(train_batch_size_per_learner=4, minibatch_size=4, num_epochs=1)
 
 
 def of_training(name: str) -> str:

@@ -12,6 +12,7 @@ from corral.curriculum import LearningProgressSampler
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 from exact_runs import differences, play, without_times
+from small import small
 from user_files import SMALL
 
 TASKS = [1, 10, 100]
@@ -48,10 +49,9 @@ class Rewarding(CountingEnv):
 Rewarding.STATE = (*CountingEnv.STATE, "level")
 
 
-def config(sampler: LearningProgressSampler, **settings: Any) -> PPOConfig:
-    made = PPOConfig().environment(Rewarding, disable_env_checking=True).debugging(seed=0).callbacks(sampler)
-    made.training(**{**SMALL, "train_batch_size_per_learner": 56}).rl_module(model_config={"fcnet_hiddens": [8]})
-    return made.env_runners(num_envs_per_env_runner=4).copy(**settings)
+def config(sampler: LearningProgressSampler, env: Any = Rewarding, **settings: Any) -> PPOConfig:
+    many = {**SMALL, "train_batch_size_per_learner": 56, "num_envs_per_env_runner": 4, **settings}
+    return small(env, disable_env_checking=True, **many).callbacks(sampler)
 
 
 def tasks(algo: Algorithm) -> list[list[Any]]:

@@ -12,6 +12,7 @@ import pytest
 from at_least import all_of
 from corral import MultiAgentEnv, PPOConfig
 from corral.curriculum import LearningProgressSampler, ThresholdCurriculum
+from small import small
 
 RED = "env_runners/module_episode_return_mean/red"
 
@@ -87,9 +88,8 @@ SMALL = {"train_batch_size_per_learner": 64, "minibatch_size": 64, "num_epochs":
 
 
 def config(vectorization: Any) -> PPOConfig:
-    made = PPOConfig().environment(Stays).multi_agent(policies={"red", "blue"}).training(**SMALL).debugging(seed=0)
-    made.env_runners(num_envs_per_env_runner=2, vectorization=vectorization)
-    return made.rl_module(model_config={"fcnet_hiddens": [4]}).reporting(metrics_num_episodes_for_smoothing=4)
+    made = small(Stays, vectorization=vectorization, metrics_num_episodes_for_smoothing=4, **SMALL)
+    return made.multi_agent(policies={"red", "blue"})
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -17,6 +17,7 @@ from corral.curriculum import ThresholdCurriculum
 from corral.errors import CallbackError, ConfigError, EnvError
 from corral.metrics.logger import MetricsLogger
 from corral.testing import CountingEnv
+from small import small
 from user_files import SMALL
 
 
@@ -39,9 +40,7 @@ class Rewarding(CountingEnv):
 
 
 def config(curriculum: Any, env: Any = Rewarding, **settings: Any) -> PPOConfig:
-    made = PPOConfig().environment(env).training(**SMALL).debugging(seed=0).callbacks(curriculum)
-    made.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})
-    return made.reporting(metrics_num_episodes_for_smoothing=10).copy(**settings)
+    return small(env, **{**SMALL, "metrics_num_episodes_for_smoothing": 10, **settings}).callbacks(curriculum)
 
 
 def tasks(algo: Algorithm) -> list[list[Any]]:

@@ -14,17 +14,11 @@ from typing import Any
 import pytest
 
 import corral.engines.lazy
-from corral import PPOConfig
 from corral.engines import make_engine
 from corral.engines.base import Resources
 from corral.engines.lazy import LazyEngine
 from corral.errors import ConfigError
-from corral.testing import IdentityEnv
-
-
-def small() -> PPOConfig:
-    config = PPOConfig().environment(IdentityEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    return config.training(train_batch_size_per_learner=64, minibatch_size=64, num_epochs=1)
+from small import small
 
 
 class Counted:

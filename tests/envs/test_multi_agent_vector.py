@@ -17,6 +17,7 @@ from corral.core.plain import is_same
 from corral.core.seeding import runner_seeds
 from corral.core.tree import copy_nested, named_leaves
 from corral.envs.env_host import EnvHost
+from corral.envs.host_state import get_host_state, set_host_state
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.seats import SeatsSpace
 from corral.envs.vector import EnvContext, make_vector_env
@@ -270,10 +271,10 @@ class TestStates:
         host = make_host(config(vectorization=vectorization))
         host.reset()
         resets_next = np.logical_or(*play(host, 13)[-1][2:4])
-        state = copy_nested(host.get_state())
+        state = copy_nested(get_host_state(host))
         expected = play(host, 30, seed=5)
         other = make_host(config(vectorization=vectorization))
-        assert other.set_state(state, resets_next, [None] * 2) == [""] * 2
+        assert set_host_state(other, state, resets_next, [None] * 2) == [""] * 2
         assert_same(play(other, 30, seed=5), expected)
 
     def test_who_has_ended_is_part_of_the_state(self, make_host: Any) -> None:
@@ -292,9 +293,9 @@ class TestStates:
         host = make_host(config(Survivor))
         host.reset()
         play(host, 3)
-        state = copy_nested(host.get_state())
+        state = copy_nested(get_host_state(host))
         other = make_host(config(Survivor))
-        assert other.set_state(state, np.zeros(2, np.bool_), [None] * 2) == [""] * 2
+        assert set_host_state(other, state, np.zeros(2, np.bool_), [None] * 2) == [""] * 2
         seated = other.env.envs[0]  # type: ignore[attr-defined]
         assert seated.ended.tolist() == [True, False] and seated.acting.tolist() == [False, True]
         obs, _, terminated, *_ = play(other, 6)[-1]
@@ -307,9 +308,9 @@ class TestStates:
         host = make_host(config(Forgetful))
         host.reset()
         play(host, 7)
-        state = copy_nested(host.get_state())
+        state = copy_nested(get_host_state(host))
         other = make_host(config(Forgetful))
-        assert other.set_state(state, np.zeros(2, np.bool_), ["too long"] * 2) == ["too long"] * 2
+        assert set_host_state(other, state, np.zeros(2, np.bool_), ["too long"] * 2) == ["too long"] * 2
         obs, _ = other.reset()
         assert obs["observed"].tolist() == [[1, 0]] * 2 and obs["obs"]["block_0"][:, 0, 0].tolist() == [0, 0]
         play(other, 7)  # whoever has to act is asked

@@ -13,13 +13,13 @@ from corral import PPOConfig, evaluate_policy, make_multi_agent
 from corral.envs.torch_envs import TorchCartPole
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
+from small import small
 
 REMEDY = r"Make a new env in each call, as in lambda env_config: gymnasium.make\('CartPole-v1'\)"
 
 
 def config(env: Any, num_envs: int | None = None, **settings: Any) -> PPOConfig:
-    made = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=num_envs, **settings)
-    return made.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1).debugging(seed=0)
+    return small(env, num_envs_per_env_runner=num_envs, **settings)
 
 
 @pytest.fixture

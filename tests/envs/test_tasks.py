@@ -11,6 +11,7 @@ import pytest
 from corral import Algorithm, PPOConfig, TaskSettableEnv
 from corral.errors import CallbackError, ConfigError
 from corral.testing import CountingEnv
+from small import small
 from user_files import SMALL
 
 RAY = pytest.param("ray", marks=[pytest.mark.xdist_group("ray"), pytest.mark.slow_on_ray])
@@ -46,9 +47,8 @@ def harder(train_results: dict[str, Any], task_settable_env: Any, env_ctx: Any) 
 
 
 def config(env: Any = Levels, engine: str = "local", num_env_runners: int = 0, **settings: Any) -> PPOConfig:
-    made = PPOConfig().environment(env, **{"env_task_fn": harder, "disable_env_checking": True, **settings})
-    made.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2).engine(engine)
-    return made.training(**SMALL).rl_module(model_config={"fcnet_hiddens": [8]}).debugging(seed=0)
+    tasks = {"env_task_fn": harder, "disable_env_checking": True}
+    return small(env, num_env_runners=num_env_runners, engine_name=engine, **{**SMALL, **tasks, **settings})
 
 
 def levels(algo: Algorithm) -> list[list[Any]]:

@@ -153,9 +153,9 @@ def test_images_of_earlier_chunks_are_kept_only_where_they_are_asked_for() -> No
 
 def test_nothing_is_kept_without_a_listener_at_the_end() -> None:
     runner = run({"on_episode_step": lambda episode: None, "on_episode_end": lambda env_index: None})
-    assert runner.events is not None
-    assert not runner.events.keeps_small
-    assert not any(runner.events._chunks)
+    assert runner.stepping.events is not None
+    assert not runner.stepping.events.keeps_small
+    assert not any(runner.stepping.events._chunks)
 
 
 def test_a_restored_run_answers_for_the_steps_before_it_was_saved(tmp_path: Any) -> None:

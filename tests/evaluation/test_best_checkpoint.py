@@ -16,21 +16,14 @@ from corral.errors import CorralError
 from corral.loggers.run_summary import last_numbers
 from corral.metrics.result import flat_result, without_early_means
 from corral.testing import CountingEnv
+from small import small as small_run
 
 SEEDS = [3, 1, 4, 15]
 
 
 def small(env: Any = CountingEnv, **evaluation: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=64, minibatch_size=16, num_epochs=2, lr=0.05)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .debugging(seed=3)
-        .engine("local")
-        .evaluation(**{"evaluation_interval": 1, **evaluation})
-    )
+    learns = {"train_batch_size_per_learner": 64, "num_epochs": 2, "lr": 0.05, "seed": 3}
+    return small_run(env, **learns, engine_name="local", **{"evaluation_interval": 1, **evaluation})
 
 
 def fit(config: PPOConfig, run_dir: Path, iterations: int) -> list[dict[str, Any]]:

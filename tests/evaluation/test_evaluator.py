@@ -19,6 +19,7 @@ from corral import PPO, Callback, PPOConfig
 from corral.errors import CallbackError, ConfigError, CorralError
 from corral.metrics.result import flat_result
 from corral.testing import CountingEnv
+from small import small as small_run
 
 ENGINES = [
     "local",
@@ -57,16 +58,8 @@ def note_version(env_runner: Any, metrics_logger: Any) -> None:
 
 def small(env: Any = Paced, env_config: Any = None, **evaluation: Any) -> PPOConfig:
     """PPO with iterations of 16 steps."""
-    return (
-        PPOConfig()
-        .environment(env, env_config=env_config or {})
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .debugging(seed=3)
-        .fault_tolerance(delay_between_env_runner_restarts_s=0.0)
-        .evaluation(**{"evaluation_duration": 4, **evaluation})
-    )
+    settings = {"evaluation_duration": 4, "delay_between_env_runner_restarts_s": 0.0, "seed": 3, **evaluation}
+    return small_run(env, env_config=env_config or {}, train_batch_size_per_learner=16, **settings)
 
 
 def in_parallel(**evaluation: Any) -> PPOConfig:

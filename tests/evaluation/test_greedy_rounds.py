@@ -10,6 +10,7 @@ import pytest
 
 from corral import DQNConfig, PPOConfig, evaluate_policy, make_multi_agent
 from corral.testing import CountingEnv
+from small import small
 
 
 class Bandit(gym.Env[Any, Any]):
@@ -27,9 +28,7 @@ class Bandit(gym.Env[Any, Any]):
 
 
 def config(env: Any = Bandit, **evaluation: Any) -> PPOConfig:
-    made = PPOConfig().environment(env).rl_module(model_config={"fcnet_hiddens": [4]}).debugging(seed=0)
-    made.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-    return made.evaluation(**evaluation)
+    return small(env, num_envs_per_env_runner=None, train_batch_size_per_learner=64, minibatch_size=32, **evaluation)
 
 
 def dqn(**evaluation: Any) -> DQNConfig:

@@ -11,6 +11,7 @@ import pytest
 from corral import Callback, PPOConfig
 from corral.curriculum import ThresholdCurriculum
 from corral.testing import CountingEnv
+from small import small as small_run
 
 COUNT, BEST = "num_rounds_without_improvement", "best_episode_return_mean"
 
@@ -29,16 +30,8 @@ class Scripted(Callback):
 
 
 def small(returns: list[Any]) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(CountingEnv)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .evaluation(evaluation_interval=1, evaluation_duration=2)
-        .callbacks(Scripted(returns))
-        .engine("local")
-    )
+    config = small_run(train_batch_size_per_learner=16, evaluation_interval=1, evaluation_duration=2)
+    return config.callbacks(Scripted(returns)).engine("local")
 
 
 def counted(returns: list[Any]) -> list[tuple[float, int]]:

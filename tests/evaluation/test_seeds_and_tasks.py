@@ -14,20 +14,13 @@ from at_least import all_of
 from corral import Callback, PPOConfig, evaluate_policy
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
+from small import small
 
 SEEDS = [5, 3, 5, 11, 8, 2, 0]
 
 
 def cartpole(**evaluation: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1")
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .debugging(seed=1)
-        .evaluation(evaluation_config={"explore": False}, **evaluation)
-    )
+    return small("CartPole-v1", seed=1, evaluation_config={"explore": False}, **evaluation)
 
 
 @pytest.mark.parametrize(

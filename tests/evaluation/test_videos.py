@@ -15,6 +15,7 @@ from corral.core.result_values import classify
 from corral.envs.videos import PREVIEW_FRAMES, PREVIEW_SIZE, VideoWriter
 from corral.errors import ConfigError
 from corral.loggers import ImageLogger, TensorBoardLogger
+from small import small as small_run
 
 av = pytest.importorskip("av")
 
@@ -51,16 +52,8 @@ class Grey(gym.Env[Any, Any]):
 
 
 def small(env: Any = Grey, **evaluation: Any) -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment(env)
-        .env_runners(num_envs_per_env_runner=2)
-        .training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
-        .rl_module(model_config={"fcnet_hiddens": [4]})
-        .debugging(seed=0)
-        .engine("local")
-        .evaluation(**{"evaluation_interval": 2, "evaluation_num_videos": 3, **evaluation})
-    )
+    settings = {"evaluation_interval": 2, "evaluation_num_videos": 3, "engine_name": "local", **evaluation}
+    return small_run(env, train_batch_size_per_learner=16, **settings)
 
 
 def greys(file: Any) -> list[int]:

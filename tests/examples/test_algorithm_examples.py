@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import example_files
+import warm
 from console_script import corral_command
 from corral import Algorithm
 from corral.algorithms import registry
@@ -111,13 +111,7 @@ def test_short_names_are_registered_and_the_command_line_trains(tmp_path: Path) 
     assert registry.config_class("A2C") is config and registry.name_of(config) == "a2c:A2CConfig"
     command = corral_command("train", "--algo", "a2c:A2CConfig", "--env", "CartPole-v1")
     command += ["--stop", "training_iteration=1", "--set", "reporting.min_sample_timesteps_per_iteration=128"]
-    done = subprocess.run(
-        [*command, "--run-dir", str(tmp_path / "run"), "--quiet"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = warm.run([*command, "--run-dir", str(tmp_path / "run"), "--quiet"], cwd=FOLDER)
     assert done.returncode == 0, done.stderr
     assert "algo: a2c:A2CConfig" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import warm
 from corral.config.validation import OPTIMIZERS, optimizer_class
 from corral.learners.optimizers import ModuleOptimizer, optimizer_settings, without_compiler
 
@@ -72,5 +72,5 @@ with PPOConfig().environment("CartPole-v1").training(num_epochs=1).build() as al
     algo.train()
 print("torch" in sys.modules, "torch._dynamo" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = warm.run([sys.executable, "-c", script])
     assert done.stdout == "True False\n"

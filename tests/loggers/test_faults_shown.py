@@ -9,19 +9,13 @@ from typing import Any
 
 import pytest
 
-from corral import PPOConfig
 from corral.cli.main import main
 from corral.errors import CheckpointError
 from corral.loggers.progress import Progress
 from corral.metrics.result import describe_faults
-from corral.testing import CountingEnv, FaultyEnv
+from corral.testing import FaultyEnv
 from file_limits import largest_file
-
-
-def small(env: Any = CountingEnv) -> PPOConfig:
-    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-    return config.rl_module(model_config={"fcnet_hiddens": [4]})
+from small import small
 
 
 def test_faults_are_described() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from corral import PPOConfig
 from corral.cli.main import main
 from corral.errors import RunDirectoryError
 from corral.loggers import CSVLogger, JSONLinesLogger
 from corral.testing import CountingEnv
 from file_limits import largest_file
+from small import small
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full, on which every write fails")
@@ -26,11 +26,6 @@ DEADLINE_S = 120.0
 class NeverMade(CountingEnv):
     def __init__(self, config: Any = None) -> None:
         raise AssertionError("the env was made")
-
-
-def small(env: Any = CountingEnv) -> PPOConfig:
-    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
 
 
 @pytest.mark.parametrize("where", ["/proc/nowhere/run", "a_file/run"])

@@ -20,7 +20,8 @@ from corral.core.text import printable
 from corral.engines.worker_logs import log_records
 from corral.errors import EnvError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
-from corral.testing import CountingEnv, FaultyEnv
+from corral.testing import FaultyEnv
+from small import small
 
 
 def result(iteration: int = 1, **changes: Any) -> dict[str, Any]:
@@ -31,11 +32,6 @@ def result(iteration: int = 1, **changes: Any) -> dict[str, Any]:
         "config": {"training": {"lr": 1}},
         **changes,
     }
-
-
-def small_ppo(env: Any = CountingEnv, **env_config: Any) -> PPOConfig:
-    config = PPOConfig().environment(env, env_config=env_config).env_runners(num_envs_per_env_runner=2)
-    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1).debugging(seed=0)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -163,7 +159,7 @@ class Short(JSONLinesLogger):
 
 
 def test_subclasses_change_what_a_row_and_a_line_hold(tmp_path: Path) -> None:
-    with Run(small_ppo(), tmp_path, [Rounded("rounded.csv"), Short("short.jsonl")]) as run:
+    with Run(small(), tmp_path, [Rounded("rounded.csv"), Short("short.jsonl")]) as run:
         run.log_result(result(2))
     assert read_csv(tmp_path / "rounded.csv") == [{"rounded": "3", "iteration": "2"}]
     assert read_lines(tmp_path / "short.jsonl") == [{"episodes": {"episode_return_mean": 3.0}}]
@@ -171,7 +167,7 @@ def test_subclasses_change_what_a_row_and_a_line_hold(tmp_path: Path) -> None:
 
 def test_a_finished_run_leaves_config_log_and_results(tmp_path: Path) -> None:
     run_dir = tmp_path / "deep" / "run"
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         last = algo.fit(stop={"training_iteration": 3}, run_dir=run_dir)
     files = {"config.yaml", "run.log", "progress.csv", "result.jsonl", "checkpoints", ".lock"}
     assert {path.name for path in run_dir.iterdir()} == files
@@ -189,7 +185,7 @@ def test_a_failed_run_keeps_its_results_and_logs_the_traceback(
 ) -> None:
     handlers, level = list(logging.getLogger("corral").handlers), logging.WARNING
     caplog.set_level(level, "corral")  # a run sets another one
-    config = small_ppo(FaultyEnv, fault="raise_step", at_step=50)
+    config = small(FaultyEnv, env_config={"fault": "raise_step", "at_step": 50})
     with config.build() as algo, pytest.raises(EnvError):
         algo.fit(stop={"training_iteration": 100}, run_dir=tmp_path)
     iterations = len(read_csv(tmp_path / "progress.csv"))
@@ -203,7 +199,7 @@ def test_a_failed_run_keeps_its_results_and_logs_the_traceback(
 
 
 def test_an_interrupted_run_says_so_without_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Run(small_ppo(), tmp_path, default_loggers()) as run:
+    with pytest.raises(KeyboardInterrupt), Run(small(), tmp_path, default_loggers()) as run:
         run.log_result(result())
         raise KeyboardInterrupt
     log = (tmp_path / "run.log").read_text(encoding="utf-8")
@@ -213,7 +209,7 @@ def test_an_interrupted_run_says_so_without_a_traceback(tmp_path: Path) -> None:
 
 def test_no_text_of_others_begins_a_line_of_the_log_or_controls_a_terminal(tmp_path: Path) -> None:
     forged = "x\n2026-01-01 00:00:00,000 ERROR corral: forged\r2026 \x1b[2J\x9b31m\u2028"
-    with pytest.raises(ValueError, match="forged"), Run(small_ppo(), tmp_path, []):
+    with pytest.raises(ValueError, match="forged"), Run(small(), tmp_path, []):
         log = logging.getLogger("corral")
         log.warning("client %s left.", forged)
         log_records([("corral", logging.WARNING, 0.0, f"{forged}\nTraceback\nmore")], "runner 1")  # of a worker
@@ -250,7 +246,7 @@ class Book(Logger):
 @pytest.mark.parametrize("fail", ["open", "log_result"])
 def test_a_logger_that_fails_ends_the_run_and_all_that_were_opened_are_closed(tmp_path: Path, fail: str) -> None:
     good, bad = Book(), Book(fail)
-    with pytest.raises(OSError, match=f"no {fail}"), Run(small_ppo(), tmp_path, [good, bad]) as run:
+    with pytest.raises(OSError, match=f"no {fail}"), Run(small(), tmp_path, [good, bad]) as run:
         run.log_result(result())
     assert good.events[-1] == "close"
     assert bad.events == (["open"] if fail == "open" else ["open", "log_result", "close"])
@@ -259,14 +255,14 @@ def test_a_logger_that_fails_ends_the_run_and_all_that_were_opened_are_closed(tm
 
 def test_a_logger_that_cannot_be_closed_does_not_keep_the_others_open(tmp_path: Path) -> None:
     good, bad = Book(), Book("close")
-    with Run(small_ppo(), tmp_path, [bad, good]):
+    with Run(small(), tmp_path, [bad, good]):
         pass
     assert good.events == ["open", "close"]
     assert "could not be closed" in (tmp_path / "run.log").read_text(encoding="utf-8")
 
 
 def test_a_directory_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(FileExistsError, match=r"already holds a run"):
@@ -286,7 +282,7 @@ def test_config_yaml_gives_the_config_back(tmp_path: Path) -> None:
 
 
 def test_config_yaml_of_a_class_holds_an_import_path_that_trains(tmp_path: Path) -> None:
-    with Run(small_ppo(CountingEnv, episode_length=4), tmp_path, []):
+    with Run(small(env_config={"episode_length": 4}), tmp_path, []):
         pass
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
     assert settings["environment"]["env"] == "corral.testing.envs:CountingEnv"

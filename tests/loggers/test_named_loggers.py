@@ -19,7 +19,7 @@ from corral.cli.main import main
 from corral.errors import ConfigError
 from corral.loggers import CSVLogger, JSONLinesLogger, Logger, run
 from corral.loggers.named import add_named, make_loggers
-from corral.testing import CountingEnv
+from small import small as small_run
 
 
 class Notes(Logger):
@@ -63,9 +63,7 @@ class OldForm(Notes):
 
 
 def small(*loggers: Any) -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1, lr=0.25)
-    return config.reporting(loggers=list(loggers)) if loggers else config
+    return small_run(lr=0.25, loggers=list(loggers) or None)
 
 
 def rows(path: Path) -> list[str]:

@@ -21,6 +21,7 @@ from corral.loggers.progress import Progress, sparkline
 from corral.metrics.result import describe_return
 from corral.metrics.timers import PARTS
 from corral.testing import CountingEnv
+from small import small
 
 RESULT = {
     "training_iteration": 1,
@@ -67,13 +68,8 @@ def test_the_last_words_come_wherever_an_update_is_interrupted(capsys: pytest.Ca
     assert 5 < num_lines < 10_000
 
 
-def small_ppo() -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    return config.training(train_batch_size_per_learner=32, minibatch_size=16, num_epochs=1)
-
-
 def fit(tmp_path: Path, progress: Any, stop: Any = None) -> None:
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         algo.fit(stop=stop or {"training_iteration": 3}, run_dir=tmp_path / "run", progress=progress)
 
 
@@ -94,7 +90,7 @@ def test_progress_is_the_last_line_or_nothing_on_request(tmp_path: Path, capsys:
 
 
 def test_an_unknown_way_to_show_progress_is_refused(tmp_path: Path) -> None:
-    with small_ppo().build() as algo:
+    with small().build() as algo:
         for progress in ("line", True, None, 2):
             with pytest.raises(ConfigError, match=r"progress=.*: use 'auto', 'panel', 'lines', 'last' or False"):
                 algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress=progress)
@@ -107,7 +103,7 @@ def test_a_failed_and_an_interrupted_run_say_so(tmp_path: Path, capsys: pytest.C
         def fail(result: Any, error: BaseException = error) -> None:
             raise error
 
-        with small_ppo().callbacks(on_train_result=fail).build() as algo, pytest.raises(type(error)):
+        with small().callbacks(on_train_result=fail).build() as algo, pytest.raises(type(error)):
             algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / how)
         assert capsys.readouterr().out.splitlines()[-1].startswith(f"{how} after ")
 
@@ -186,7 +182,7 @@ def test_the_evaluated_return_is_shown_with_its_interval(
 ) -> None:
     results: list[Any] = []
     config = (
-        small_ppo()
+        small()
         .evaluation(evaluation_interval=2, evaluation_duration=5)
         .callbacks(on_train_result=lambda result: results.append(result))
     )
@@ -202,7 +198,7 @@ def test_the_evaluated_return_is_shown_with_its_interval(
 
 
 def test_a_round_of_few_episodes_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with small_ppo().evaluation(evaluation_interval=1, evaluation_duration=2).build() as algo:
+    with small().evaluation(evaluation_interval=1, evaluation_duration=2).build() as algo:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run", progress="panel")
     printed = " ".join(capsys.readouterr().out.split())
     assert "evaluated return 6.0 95% interval none: too few episodes" in printed
@@ -211,8 +207,8 @@ def test_a_round_of_few_episodes_has_no_interval(tmp_path: Path, capsys: pytest.
 
 
 def test_a_panel_says_that_there_was_no_round_yet() -> None:
-    display = Progress(small_ppo().evaluation(evaluation_interval=2), {}, "panel")
-    with small_ppo().evaluation(evaluation_interval=2).build() as algo:
+    display = Progress(small().evaluation(evaluation_interval=2), {}, "panel")
+    with small().evaluation(evaluation_interval=2).build() as algo:
         display.update(algo.train())
     console = Console(file=io.StringIO(), width=100)
     console.print(display._panel())
@@ -224,7 +220,7 @@ def test_the_panel_leaves_place_on_its_last_line_for_what_a_terminal_writes_on_c
 ) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     console = Console(width=70, record=True, file=io.StringIO())
-    console.print(Progress(small_ppo(), {}, "panel")._panel())
+    console.print(Progress(small(), {}, "panel")._panel())
     assert {len(line) for line in console.export_text().splitlines()} == {68}  # and two for ^C
 
 
@@ -247,7 +243,7 @@ def test_text_of_others_moves_no_cursor_in_the_panel_or_in_lines(capsys: pytest.
 def test_the_panel_is_drawn_again_while_no_result_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("corral.loggers.progress.WAIT_SHOWN_S", 0.2)
     screen = io.StringIO()
-    display = Progress(small_ppo(), {}, "panel")
+    display = Progress(small(), {}, "panel")
     display._console = Console(width=70, file=screen, force_terminal=True)
 
     def wait_for(text: str) -> None:
@@ -261,7 +257,7 @@ def test_the_panel_is_drawn_again_while_no_result_arrives(monkeypatch: pytest.Mo
         logging.getLogger("corral").warning("no simulator has connected yet")
         wait_for("latest warning: no simulator has connected yet")
         screen.truncate(screen.seek(0))
-        with small_ppo().build() as algo:
+        with small().build() as algo:
             display.update(algo.train())
         wait_for("takes")
         wait_for("no new result for 0 s")
@@ -271,7 +267,7 @@ def test_the_panel_is_drawn_again_while_no_result_arrives(monkeypatch: pytest.Mo
 
 
 def test_a_run_without_an_ended_episode_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = small_ppo().environment(CountingEnv, env_config={"episode_length": 1000})
+    config = small().environment(CountingEnv, env_config={"episode_length": 1000})
     with config.build() as algo:
         result = algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "run")
     assert math.isnan(result["env_runners"]["episode_return_mean"])

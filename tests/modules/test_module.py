@@ -14,7 +14,7 @@ from corral import Module, PPOConfig
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
 from corral.modules.module import ActorCritic
-from corral.testing import CountingEnv
+from small import small
 
 B = 5
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
@@ -219,13 +219,8 @@ class Tiny(Module):
         return out.squeeze(-1)
 
 
-def small_ppo() -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv).env_runners(num_envs_per_env_runner=2).debugging(seed=0)
-    return config.training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=2)
-
-
 def test_a_module_of_the_users_own_trains() -> None:
-    with small_ppo().rl_module(Tiny, model_config={"width": 6}).build() as algo:
+    with small().rl_module(Tiny, model_config={"width": 6}).build() as algo:
         module = algo.get_module()
         assert isinstance(module, Tiny)
         assert module.body.out_features == 6
@@ -244,7 +239,7 @@ class Biased(ActorCritic):
 
 @pytest.mark.parametrize("share", [True, False])
 def test_an_overridden_policy_of_the_default_module_both_acts_and_learns(share: bool) -> None:
-    config = small_ppo().rl_module(Biased, model_config={"vf_share_layers": share})
+    config = small().rl_module(Biased, model_config={"vf_share_layers": share})
     with config.build() as algo:
         obs = np.zeros((50, 2), np.float32)
         np.testing.assert_array_equal(algo.compute_actions(obs, explore=True), np.ones(50))
@@ -275,7 +270,7 @@ class NoPolicy(Module):
 )
 def test_what_is_no_module_is_refused(module_class: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        small_ppo().rl_module(module_class).validate()
+        small().rl_module(module_class).validate()
 
 
 def test_the_seed_alone_decides_the_weights() -> None:

@@ -17,6 +17,7 @@ from corral import MultiAgentEnv, PPOConfig, SingleAgentEpisode, make_multi_agen
 from corral.callbacks import keep_frames
 from corral.core.html import html_table, short_text
 from corral.metrics.result_html import Result
+from small import small
 
 VOID = {"img"}
 
@@ -74,13 +75,8 @@ def page_of(value: Any) -> Page:
 
 
 def small_config() -> PPOConfig:
-    return (
-        PPOConfig()
-        .environment("CartPole-v1", env_config={"render_mode": "rgb_array"})
-        .env_runners(num_envs_per_env_runner=1)
-        .training(train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
-        .debugging(seed=0)
-    )
+    batch = {"train_batch_size_per_learner": 64, "minibatch_size": 32, "num_envs_per_env_runner": 1}
+    return small("CartPole-v1", env_config={"render_mode": "rgb_array"}, model_config={}, **batch)
 
 
 def test_a_config_shows_what_differs_from_the_defaults_and_all_settings_by_group() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+import warm
 from corral import (
     ClipRewards,
     DQNConfig,
@@ -418,7 +418,7 @@ def test_an_evaluation_in_an_env_imports_nothing_of_it(cartpole: Path) -> None:
         f"main(['evaluate', {str(cartpole / 'run')!r}, '--episodes', '1', '--json']); "
         "print([name for name in sys.modules if name.startswith('corral.offline.') or name == 'corral.cli.estimate'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", code])
     imported = done.stdout.splitlines()[-1]
     assert "estimate" not in imported and "fitted" not in imported
 

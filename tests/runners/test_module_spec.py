@@ -10,7 +10,6 @@ import pytest
 
 import corral.config.config
 from at_least import all_of
-from corral import PPOConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.engines.lazy import LazyEngine
 from corral.modules.spec import ModuleSpec
@@ -18,12 +17,7 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_group import EnvRunnerGroup
 from corral.testing import CountingEnv
-
-
-def small(**settings: Any) -> PPOConfig:
-    config = PPOConfig().environment(CountingEnv, disable_env_checking=True).debugging(seed=4)
-    config.env_runners(num_envs_per_env_runner=2)
-    return config.training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1).copy(**settings)
+from small import small
 
 
 @pytest.mark.parametrize("engine", ["embedded", "local", pytest.param("process", marks=pytest.mark.slow)])

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from corral import Callback, NormalizeObservations, NormalizeRewards, PPOConfig
 from corral.envs.tensor_env import TensorVectorEnv
+from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.tensor_agents_rollout import TensorAgentsRollout
+from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import EnvError
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
@@ -157,7 +158,8 @@ def test_rollouts_on_the_device_have_the_episodes_of_their_arrays() -> None:
     for arrays in (False, True):
         algo = make_config(arrays=arrays).build()
         [rollout] = algo.sample(20 * N)
-        assert type(rollout) is (MultiAgentRollout if arrays else TensorAgentsRollout)
+        kinds = {type(part) for part in rollout.by_module().values()}
+        assert type(rollout) is MultiAgentRollout and kinds == {LaneRollout if arrays else TensorRollout}
         found.append(
             [
                 (len(episode), episode.is_terminated, episode.is_truncated, agent, part.get_return(), len(part))
@@ -212,7 +214,7 @@ def test_a_module_that_is_added_acts_from_the_next_sample_on(transforms: list[An
 
     algo.add_module("new", copy_from="field", policy_mapping_fn=each_alone)
     [rollout] = algo.sample(20 * N)
-    assert isinstance(rollout, TensorAgentsRollout)
+    assert isinstance(rollout, MultiAgentRollout) and rollout.is_on_device
     assert {module_id: set(part.lane_agents) for module_id, part in rollout.modules.items()} == {
         "field": {"red"},
         "keeper": {"goalkeeper"},

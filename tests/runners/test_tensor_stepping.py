@@ -365,7 +365,7 @@ def test_a_copy_of_the_module_on_a_device_gets_every_weight_that_is_loaded() -> 
     """Also weights with the version that the copy has already, as a restored run may bring them."""
     algo = make_config().build()
     stepping: Any = algo.env_runner.stepping
-    actor = stepping._on_device
+    actor = stepping._groups["default_policy"].on_device
     actor._module = copy.deepcopy(actor._module)  # as on a GPU
     algo.sample(N)
     weights = {name: array + 1 for name, array in weights_of(algo).items()}

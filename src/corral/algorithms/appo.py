@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.impala import IMPALA, IMPALAConfig, policy_outputs
+from corral.algorithms.impala import IMPALA, USES_CIRCULAR_BUFFER, IMPALAConfig, policy_outputs
 from corral.algorithms.ppo import adapted_kl_coeff
 from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, Probability
 from corral.episodes.rollout import Rollout
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # RLlib.
 KL_BAND = 2.0
 KL_FACTORS = (1.5, 0.5)
+
+
+USES_KL_LOSS = Need("use_kl_loss=True", attrgetter("use_kl_loss"))
 
 
 @dataclass(kw_only=True)
@@ -59,20 +62,16 @@ class APPOConfig(IMPALAConfig):
     """
 
     use_circular_buffer: bool = True
+    circular_buffer_num_batches: Annotated[int, USES_CIRCULAR_BUFFER] = (
+        8  # without runners too: see `num_updates_per_target`
+    )
     clip_param: PositiveFloat = 0.4
     target_worker_clipping: PositiveFloat = 2.0
     use_kl_loss: bool = False
-    kl_coeff: NonNegativeFloat = 1.0
-    kl_target: PositiveFloat = 0.01
+    kl_coeff: Annotated[NonNegativeFloat, USES_KL_LOSS] = 1.0
+    kl_target: Annotated[PositiveFloat, USES_KL_LOSS] = 0.01
     target_network_update_freq: PositiveFloat = 2.0
     tau: Probability = 1.0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
-        ("kl_coeff", "kl_target"), Need("use_kl_loss=True", attrgetter("use_kl_loss"))
-    )
-    RUNNER_NEEDS: ClassVar[Mapping[str, Need]] = {
-        "circular_buffer_num_batches": Need("nothing: it is in `num_updates_per_target`", lambda config: True)
-    }
 
     def training(self, **settings: Unpack[APPOTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

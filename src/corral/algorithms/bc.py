@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from corral.core.schedules import Schedule, schedule_value
-from corral.core.settings import Need, NonNegativeInt, NonNegativeSchedule
+from corral.core.settings import Need, NonNegativeInt, NonNegativeSchedule, never
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
@@ -37,12 +37,9 @@ class BCConfig(OfflineConfig):
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     lr: Schedule = 1e-3
+    gamma: Annotated[float, Need("an algorithm that learns from rewards, such as MARWIL", never)] = 0.99
     entropy_coeff: NonNegativeSchedule = 0.0
     burn_in_len: NonNegativeInt = 0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "gamma": Need("an algorithm that learns from rewards, such as MARWIL", lambda config: False)
-    }
 
     def training(self, **settings: Unpack[BCTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

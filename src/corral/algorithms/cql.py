@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -68,13 +69,9 @@ class CQLConfig(SACSettings, OffPolicyConfig):
     num_sampled_actions: PositiveInt = 10
     cql_temperature: PositiveFloat = 1.0
     lagrangian: bool = False
-    lagrangian_threshold: float = 5.0
+    lagrangian_threshold: Annotated[float, Need("lagrangian", attrgetter("lagrangian"))] = 5.0
     deterministic_backup: bool = True
     num_imitation_updates: NonNegativeInt = 0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "lagrangian_threshold": Need("lagrangian", lambda config: config.lagrangian),
-    }
 
     def training(self, **settings: Unpack[CQLTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from corral.algorithms.off_policy import ActorCriticSettings
 from corral.core.settings import Need, PositiveInt
@@ -15,8 +14,7 @@ AUTO_ATOMS = 101
 """Atoms of SimbaV2 (Lee et al. 2025, arXiv:2502.15280)."""
 
 
-def _has_atoms(config: Any) -> bool:
-    return bool(config.num_critic_atoms > 1)
+HAS_ATOMS = Need("num_atoms above 1", lambda config: config.num_critic_atoms > 1)
 
 
 @dataclass(kw_only=True, repr=False)
@@ -34,14 +32,9 @@ class CriticAtomSettings(ActorCriticSettings):
     LEARNS_ATOMS: ClassVar[bool] = True
     """Whether the algorithm has a loss for critics over atoms."""
 
-    num_atoms: PositiveInt | None = None
-    v_min: float = -5.0
-    v_max: float = 5.0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "num_atoms": Need("SAC, TD3 or DDPG", attrgetter("LEARNS_ATOMS")),
-        **dict.fromkeys(("v_min", "v_max"), Need("num_atoms above 1", _has_atoms)),
-    }
+    num_atoms: Annotated[PositiveInt | None, Need("SAC, TD3 or DDPG", attrgetter("LEARNS_ATOMS"))] = None
+    v_min: Annotated[float, HAS_ATOMS] = -5.0
+    v_max: Annotated[float, HAS_ATOMS] = 5.0
 
     @property
     def num_critic_atoms(self) -> int:

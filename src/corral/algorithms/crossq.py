@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.nn import functional
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.sac import SAC, SACSettings, reported_values, soft_targets
-from corral.core.settings import Need, NonNegativeSchedule, PositiveInt
+from corral.core.settings import Need, NonNegativeSchedule, PositiveInt, never
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.batch_renorm import evaluating
@@ -30,7 +30,7 @@ from corral.modules.module import Module
 if TYPE_CHECKING:
     from corral.config.setter_types import CrossQTrainingArgs
 
-NO_TARGETS = Need("SAC: CrossQ has no target networks", lambda config: False)
+NO_TARGETS = Need("SAC: CrossQ has no target networks", never)
 
 
 @dataclass(kw_only=True)
@@ -47,14 +47,11 @@ class CrossQConfig(SACSettings, OffPolicyConfig):
 
     lr: NonNegativeSchedule = 1e-3
     optimizer_config: dict[str, Any] = field(default_factory=lambda: {"betas": (0.5, 0.999)})
+    twin_q: Annotated[bool, Need("SAC: CrossQ has num_critics", never)] = True
+    tau: Annotated[float, NO_TARGETS] = 5e-3
+    target_network_update_freq: Annotated[int, NO_TARGETS] = 0
     num_critics: PositiveInt = 2
     policy_delay: PositiveInt = 3
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "twin_q": Need("SAC: CrossQ has num_critics", lambda config: False),
-        "tau": NO_TARGETS,
-        "target_network_update_freq": NO_TARGETS,
-    }
 
     def training(self, **settings: Unpack[CrossQTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

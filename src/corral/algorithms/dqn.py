@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from corral.modules.recurrent_q_module import RecurrentQModule
 
 if TYPE_CHECKING:
     from corral.config.setter_types import DQNTrainingArgs
+
+
+HAS_ATOMS = Need("num_atoms above 1", lambda config: config.num_atoms > 1)
 
 
 @dataclass(kw_only=True)
@@ -70,17 +73,13 @@ class DQNConfig(OffPolicyConfig):
     double_q: bool = True
     dueling: bool = False
     noisy: bool = False
-    sigma0: NonNegativeFloat = 0.5
+    sigma0: Annotated[NonNegativeFloat, Need("noisy=True", attrgetter("noisy"))] = 0.5
     num_atoms: PositiveInt = 1
-    v_min: float = -10.0
-    v_max: float = 10.0
-    td_error_loss_fn: Literal["huber", "mse"] = "huber"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "sigma0": Need("noisy=True", attrgetter("noisy")),
-        **dict.fromkeys(("v_min", "v_max"), Need("num_atoms above 1", lambda config: config.num_atoms > 1)),
-        "td_error_loss_fn": Need("num_atoms=1", lambda config: config.num_atoms == 1),
-    }
+    v_min: Annotated[float, HAS_ATOMS] = -10.0
+    v_max: Annotated[float, HAS_ATOMS] = 10.0
+    td_error_loss_fn: Annotated[Literal["huber", "mse"], Need("num_atoms=1", lambda config: config.num_atoms == 1)] = (
+        "huber"
+    )
 
     def training(self, **settings: Unpack[DQNTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from corral.config.setter_types import IMPALATrainingArgs
     from corral.learners.learner_group import PendingUpdate
     from corral.modules.spec import ModuleSpec
+
+
+USES_CIRCULAR_BUFFER = Need("use_circular_buffer=True", attrgetter("use_circular_buffer"))
+USES_QUEUE = Need(
+    "sample_async=True and no circular buffer", lambda config: config.sample_async and not config.use_circular_buffer
+)
+# One runner in this process samples a batch when none is left.
+HAS_RUNNERS = Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners"), is_refused=False)
 
 
 @dataclass(kw_only=True)
@@ -85,26 +93,10 @@ class IMPALAConfig(AlgorithmConfig):
     vf_loss_coeff: NonNegativeFloat = 0.5
     entropy_coeff: NonNegativeSchedule = 0.01
     broadcast_interval: PositiveInt = 1
-    learner_queue_size: PositiveInt = 3
+    learner_queue_size: Annotated[PositiveInt, USES_QUEUE, HAS_RUNNERS] = 3
     use_circular_buffer: bool = False
-    circular_buffer_num_batches: PositiveInt = 8
-    circular_buffer_iterations_per_batch: PositiveInt = 2
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(
-            ("circular_buffer_num_batches", "circular_buffer_iterations_per_batch"),
-            Need("use_circular_buffer=True", attrgetter("use_circular_buffer")),
-        ),
-        "learner_queue_size": Need(
-            "sample_async=True and no circular buffer",
-            lambda config: config.sample_async and not config.use_circular_buffer,
-        ),
-    }
-    # One runner in this process samples a batch when none is left.
-    RUNNER_NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
-        ("learner_queue_size", "circular_buffer_num_batches"),
-        Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
-    )
+    circular_buffer_num_batches: Annotated[PositiveInt, USES_CIRCULAR_BUFFER, HAS_RUNNERS] = 8
+    circular_buffer_iterations_per_batch: Annotated[PositiveInt, USES_CIRCULAR_BUFFER] = 2
 
     def training(self, **settings: Unpack[IMPALATrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

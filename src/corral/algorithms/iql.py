@@ -20,7 +20,7 @@ from torch import Tensor
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import ActorCriticSettings, OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
-from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat
+from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat, never
 from corral.learners.losses import Batch, Loss
 from corral.modules.iql_module import IQLModule
 from corral.modules.module import Module
@@ -49,14 +49,11 @@ class IQLConfig(ActorCriticSettings, OffPolicyConfig):
 
     lr: Schedule = 3e-4
     num_offline_updates: NonNegativeInt | None = None
+    imitation_coeff: Annotated[Schedule, Need("an algorithm whose policy seeks values, such as SAC", never)] = 0.0
     expectile: Annotated[float, Field(gt=0, lt=1)] = 0.7
     beta: NonNegativeFloat = 3.0
     max_advantage_weight: PositiveFloat = 100.0
     value_lr: NonNegativeSchedule | None = None
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "imitation_coeff": Need("an algorithm whose policy seeks values, such as SAC", lambda config: False)
-    }
 
     def training(self, **settings: Unpack[IQLTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

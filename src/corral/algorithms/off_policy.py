@@ -36,7 +36,7 @@ from corral.core.tree import Tree, map_tree
 from corral.errors import CheckpointError, ConfigError, LossError, UnknownAttributeError
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
-from corral.offline.config import NEEDS_OF_SAMPLING
+from corral.offline.config import HAS_INPUT
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 from corral.replay.memory import bytes_per_step, check_memory
 from corral.transforms.observations import NormalizeObservations
@@ -60,6 +60,13 @@ def _in_order(bounds: tuple[int, int]) -> tuple[int, int]:
     if bounds[0] > bounds[1]:
         raise ValueError("the first number must not be larger than the second one")
     return bounds
+
+
+FILLS_BUFFER = Need("num_offline_updates: nothing is sampled", attrgetter("samples"))
+LEARNS_FROM_INPUT = Need(
+    "input_, and num_offline_updates or recorded_fraction above 0",
+    lambda config: config.input_ is not None and (config.num_offline_updates != 0 or config.recorded_fraction),
+)
 
 
 @dataclass(kw_only=True)
@@ -103,36 +110,22 @@ class OffPolicyConfig(AlgorithmConfig):
     """Env steps that the buffer keeps, unless `replay_buffer_config` has a `capacity`."""
 
     min_sample_timesteps_per_iteration: int = 1000
-    replay_buffer_config: dict[str, Any] = field(default_factory=dict)
-    num_steps_sampled_before_learning_starts: NonNegativeInt = 1000
-    training_intensity: PositiveFloat | Literal["auto"] | None = None
+    replay_buffer_config: Annotated[dict[str, Any], FILLS_BUFFER] = field(default_factory=dict)
+    num_steps_sampled_before_learning_starts: Annotated[NonNegativeInt, FILLS_BUFFER] = 1000
+    training_intensity: Annotated[PositiveFloat | Literal["auto"] | None, FILLS_BUFFER] = None
     n_step: PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(_in_order)] = 1
     burn_in_len: NonNegativeInt = 0
     target_network_update_freq: NonNegativeInt = 500
     tau: Annotated[float, Field(gt=0, le=1)] = 1.0
-    store_buffer_in_checkpoints: bool | Literal["auto"] = "auto"
-    num_offline_updates: NonNegativeInt | None = 0
-    num_updates_per_iteration: PositiveInt | None = 1000
-    recorded_fraction: Probability = 0.5
-    imitation_coeff: NonNegativeSchedule = 0.0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **NEEDS_OF_SAMPLING,
-        **dict.fromkeys(
-            (
-                *("replay_buffer_config", "num_steps_sampled_before_learning_starts", "training_intensity"),
-                "store_buffer_in_checkpoints",
-            ),
-            Need("num_offline_updates: nothing is sampled", attrgetter("samples")),
-        ),
-        "num_offline_updates": Need("input_", lambda config: config.input_ is not None),
-        "num_updates_per_iteration": Need("num_offline_updates", lambda config: config.num_offline_updates != 0),
-        "recorded_fraction": Need("input_, and env steps", lambda config: config.input_ is not None and config.samples),
-        "imitation_coeff": Need(
-            "input_, and num_offline_updates or recorded_fraction above 0",
-            lambda config: config.input_ is not None and (config.num_offline_updates != 0 or config.recorded_fraction),
-        ),
-    }
+    store_buffer_in_checkpoints: Annotated[bool | Literal["auto"], FILLS_BUFFER] = "auto"
+    num_offline_updates: Annotated[NonNegativeInt | None, HAS_INPUT] = 0
+    num_updates_per_iteration: Annotated[
+        PositiveInt | None, Need("num_offline_updates", lambda config: config.num_offline_updates != 0)
+    ] = 1000
+    recorded_fraction: Annotated[
+        Probability, Need("input_, and env steps", lambda config: config.input_ is not None and config.samples)
+    ] = 0.5
+    imitation_coeff: Annotated[NonNegativeSchedule, LEARNS_FROM_INPUT] = 0.0
 
     @property
     def samples(self) -> bool:
@@ -302,7 +295,7 @@ class OffPolicyAlgorithm(Algorithm):
     def _make_device_buffer(self, config: OffPolicyConfig, module_id: str) -> Any:
         from corral.replay.device_buffer import DeviceReplayBuffer
 
-        device = self.env_runner_group.local_env_runner.host.device  # type: ignore[union-attr]
+        device = self.env_runner_group.local_env_runner.env.device  # type: ignore[union-attr]
         return DeviceReplayBuffer(config.replay_config.capacity, device, seed=module_seed(config.seed, module_id))
 
     def _find_goals(self) -> GoalFunctions:

@@ -11,12 +11,11 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.recorded_episodes import RecordedEpisodes
 from corral.config.config import AlgorithmConfig
 from corral.core.schedules import schedule_value
-from corral.core.settings import Need, PositiveInt
+from corral.core.settings import PositiveInt
 from corral.core.tree import map_tree
 from corral.episodes.rollout import Rollout
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
-from corral.offline.config import NEEDS_OF_SAMPLING
 from corral.offline.data import AddColumns, ModuleData
 from corral.replay import ReplayBuffer
 
@@ -40,8 +39,6 @@ class OfflineConfig(AlgorithmConfig):
     min_sample_timesteps_per_iteration: int = 0
     train_batch_size_per_learner: int = 256
     num_updates_per_iteration: PositiveInt | None = 1000
-
-    NEEDS: ClassVar[Mapping[str, Need]] = NEEDS_OF_SAMPLING
 
     @property
     def samples(self) -> bool:

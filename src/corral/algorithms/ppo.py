@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 # How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
 KL_STOP = 1.5
+
+
+HAS_KL_TARGET = Need("kl_target", lambda config: config.kl_target is not None)
+LEARNS_VALUES = Need("vf_loss_coeff above 0", attrgetter("vf_loss_coeff"))
 
 
 @dataclass(kw_only=True)
@@ -76,22 +80,16 @@ class PPOConfig(AlgorithmConfig):
     grad_clip: float | None = 0.5
     lambda_: Probability = 0.95
     clip_param: NonNegativeSchedule = 0.2
-    vf_clip_param: PositiveFloat | None = None
-    vf_loss_clip: PositiveFloat | None = None
+    vf_clip_param: Annotated[PositiveFloat | None, LEARNS_VALUES] = None
+    vf_loss_clip: Annotated[PositiveFloat | None, LEARNS_VALUES] = None
     vf_loss_coeff: NonNegativeFloat = 0.5
     entropy_coeff: NonNegativeSchedule = 0.0
     kl_coeff: NonNegativeSchedule = 0.0
     kl_target: PositiveFloat | None = None
-    kl_band: AtLeastOne = 1.5
-    kl_factors: tuple[PositiveFloat, PositiveFloat] = (2.0, 0.5)
+    kl_band: Annotated[AtLeastOne, HAS_KL_TARGET] = 1.5
+    kl_factors: Annotated[tuple[PositiveFloat, PositiveFloat], HAS_KL_TARGET] = (2.0, 0.5)
     normalize_advantages: bool = True
-    target_kl: PositiveFloat | None = None
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(("kl_band", "kl_factors"), Need("kl_target", lambda config: config.kl_target is not None)),
-        **dict.fromkeys(("vf_clip_param", "vf_loss_clip"), Need("vf_loss_coeff above 0", attrgetter("vf_loss_coeff"))),
-        "target_kl": Need("num_epochs above 1", lambda config: config.num_epochs > 1),
-    }
+    target_kl: Annotated[PositiveFloat | None, Need("num_epochs above 1", lambda config: config.num_epochs > 1)] = None
 
     def training(self, **settings: Unpack[PPOTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

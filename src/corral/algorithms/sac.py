@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ Terms = tuple[Tensor, Tensor, Tensor, Tensor]
 actor; log-likelihood of the policy's own actions, `[B]`, detached."""
 
 
+HAS_NO_ATOMS = Need("num_atoms=1 (the architecture simba_v2 sets 101)", lambda config: config.num_critic_atoms == 1)
+
+
 @dataclass(kw_only=True, repr=False)
 class SACSettings(CriticAtomSettings):
     """Settings of SAC and of the algorithms that are made of its parts.
@@ -59,16 +62,11 @@ class SACSettings(CriticAtomSettings):
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     initial_alpha: PositiveFloat = 1.0
-    target_entropy: float | Literal["auto"] = "auto"
-    td_error_loss_fn: Literal["huber", "mse"] = "mse"
+    target_entropy: Annotated[
+        float | Literal["auto"], Need("alpha_lr above 0", lambda config: config.alpha_lr != 0)
+    ] = "auto"
+    td_error_loss_fn: Annotated[Literal["huber", "mse"], HAS_NO_ATOMS] = "mse"
     alpha_lr: NonNegativeSchedule | None = None
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "target_entropy": Need("alpha_lr above 0", lambda config: config.alpha_lr != 0),
-        "td_error_loss_fn": Need(
-            "num_atoms=1 (the architecture simba_v2 sets 101)", lambda config: config.num_critic_atoms == 1
-        ),
-    }
 
     @property
     def module_settings(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -49,11 +49,7 @@ class TD3Settings(CriticAtomSettings):
     lr: NonNegativeSchedule = 1e-3
     policy_delay: PositiveInt = 2
     target_noise: NonNegativeFloat = 0.2
-    target_noise_clip: NonNegativeFloat = 0.5
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "target_noise_clip": Need("target_noise above 0", attrgetter("target_noise"))
-    }
+    target_noise_clip: Annotated[NonNegativeFloat, Need("target_noise above 0", attrgetter("target_noise"))] = 0.5
 
     @property
     def default_module_class(self) -> type[Module]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.sac import SAC, SACSettings, reported_values
-from corral.core.settings import Need, NonNegativeInt, PositiveInt
+from corral.core.settings import Need, NonNegativeInt, PositiveInt, never
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.modules.module import Module
@@ -44,14 +44,11 @@ class TQCConfig(SACSettings, OffPolicyConfig):
     LEARNS_SEQUENCES: ClassVar[bool] = False
     LEARNS_ATOMS: ClassVar[bool] = False
 
+    twin_q: Annotated[bool, Need("SAC: TQC has num_critics", never)] = True
+    td_error_loss_fn: Annotated[Literal["huber", "mse"], Need("SAC: TQC has the loss of its quantiles", never)] = "mse"
     num_critics: PositiveInt = 2
     num_quantiles: PositiveInt = 25
     num_dropped_quantiles: NonNegativeInt = 2
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "twin_q": Need("SAC: TQC has num_critics", lambda config: False),
-        "td_error_loss_fn": Need("SAC: TQC has the loss of its quantiles", lambda config: False),
-    }
 
     def training(self, **settings: Unpack[TQCTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from corral.core.settings import Importable, Need
 
@@ -22,8 +21,6 @@ class CallbacksSettings:
 
     callbacks_class: list[Importable] = field(default_factory=list)
     callback_functions: dict[str, list[Importable]] = field(default_factory=dict)
-    on_error: Literal["raise", "log"] = "raise"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "on_error": Need("callbacks", lambda config: config.callbacks_class or config.callback_functions)
-    }
+    on_error: Annotated[
+        Literal["raise", "log"], Need("callbacks", lambda config: config.callbacks_class or config.callback_functions)
+    ] = "raise"

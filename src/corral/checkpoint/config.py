@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from corral.core.settings import Need, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -31,8 +30,6 @@ class CheckpointingSettings:
     checkpoint_every_iterations: PositiveInt | None = None
     num_checkpoints_kept: NonNegativeInt = 2
     best_checkpoint_metric: str | None = "auto"
-    best_checkpoint_mode: Literal["max", "min"] = "max"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "best_checkpoint_mode": Need("best_checkpoint_metric", lambda config: config.best_checkpoint_metric is not None)
-    }
+    best_checkpoint_mode: Annotated[
+        Literal["max", "min"], Need("best_checkpoint_metric", lambda config: config.best_checkpoint_metric is not None)
+    ] = "max"

@@ -191,12 +191,37 @@ class EngineArgs(TypedDict, total=False):
     start_timeout_s: float
 
 
-class CriticAtomSettingsArgs(TypedDict, total=False):
+class ActorCriticSettingsArgs(TypedDict, total=False):
+    """Settings of `.training(...)`; see `ActorCriticSettings`."""
+
+    twin_q: bool
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
+
+
+class CriticAtomSettingsArgs(ActorCriticSettingsArgs, total=False):
     """Settings of `.training(...)`; see `CriticAtomSettings`."""
 
     num_atoms: int | None
     v_min: float
     v_max: float
+
+
+class SACSettingsArgs(CriticAtomSettingsArgs, total=False):
+    """Settings of `.training(...)`; see `SACSettings`."""
+
+    initial_alpha: float
+    target_entropy: float | Literal["auto"]
+    td_error_loss_fn: Literal["huber", "mse"]
+    alpha_lr: ScheduleArg | None
+
+
+class TD3SettingsArgs(CriticAtomSettingsArgs, total=False):
+    """Settings of `.training(...)`; see `TD3Settings`."""
+
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
 
 
 class IMPALATrainingArgs(TrainingArgs, total=False):
@@ -287,18 +312,6 @@ class DQNTrainingArgs(OffPolicyTrainingArgs, total=False):
     td_error_loss_fn: Literal["huber", "mse"]
 
 
-class IQLTrainingArgs(OffPolicyTrainingArgs, total=False):
-    """Settings of `.training(...)`; see `IQLConfig`."""
-
-    expectile: float
-    beta: float
-    max_advantage_weight: float
-    twin_q: bool
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-    value_lr: ScheduleArg | None
-
-
 class MARWILTrainingArgs(OfflineTrainingArgs, total=False):
     """Settings of `.training(...)`; see `MARWILConfig`."""
 
@@ -309,30 +322,16 @@ class MARWILTrainingArgs(OfflineTrainingArgs, total=False):
     moving_average_sqd_adv_norm_update_rate: float
 
 
-class SACTrainingArgs(OffPolicyTrainingArgs, CriticAtomSettingsArgs, total=False):
-    """Settings of `.training(...)`; see `SACConfig`."""
+class IQLTrainingArgs(ActorCriticSettingsArgs, OffPolicyTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `IQLConfig`."""
 
-    twin_q: bool
-    initial_alpha: float
-    target_entropy: float | Literal["auto"]
-    td_error_loss_fn: Literal["huber", "mse"]
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-    alpha_lr: ScheduleArg | None
+    expectile: float
+    beta: float
+    max_advantage_weight: float
+    value_lr: ScheduleArg | None
 
 
-class TD3TrainingArgs(OffPolicyTrainingArgs, CriticAtomSettingsArgs, total=False):
-    """Settings of `.training(...)`; see `TD3Config`."""
-
-    twin_q: bool
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
-    actor_lr: ScheduleArg | None
-    critic_lr: ScheduleArg | None
-
-
-class CQLTrainingArgs(SACTrainingArgs, total=False):
+class CQLTrainingArgs(SACSettingsArgs, OffPolicyTrainingArgs, total=False):
     """Settings of `.training(...)`; see `CQLConfig`."""
 
     cql_weight: float
@@ -344,18 +343,26 @@ class CQLTrainingArgs(SACTrainingArgs, total=False):
     num_imitation_updates: int
 
 
-class CrossQTrainingArgs(SACTrainingArgs, total=False):
+class CrossQTrainingArgs(SACSettingsArgs, OffPolicyTrainingArgs, total=False):
     """Settings of `.training(...)`; see `CrossQConfig`."""
 
     num_critics: int
     policy_delay: int
 
 
-class DDPGTrainingArgs(TD3TrainingArgs, total=False):
+class DDPGTrainingArgs(TD3SettingsArgs, OffPolicyTrainingArgs, total=False):
     """Settings of `.training(...)`; see `DDPGConfig`."""
 
 
-class TQCTrainingArgs(SACTrainingArgs, total=False):
+class SACTrainingArgs(SACSettingsArgs, OffPolicyTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `SACConfig`."""
+
+
+class TD3TrainingArgs(TD3SettingsArgs, OffPolicyTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `TD3Config`."""
+
+
+class TQCTrainingArgs(SACSettingsArgs, OffPolicyTrainingArgs, total=False):
     """Settings of `.training(...)`; see `TQCConfig`."""
 
     num_critics: int

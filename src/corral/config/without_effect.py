@@ -1,6 +1,6 @@
 """Settings without effect, because a part that reads them is off: they are refused, or warned of.
 
-What a setting needs is declared next to it, in `NEEDS` of its class; needs that only the env can meet are here.
+What a setting needs is in its annotation, as a `Need`; needs that only the env can meet are here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _find_unused(config: AlgorithmConfig, groups: Collection[str]) -> dict[str, 
     found = {name: need for name, need in find_unused(config).items() if name in homes}
     network = network_settings(config) if "rl_module" in groups else None
     of_network = {} if network is None else find_unused(network)
-    return found | {f"model_config.{name}": need for name, need in of_network.items()}
+    found |= {f"model_config.{name}": need for name, need in of_network.items()}
+    return {name: need.text for name, need in found.items() if need.is_refused}
 
 
 def without_unused_settings(
@@ -86,10 +87,10 @@ def refuse_settings_without_effect(config: AlgorithmConfig) -> None:
 
 def warn_of_settings_without_effect(config: AlgorithmConfig) -> None:
     """Warn of settings of runners, learners and rounds that are off, and of resources that nothing reserves."""
-    others = config.group_fields().keys() - set(_REFUSED)
-    unused = _find_unused(config, others) | find_unused(config, "RUNNER_NEEDS")
-    for name, need in unused.items() if config.origin is None else ():
-        log.warning("%s=%r has no effect without %s.", name, getattr(config, name), need)
+    refused = {name for group in _REFUSED for name in config.group_fields()[group]}
+    for name, need in find_unused(config).items() if config.origin is None else ():
+        if name not in refused or not need.is_refused:
+            log.warning("%s=%r has no effect without %s.", name, getattr(config, name), need.text)
     _warn_of_schedules(config)
     _warn_of_exploration(config)
     on_ray = engine_for(config.engine_name) == "ray"

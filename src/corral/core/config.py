@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -75,6 +75,11 @@ def runs_workers(config: Any) -> bool:
     return bool(config.num_learners) or runs_env_runners(config)
 
 
+SAMPLES = Need("an algorithm that samples: this one learns from recorded data", attrgetter("samples"))
+RUNS_ENV_RUNNERS = Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners)
+RUNS_WORKERS = Need("env runners or learners of the engine (num_env_runners, num_learners)", runs_workers)
+
+
 @dataclass(kw_only=True)
 class FaultToleranceSettings:
     """Settings for failures of runners and envs.
@@ -103,25 +108,14 @@ class FaultToleranceSettings:
             first fragments and updates, and for other calls, it is an hour. `None` waits forever.
     """
 
-    restart_failed_env_runners: bool = True
-    ignore_env_runner_failures: bool = False
-    max_num_env_runner_restarts: NonNegativeInt = 1000
-    num_consecutive_env_runner_failures_tolerance: PositiveInt = 5
-    delay_between_env_runner_restarts_s: NonNegativeFloat = 1.0
+    restart_failed_env_runners: Annotated[bool, RUNS_ENV_RUNNERS] = True
+    ignore_env_runner_failures: Annotated[bool, RUNS_ENV_RUNNERS] = False
+    max_num_env_runner_restarts: Annotated[NonNegativeInt, RUNS_ENV_RUNNERS] = 1000
+    num_consecutive_env_runner_failures_tolerance: Annotated[PositiveInt, RUNS_ENV_RUNNERS] = 5
+    delay_between_env_runner_restarts_s: Annotated[NonNegativeFloat, RUNS_ENV_RUNNERS] = 1.0
     restart_failed_sub_environments: bool = False
     env_step_timeout_s: PositiveFloat | None = None
-    worker_timeout_s: PositiveFloat | Literal["auto"] | None = "auto"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(
-            (
-                *("restart_failed_env_runners", "ignore_env_runner_failures", "max_num_env_runner_restarts"),
-                *("num_consecutive_env_runner_failures_tolerance", "delay_between_env_runner_restarts_s"),
-            ),
-            Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners),
-        ),
-        "worker_timeout_s": Need("env runners or learners of the engine (num_env_runners, num_learners)", runs_workers),
-    }
+    worker_timeout_s: Annotated[PositiveFloat | Literal["auto"] | None, RUNS_WORKERS] = "auto"
 
 
 @dataclass(kw_only=True)
@@ -150,16 +144,17 @@ class EngineSettings:
         start_timeout_s: Seconds within which runners and learners must start.
     """
 
-    engine_name: Literal["auto", "local", "process", "ray"] = "auto"
-    start_timeout_s: PositiveFloat = 120.0
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "engine_name": Need("env runners or learners that it runs (num_env_runners, num_learners)", runs_workers),
-        "start_timeout_s": Need(
+    engine_name: Annotated[
+        Literal["auto", "local", "process", "ray"],
+        Need("env runners or learners that it runs (num_env_runners, num_learners)", runs_workers),
+    ] = "auto"
+    start_timeout_s: Annotated[
+        PositiveFloat,
+        Need(
             "env runners or learners of the engine, or vectorization='async'",
             lambda config: runs_workers(config) or config.vectorization == "async",
         ),
-    }
+    ] = 120.0
 
 
 class ExplorationConfig(Config, Protocol):

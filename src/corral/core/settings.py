@@ -190,35 +190,44 @@ def imported(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What a setting needs to have an effect.
-
-    A class of settings names the needs of its settings in `NEEDS`, a dict by name; subclasses inherit them. What
-    settings of learning need of env runners, which may be off for a while, is in `RUNNER_NEEDS`.
+    """What a setting needs to have an effect, in its annotation: `sigma0: Annotated[float, Need("noisy=True", ...)]`.
 
     Attributes:
         text: The need, as it follows "has no effect without".
         is_met: Function that is given all settings, and returns whether they meet the need.
+        is_refused: Whether a setting of `training` or `rl_module` without its need is refused; otherwise a warning
+            names it, because what it needs may be off for a while.
     """
 
     text: str
-    is_met: Callable[[Any], bool]
+    is_met: Callable[[Any], object]
+    is_refused: bool = True
 
 
-def needs_of(owner: type, kind: str = "NEEDS") -> dict[str, Need]:
-    """Return the needs of the settings of a class, with the needs of its bases, by name."""
-    found: dict[str, Need] = {}
-    for base in reversed(owner.__mro__):
-        found |= vars(base).get(kind, {})
+def never(config: object) -> bool:
+    """Return False, for the settings of a base that a class has no use for."""
+    return False
+
+
+@functools.cache
+def needs_of(owner: type) -> dict[str, list[Need]]:
+    """Return the needs of the settings of a class by name; needs that a subclass gives replace those of its base."""
+    found: dict[str, list[Need]] = {}
+    for own, bounded, _ in _annotations(owner):
+        needs = {name: [mark for mark in _marks(bounded[name]) if isinstance(mark, Need)] for name in own}
+        found |= {name: given for name, given in needs.items() if given}
     return found
 
 
-def find_unused(settings: Any, kind: str = "NEEDS") -> dict[str, str]:
-    """Return the settings that differ from their defaults and have no effect, by name, with what they need."""
-    defaults = {field.name: field for field in dataclasses.fields(settings)}
+def find_unused(settings: Any) -> dict[str, Need]:
+    """Return the settings that differ from their defaults and have no effect, by name, with what they need first."""
+    owner: type = type(settings)
+    defaults = {field.name: field for field in dataclasses.fields(owner)}
     return {
-        name: need.text
-        for name, need in needs_of(type(settings), kind).items()
-        if not same_value(getattr(settings, name), default_of(defaults[name])) and not need.is_met(settings)
+        name: unmet[0]
+        for name, needs in needs_of(owner).items()
+        if not same_value(getattr(settings, name), default_of(defaults[name]))
+        and (unmet := [need for need in needs if not need.is_met(settings)])
     }
 
 
@@ -406,12 +415,22 @@ def setting_types(owner: type) -> dict[str, Any]:
     its bases, unless it gives bounds itself or allows another type: after `num_epochs: PositiveInt = 1`,
     `num_epochs: int = 4` must be positive.
     """
-    hints = [
+    hints = _annotations(owner)
+    return {field.name: _bounded_type(field.name, hints) for field in dataclasses.fields(owner)}
+
+
+@functools.cache
+def _annotations(owner: type) -> list[tuple[Mapping[str, Any], ...]]:
+    """Return the annotations of a dataclass and its bases, the first base first: own, all, and all without marks."""
+    return [
         (vars(cls)["__annotations__"], typing.get_type_hints(cls, include_extras=True), typing.get_type_hints(cls))
         for cls in reversed(owner.__mro__)
         if "__annotations__" in vars(cls)
     ]
-    return {field.name: _bounded_type(field.name, hints) for field in dataclasses.fields(owner)}
+
+
+def _marks(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
 
 
 def _bounded_type(name: str, hints: Iterable[tuple[Mapping[str, Any], ...]]) -> Any:
@@ -421,6 +440,9 @@ def _bounded_type(name: str, hints: Iterable[tuple[Mapping[str, Any], ...]]) -> 
         if name not in own:
             continue
         hint = bounded[name]
+        if any(isinstance(mark, Need) for mark in _marks(hint)):
+            marks = [mark for mark in _marks(hint) if not isinstance(mark, Need)]
+            hint = Annotated[(typing.get_args(hint)[0], *marks)] if marks else typing.get_args(hint)[0]
         if found is not None and hint == plain[name]:  # without bounds
             if hint == found_type:
                 hint = found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BeforeValidator
 
-from corral.core.config import Config
+from corral.core.config import SAMPLES, Config
 from corral.core.settings import Importable, Need
 
 
@@ -19,6 +18,9 @@ def _as_space(value: Any) -> Any:
     from corral.core.space_descriptions import described_space  # here: it imports gymnasium
 
     return described_space(value)
+
+
+NO_ENV = Need("recorded data and env=None: an env has spaces", lambda config: config.env is None)
 
 
 @dataclass(kw_only=True)
@@ -47,24 +49,16 @@ class EnvironmentSettings:
     """
 
     env: Any = None
-    observation_space: Annotated[Any, BeforeValidator(_as_space)] = None
-    action_space: Annotated[Any, BeforeValidator(_as_space)] = None
+    observation_space: Annotated[Annotated[Any, BeforeValidator(_as_space)], NO_ENV] = None
+    action_space: Annotated[Annotated[Any, BeforeValidator(_as_space)], NO_ENV] = None
     env_config: dict[str, Any] = field(default_factory=dict)
     wrappers: list[Importable] = field(default_factory=list)
-    env_task_fn: Importable = None
+    env_task_fn: Annotated[Importable, SAMPLES] = None
     env_reset_fn: Importable = None
     disable_env_checking: bool = False
     action_masks: bool | Literal["infos", "method"] = True
     normalize_actions: bool = True
-    clip_actions: bool = False
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(
-            ("observation_space", "action_space"),
-            Need("recorded data and env=None: an env has spaces", lambda config: config.env is None),
-        ),
-        "clip_actions": Need("normalize_actions=False", lambda config: not config.normalize_actions),
-    }
+    clip_actions: Annotated[bool, Need("normalize_actions=False", lambda config: not config.normalize_actions)] = False
 
     @property
     def all_wrappers(self) -> list[Any]:

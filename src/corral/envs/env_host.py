@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import math
@@ -14,20 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from numpy.typing import NDArray
 
-from corral.core.plain import is_plain, is_same
-from corral.core.seeding import get_global_rngs, get_seeds, make_seeds, set_global_rngs
+from corral.core.plain import is_same
+from corral.core.seeding import set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.checks import mismatch
 from corral.envs.config import EnvironmentSettings
 from corral.envs.env_state import (
-    check_env_state,
-    continue_env,
-    find_obstacle,
-    get_env_state,
     plays_again,
     set_surroundings,
 )
@@ -42,7 +36,6 @@ from corral.envs.episode_resets import (
     take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
-from corral.envs.replay import LIMIT_S
 from corral.envs.step_checks import check_infos, check_step_columns, shorten
 from corral.envs.step_timeout import StepTimer, can_interrupt, require_signals, sampling
 from corral.envs.sub_envs import (
@@ -58,11 +51,9 @@ from corral.envs.sync_vector import SyncVectorEnv
 from corral.envs.tasks import choose_task, set_task
 from corral.envs.vector import EnvContext, env_name, make_vector_env
 from corral.envs.videos import Video
-from corral.errors import CheckpointError, ConfigError, EnvError, SampleError, SubEnvError
+from corral.errors import ConfigError, EnvError, SampleError, SubEnvError
 
 if TYPE_CHECKING:
-    import torch
-
     from corral.envs.config import HostConfig
 
 log = logging.getLogger("corral")
@@ -83,6 +74,10 @@ class EnvHost:
         observation_space: Space of the observations of one sub-env, as modules get them: floats are float32.
         space: The same space as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
+        steps_one_by_one: Whether the sub-envs are stepped one after the other, and not by a vector env of their own or
+            processes.
+        has_sub_envs: Whether the states of the envs are states of sub-envs, and not one state of a vector env of its
+            own.
         plays_again: Whether a restored runner plays the episodes of the sub-envs again, so that their actions are kept.
         asks_iteration: Whether `env_reset_fn` may ask the sub-envs for the number of finished iterations.
         num_rows: Number of rows stepped before the current sample, over the lifetime of the host.
@@ -140,7 +135,7 @@ class EnvHost:
         self._tasks: list[Any] | None = None  # last known tasks of the sub-envs
         self._num_episodes: list[int] | None = None  # last known; see `get_num_episodes`
         self._restarting: list[dict[str, Any]] | None = None  # states of envs that restart at the next reset
-        self.restarts = Restarts(self._timer, self._next_seed, self._announce_sub_env, sub_env_restarted)
+        self.restarts = Restarts(self._timer, lambda: next_seed(self._seeds), self._announce_sub_env, sub_env_restarted)
 
     # Making.
 
@@ -157,7 +152,7 @@ class EnvHost:
         config = self._config
         self.name = env_name(config.env)
         # Seed of the first reset only; the next vector env gets another seed.
-        self._reset_seed: int | None = self._next_seed()
+        self._reset_seed: int | None = next_seed(self._seeds)
         self._restarting = None
         self._reset_fn, self._chooses_resets = config.env_reset_fn, config.chooses_resets
         is_remote = config.vectorization == "async"
@@ -187,13 +182,16 @@ class EnvHost:
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self.asks_iteration, self._iteration = self._reset_fn is not None, 0  # iterations that the sub-envs know of
         is_async = isinstance(self.env, AsyncVectorEnv)  # its sub-envs are in other processes
-        self.plays_again = is_async or (self._has_sub_envs and any(map(plays_again, self._sub_envs())))
+        self.steps_one_by_one = isinstance(self.env, SyncVectorEnv)
+        self.has_sub_envs = is_async or self.steps_one_by_one
+        self.plays_again = is_async or (self.has_sub_envs and any(map(plays_again, self._sub_envs())))
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
         self._gives_checked_steps = self._infos_are_by_env or type(self.env).__module__.startswith(_KNOWN_PACKAGES)
         self.observation_space = module_observation_space(self.env.single_observation_space)
         self.space: Tree = space_tree(self.observation_space)
         try:
-            self._check_alike()
+            self._first_described = self._first_described or self.described
+            check_alike(self.name, self._first_described, self.described)
             self._takes_tasks = takes_tasks(self.env)
             if config.env_task_fn is not None and not self._takes_tasks:
                 raise ConfigError(
@@ -213,21 +211,6 @@ class EnvHost:
         """Space of observations as modules get them, action space of one sub-env, and N."""
         return self.observation_space, self.env.single_action_space, self.num_envs
 
-    def _check_alike(self) -> None:
-        """Refuse another env than the first one if modules that were made for that one do not fit.
-
-        Raises:
-            EnvError: The spaces or the numbers of sub-envs differ; only the bounds of Box observations may.
-        """
-        found = self.described
-        first = self._first_described = self._first_described or found
-        if (space_kinds(found[0]), *found[1:]) != (space_kinds(first[0]), *first[1:]):
-            raise EnvError(
-                f"env {self.name!r}: the new env has observations of {found[0]}, actions of {found[1]} and {found[2]} "
-                f"sub-envs, and the module was made for {first[0]}, {first[1]} and {first[2]}: give envs "
-                "of all sizes the same spaces, for instance the spaces of the largest size, with unused entries empty."
-            )
-
     def recover(self) -> None:
         """Replace a vector env that may have failed, and give the new one the same tasks.
 
@@ -241,16 +224,13 @@ class EnvHost:
                 close_quietly(self.env)
             del self.env  # it is closed, and must not be closed again if `make` raises
         self.make()
-        self._give_tasks()
+        self.set_tasks(self._tasks)
         self.set_num_episodes(self._num_episodes)
 
     def close(self) -> None:
         """Close the vector env, if there is one."""
         if hasattr(self, "env"):
             self.env.close()
-
-    def _next_seed(self) -> int:
-        return int(self._seeds.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def _sub_envs(self) -> Sequence[Any]:
         """Return the sub-envs that are objects in this process: all of them or none."""
@@ -290,26 +270,12 @@ class EnvHost:
     @property
     def step(self) -> Callable[..., Any]:
         """Function `step` of the vector env, with its time limit."""
-        step = self.env.step if self._gives_checked_steps else self._checked_step
-        return partial(self._timer.call, step) if self._is_timed else step
+        step = self.env.step if self._gives_checked_steps else partial(checked_step, self.env)
+        return self.timed(step) if self._is_timed else step
 
-    @property
-    def device(self) -> torch.device:
-        """Device of a vector env of tensors."""
-        device: torch.device = self.env.device  # type: ignore[attr-defined]
-        return device
-
-    @property
-    def step_tensors(self) -> Callable[..., Any]:
-        """Function `step_tensors` of a vector env of tensors, with its time limit."""
-        step = self.env.step_tensors  # type: ignore[attr-defined]
-        return partial(self._timer.call, step) if self._is_timed else step
-
-    def _checked_step(self, actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-        """Step a vector env whose rewards and flags nobody has checked yet."""
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        columns = check_step_columns(self.num_envs, rewards, terminated, truncated)
-        return obs, *columns, check_infos(infos, "step")
+    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the vector env, with its time limit if calls go through the timer now."""
+        return partial(self._timer.call, method) if self._is_timed else method
 
     def reset(self, resets: Sequence[EpisodeReset] | None = None) -> tuple[Any, Mapping[str, Any]]:
         """Reset all sub-envs and return observations and infos; the first reset of a vector env uses its seed.
@@ -339,8 +305,7 @@ class EnvHost:
         return obs, infos
 
     def _reset(self, seed: int | None) -> tuple[Any, Mapping[str, Any]]:
-        reset = partial(self._timer.call, self.env.reset) if self._is_timed else self.env.reset
-        obs, infos = reset(seed=seed)
+        obs, infos = self.timed(self.env.reset)(seed=seed)
         return obs, infos if self._gives_checked_steps else check_infos(infos, "reset")
 
     def note_iteration(self, training_iteration: int | None) -> None:
@@ -373,9 +338,9 @@ class EnvHost:
     def _begin_again(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Prepare envs that restart for their reset: a new seed for what the env seeds itself, then its generator."""
         numbers = self.get_num_episodes()
-        self._reset(self._next_seed())
+        self._reset(next_seed(self._seeds))
         self.set_num_episodes(numbers)
-        padded = [*states, *[None] * self.num_envs][: self.num_envs if self._has_sub_envs else 1]
+        padded = [*states, *[None] * self.num_envs][: self.num_envs if self.has_sub_envs else 1]
         self._each(_set_surroundings, padded)
         self._restarting = None
 
@@ -484,9 +449,6 @@ class EnvHost:
             )
         self._tasks = [copy_nested(tasks[i % len(tasks)]) for i in range(self.num_envs)] if tasks else None
         self.restarts.known_tasks = self._tasks
-        self._give_tasks()
-
-    def _give_tasks(self) -> None:
         if self._takes_tasks and self._tasks is not None:
             foreach_sub_env(self.env, self.name, set_task, self._tasks)
 
@@ -512,194 +474,38 @@ class EnvHost:
 
     # State.
 
-    @property
-    def steps_one_by_one(self) -> bool:
-        """Whether the sub-envs are stepped one after the other, and not by a vector env of their own or processes."""
-        return isinstance(self.env, SyncVectorEnv)
-
-    @property
-    def _has_sub_envs(self) -> bool:
-        """Whether the states of the envs are states of sub-envs, and not one state of a vector env of its own."""
-        return isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv))
-
     def _each(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
         """Return `fn(env, one, has_own_process)` for each env and one of `each`, called in the process of the env."""
         has_own_process = isinstance(self.env, AsyncVectorEnv)
-        if not self._has_sub_envs:
+        if not self.has_sub_envs:
             return [fn(self.env, each[0], has_own_process)]
         return foreach_sub_env(self.env, self.name, partial(_call_with, fn, has_own_process), each)
 
-    def _env_states(self) -> list[dict[str, Any]]:
-        starts = self.env.starts() if isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)) else [None]
-        states = self._each(_get_env_state, starts)
-        problems = {state["obstacle"]: state.pop("traceback") for state in states if "traceback" in state}
-        for obstacle, traceback in problems.items():
-            log.warning(
-                "env %r will begin its episode again when the run is restored: %s\n%s", self.name, obstacle, traceback
-            )
-        return states
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the state from which the envs continue, with the seeds that come next, as plain data.
-
-        `envs` has a state for each sub-env, or one for a vector env of its own; `None` if no env was reset so far.
-        """
-        envs = None if self.is_broken or self._reset_seed is not None else self._restarting or self._env_states()
-        return {
-            "seeds": get_seeds(self._seeds),
-            "reset_seed": self._reset_seed,
-            "num_rows": self.num_rows,
-            "restarts": self.restarts.get_state(),
-            **self._plain_env_config(),
-            "tasks": self._plain_tasks(),
-            "num_episodes": self.get_num_episodes(),
-            "same_step": self.is_same_step,
-            "envs": envs,
-        }
-
-    def _plain_env_config(self) -> dict[str, Any]:
-        """Return `env_config` if it was changed, and warn of changed settings that a checkpoint cannot hold.
-
-        `built_env_config` is the value before the change, if a checkpoint can hold it.
-        """
-        changed, before = self.changed_settings, self._built_with["env_config"]
-        lost = [name for name, value in changed.items() if name != "env_config" or not is_plain(value)]
-        if lost:
-            log.warning(
-                "env %r: %s was changed in a runner to a value that a checkpoint cannot hold: a restored runner has "
-                "the setting of the config.",
-                self.name,
-                ", ".join(lost),
-            )
-        if "env_config" not in changed or "env_config" in lost:
-            return {"env_config": None}
-        built = {"built_env_config": before} if is_plain(before) else {}
-        return {"env_config": changed["env_config"], **built}
-
-    def _plain_tasks(self) -> list[Any] | None:
-        tasks = self.get_tasks()
-        if tasks is None or is_plain(tasks):
-            return tasks
-        log.warning(
-            "env %r: get_task() returned %s, which a checkpoint cannot hold: a restored env has its first task again.",
-            self.name,
-            type(tasks[0]).__name__,
-        )
-        return None
-
-    def find_obstacles(self, state: Mapping[str, Any], num_envs: int) -> list[str]:
-        """Return for each sub-env why it cannot continue where its env of a state stood; else it restarts.
-
-        The reason is `""` where nothing is in the way. If one of them cannot continue, all of them restart.
-
-        Args:
-            state: The state.
-            num_envs: Number of sub-envs of the runner of the state.
-        """
-        envs = state["envs"]
-        reason = ""
-        if envs is None or self.is_broken:
-            reason = "no env was saved"
-        elif num_envs != self.num_envs:
-            reason = f"{num_envs} sub-envs were saved, and here are {self.num_envs}"
-        elif len(envs) != (self.num_envs if self._has_sub_envs else 1):
-            reason = "the vectorization is another one"
-        elif state["same_step"] != self.is_same_step:
-            reason = "the autoreset mode is another one"
-        return [reason] * self.num_envs if reason else self._per_sub_env(self._each(_find_obstacle, envs))
-
-    def _per_sub_env(self, reasons: list[str]) -> list[str]:
-        return reasons if self._has_sub_envs else reasons * self.num_envs
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Check that a state is whole, without changing anything; raise what the damaged part raises."""
-        make_seeds(state["seeds"]).spawn(1)
-        copy.copy(self.restarts).set_state(state["restarts"])
-        int(state["num_rows"] + (state["reset_seed"] or 0) + sum(state.get("num_episodes") or ()))
-        if state["tasks"] is not None and not state["tasks"]:
-            raise CheckpointError(f"env {self.name!r}: the list of tasks in the state is empty.")
-        if not isinstance(state.get("env_config"), dict | None):
-            raise CheckpointError(f"env {self.name!r}: env_config in the state is {state['env_config']!r:.80}.")
-        for env in state["envs"] or ():
-            check_env_state(env)
-
-    def set_state(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_], replays: Sequence[Any]) -> list[str]:
-        """Continue from a state of `get_state`; return for each sub-env what is in the way, see `find_obstacles`.
-
-        Envs that do not continue restart at the next reset, with their generators where they were.
-
-        Args:
-            state: The state.
-            resets_next: Bool, one for each sub-env of the state: those that the next step only resets.
-            replays: For each sub-env of the state what it plays again; see `continue_env`.
-
-        Raises:
-            EnvError: An env raised an exception in `reset`.
-            Exception: Exception of `set_state` of an env.
-        """
-        self.get_tasks()
-        env_config = find_env_config(state, self._built_with["env_config"])
-        kept = {name: value for name, value in self.changed_settings.items() if name != "env_config"}
-        if self.change_settings(kept if env_config is None else {**kept, "env_config": dict(env_config)}):
-            self.make()
-        obstacles = self.find_obstacles(state, len(resets_next))
-        self.num_rows = int(state["num_rows"])
-        self.restarts.set_state(state["restarts"])
-        if state["tasks"] is not None:
-            self.set_tasks(state["tasks"])
-        self._seeds, self._reset_seed, self._restarting = make_seeds(state["seeds"]), None, None
-        if state["envs"] is None:
-            self._reset_seed = self._next_seed() if state["reset_seed"] is None else int(state["reset_seed"])
-            obstacles = [""] * self.num_envs if state["reset_seed"] is not None else obstacles
-        elif any(obstacles):
-            self._restarting = list(state["envs"])
-        else:
-            obstacles = self._continue(state, resets_next, replays)
-        self.set_num_episodes(state.get("num_episodes"))
-        return obstacles
-
-    def _continue(self, state: Mapping[str, Any], resets_next: NDArray[np.bool_], replays: Sequence[Any]) -> list[str]:
-        """Let all envs continue, or prepare all of them to restart; return for each sub-env what is in the way."""
-        limit_s = self._config.worker_timeout_s  # of the call in which a runner restores its state
-        deadline_s = time.monotonic() + (min(LIMIT_S, limit_s / 2) if isinstance(limit_s, (int, float)) else LIMIT_S)
-        if not self.steps_one_by_one:
-            self._reset_seed = self._next_seed()
-            self.reset()  # so that wrappers and processes are ready
-        try:
-            given = zip(state["envs"], replays, strict=False)
-            obstacles = self._each(_continue_env, [(*each, self._next_seed(), deadline_s) for each in given])
-        except Exception as error:
-            if not self.is_broken:
-                raise
-            obstacles = [f"its process failed when its episode was played again: {error}"] * self.num_envs
-            self.recover()
-        self._seeds = make_seeds(state["seeds"])  # envs that continue draw no seed
-        if any(obstacles):
-            self._restarting = list(state["envs"])
-        elif isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv)):
-            self.env.continue_from([env.get("start") for env in state["envs"]], resets_next & (not self.is_same_step))
-        if self.plays_again or self._reset_fn is not None:  # the episodes have had the tasks of their resets
-            self._give_tasks()
-        return self._per_sub_env(obstacles)
+def next_seed(seeds: np.random.SeedSequence) -> int:
+    """Return a seed of the next env."""
+    return int(seeds.spawn(1)[0].generate_state(1)[0]) >> 1
 
 
-def find_env_config(state: Mapping[str, Any], built_with: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the `env_config` that was changed in the runner of a state, or `None` to leave the setting as it is.
+def check_alike(name: str, first: tuple[Any, Any, int], found: tuple[Any, Any, int]) -> None:
+    """Refuse another env than the first one if modules that were made for that one do not fit.
 
-    Args:
-        state: State of an `EnvHost`.
-        built_with: The `env_config` of the config of now. If it is not the one with which the runner of the state was
-            built, the user has chosen another one, which holds.
+    Raises:
+        EnvError: The spaces or the numbers of sub-envs differ; only the bounds of Box observations may.
     """
-    changed: Mapping[str, Any] | None = state.get("env_config")
-    if changed is None or is_same(state.get("built_env_config", built_with), built_with):
-        return changed
-    log.warning(
-        "env_config=%s replaces the value %s to which the run that is restored had changed it in its runners.",
-        built_with,
-        changed,
-    )
-    return None
+    if (space_kinds(found[0]), *found[1:]) != (space_kinds(first[0]), *first[1:]):
+        raise EnvError(
+            f"env {name!r}: the new env has observations of {found[0]}, actions of {found[1]} and {found[2]} sub-envs, "
+            f"and the module was made for {first[0]}, {first[1]} and {first[2]}: give envs of all sizes the same "
+            "spaces, for instance the spaces of the largest size, with unused entries empty."
+        )
+
+
+def checked_step(env: VectorEnv[Any, Any, Any], actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
+    """Step a vector env whose rewards and flags nobody has checked yet."""
+    obs, rewards, terminated, truncated, infos = env.step(actions)
+    columns = check_step_columns(env.num_envs, rewards, terminated, truncated)
+    return obs, *columns, check_infos(infos, "step")
 
 
 # Functions that are called in the process of a sub-env, which may be this one.
@@ -709,27 +515,13 @@ def _call_with(fn: Callable[..., Any], has_own_process: bool, env: Any, one: Any
     return fn(env, one, has_own_process)
 
 
-def _get_env_state(env: Any, start: Any, has_own_process: bool) -> dict[str, Any]:
-    state = get_env_state(env, start)
-    return {**state, "rngs": get_global_rngs()} if has_own_process else state
-
-
-def _find_obstacle(env: Any, state: Mapping[str, Any], has_own_process: bool) -> str:
-    return find_obstacle(env, state)
-
-
-def _continue_env(env: Any, given: tuple[Any, ...], has_own_process: bool) -> str:
-    obstacle = continue_env(env, *given)
-    _set_rngs(given[0], has_own_process)
-    return obstacle
-
-
 def _set_surroundings(env: Any, state: Mapping[str, Any] | None, has_own_process: bool) -> None:
     if state is not None:
         set_surroundings(env, state)
-        _set_rngs(state, has_own_process)
+        set_rngs(state, has_own_process)
 
 
-def _set_rngs(state: Mapping[str, Any], has_own_process: bool) -> None:
+def set_rngs(state: Mapping[str, Any], has_own_process: bool) -> None:
+    """Let the global generators of a process continue from the state of its env, if the process is the env's alone."""
     if has_own_process and "rngs" in state:
         set_global_rngs(state["rngs"])

@@ -9,7 +9,7 @@ import copy
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -63,9 +63,6 @@ class SingleAgentEpisode(Noted):
         module_id: Id of the module that chooses the actions of this agent.
         multi_agent_episode_id: Id of this episode of several, which is the same for all of its agents.
     """
-
-    JOINS_CHUNKS: ClassVar[bool] = True
-    """Whether an episode at its end answers for all of its chunks."""
 
     __slots__ = (
         "_columns",
@@ -335,19 +332,9 @@ class SingleAgentEpisode(Noted):
     # State.
 
     @property
-    def is_done(self) -> bool:
-        """Whether the episode was terminated or truncated."""
-        return self.is_terminated or self.is_truncated
-
-    @property
     def is_reset(self) -> bool:
         """Whether the reset that starts the episode has happened."""
         return self._start is not None
-
-    @property
-    def is_numpy(self) -> bool:
-        """True: data are arrays from the first step on."""
-        return True
 
     @property
     def t(self) -> int:
@@ -394,11 +381,7 @@ class SingleAgentEpisode(Noted):
             last = self._columns.time_at(self._end - 1, self._lane)
         return last - self._start_time_s
 
-    def to_numpy(self) -> Self:
-        """Return the episode, whose data are arrays already."""
-        return self
-
-    finalize = to_numpy
+    finalize = Noted.to_numpy
 
     def validate(self) -> None:
         """Check that the episode was reset.
@@ -633,12 +616,6 @@ class SingleAgentEpisode(Noted):
 
     # Parts of episodes, and episodes of parts.
 
-    def __getitem__(self, slice_: slice) -> Self:
-        """Return `episode[start:stop]`; see `slice`."""
-        if not isinstance(slice_, slice):
-            raise EpisodeError(f"an episode is indexed by slices, such as episode[2:5], got {slice_!r}.")
-        return self.slice(slice_)
-
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
         """Return some of the steps as an episode that owns its data; its return counts only these steps.
 
@@ -650,15 +627,12 @@ class SingleAgentEpisode(Noted):
         Raises:
             EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
         """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"a slice of an episode cannot have a step width, got {slice_}.")
+        lookback = self.len_lookback
+        kept = lookback if len_lookback_buffer is None else len_lookback_buffer
+        self._check_window(slice_, kept)
         self.validate()
         start, stop, _ = slice_.indices(len(self))
         stop = max(start, stop)
-        lookback = self.len_lookback
-        kept = lookback if len_lookback_buffer is None else len_lookback_buffer
-        if kept < 0:
-            raise EpisodeError(f"len_lookback_buffer={kept} cannot be negative.")
         part = self._part(max(0, lookback + start - kept), lookback + start, lookback + stop)
         part.t_started = self.t_started + start
         if stop == len(self):
@@ -681,10 +655,7 @@ class SingleAgentEpisode(Noted):
         part.env_index = self.env_index
         for name in _AGENT_STATE:
             setattr(part, name, getattr(self, name))
-        # Lists of temporary data grow with the episode, so their entries are not copied.
-        part.notes = copy.deepcopy(self.notes[0]), copy.copy(self.notes[1])
-        for key, values in self.notes[1].items():
-            part.notes[1][key] = values.copy()
+        part.notes = self._copied_notes()
         return part
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
@@ -697,10 +668,7 @@ class SingleAgentEpisode(Noted):
         Raises:
             EpisodeError: The episode is over, or the lookback is negative.
         """
-        if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over: no chunk comes next.")
-        if len_lookback_buffer < 0:
-            raise EpisodeError(f"len_lookback_buffer={len_lookback_buffer} cannot be negative.")
+        self._check_window(None, len_lookback_buffer)
         if not self.is_reset:
             return self.from_state(self.get_state())
         stop = self.len_lookback + len(self)
@@ -759,7 +727,7 @@ class SingleAgentEpisode(Noted):
             state["columns"] = {name: map_tree(np.copy, column) for name, column in self._all_columns().items()}
             state["infos"] = self._infos()
             state["len_lookback"] = self.len_lookback
-        return state | {"custom_data": copy.deepcopy(self.notes[0]), "temporary_data": copy.deepcopy(self.notes[1])}
+        return state | self._plain_notes()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -776,8 +744,7 @@ class SingleAgentEpisode(Noted):
 
     def __repr__(self) -> str:
         """Return the id, the sub-env, the number of steps and the state."""
-        state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
-        return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {state})"
+        return f"SingleAgentEpisode({self.id_}, env_index={self.env_index}, t={self.t}, {self._describe_end()})"
 
     def _repr_html_(self) -> str:
         """Return a table of the steps and, where there are any, frames, for a notebook."""

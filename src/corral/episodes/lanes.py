@@ -22,6 +22,9 @@ class LaneRollout(Rollout):
     acted again are added to its last step. After the end of an agent's episode comes one row that is not valid, whose
     `obs` is the final observation. The rows after the last step of a lane are not valid either.
 
+    Lanes may also be the sub-envs themselves, with one agent, which clients of a policy server play at their own pace.
+    The rollout of the env steps then holds no modules.
+
     A step whose outcome is not known when the rollout ends, because the agent waits for its next turn, is not in this
     rollout: it is the first step of its lane in the next one.
 
@@ -81,6 +84,8 @@ class LaneRollout(Rollout):
         """Return the info that came with an observation."""
         infos = self.parent.info_rows.get(int(self.obs_rows[row, lane]))
         found = {} if infos is None else infos.at(int(self.lane_envs[lane]))
+        if not hasattr(self.parent, "modules"):
+            return dict(found)
         return dict(found.get("agents", {}).get(self.lane_agents[lane], {}))
 
     def next_info_at(self, row: int, lane: int) -> dict[str, Any]:
@@ -93,6 +98,8 @@ class LaneRollout(Rollout):
 
     def chunks(self) -> list[tuple[int, Any]]:
         """Return the episodes of the agents, or chunks of them, each in a pair with its first row."""
+        if not hasattr(self.parent, "modules"):
+            return super().chunks()
         episodes = [episode for _, episode in self.parent.with_modules({self.module_id: self}).chunks()]
         agents = [agent for episode in episodes for agent in episode.agent_episodes.values()]
         return [(agent.place[0], agent) for agent in agents]

@@ -79,9 +79,6 @@ class MultiAgentEpisode(Noted):
     """
 
     agent_class: ClassVar[type[SingleAgentEpisode]] = SingleAgentEpisode
-    JOINS_CHUNKS: ClassVar[bool] = True
-    """Whether an episode at its end answers for all of its chunks."""
-
     agent_to_module_mapping_fn: Callable[[AgentID, MultiAgentEpisode], str]
     observation_space: dict[AgentID, spaces.Space[Any]]
     action_space: dict[AgentID, spaces.Space[Any]]
@@ -503,20 +500,6 @@ class MultiAgentEpisode(Noted):
         """Ids of the episodes of the agents."""
         return {agent_id: episode.id_ for agent_id, episode in self.agent_episodes.items()}
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the episode was terminated or truncated for all agents."""
-        return self.is_terminated or self.is_truncated
-
-    @property
-    def is_numpy(self) -> bool:
-        """True: data are arrays from the first step on."""
-        return True
-
-    def to_numpy(self) -> Self:
-        """Return the episode, whose data are arrays already."""
-        return self
-
     def __len__(self) -> int:
         """Return the number of env steps in this chunk, without the lookback."""
         return self.env_t - self.env_t_started
@@ -881,12 +864,6 @@ class MultiAgentEpisode(Noted):
 
     # Parts of episodes, and episodes of parts.
 
-    def __getitem__(self, slice_: slice) -> Self:
-        """Return `episode[start:stop]`; see `slice`."""
-        if not isinstance(slice_, slice):
-            raise EpisodeError(f"an episode is indexed by slices, such as episode[2:5], got {slice_!r}.")
-        return self.slice(slice_)
-
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
         """Return some of the env steps as an episode that owns its data; its return counts only these steps.
 
@@ -901,8 +878,7 @@ class MultiAgentEpisode(Noted):
         Raises:
             EpisodeError: The slice has a step width, the episode was not reset, or the lookback is negative.
         """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"a slice of an episode cannot have a step width, got {slice_}.")
+        self._check_window(slice_, len_lookback_buffer or 0)
         start, stop, _ = slice_.indices(len(self))
         kept = self.len_lookback if len_lookback_buffer is None else len_lookback_buffer
         return self._window(start, max(start, stop), kept, with_waiting=False)
@@ -919,8 +895,7 @@ class MultiAgentEpisode(Noted):
         Raises:
             EpisodeError: The episode is over, or the lookback is negative.
         """
-        if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over: no chunk comes next.")
+        self._check_window(None, len_lookback_buffer)
         chunk = self._window(len(self), len(self), len_lookback_buffer, with_waiting=True)
         returns = {agent_id: episode.whole_return() for agent_id, episode in self.agent_episodes.items()}
         for agent_id, episode in chunk.agent_episodes.items():
@@ -941,8 +916,6 @@ class MultiAgentEpisode(Noted):
             lookback: Env steps before, at most as many as there are.
             with_waiting: Whether agents are in it that were observed only earlier and have not ended.
         """
-        if lookback < 0:
-            raise EpisodeError(f"len_lookback_buffer={lookback} cannot be negative.")
         self.validate()
         part = type(self)(self.id_)
         part._clear(self.id_, self.env_index)
@@ -967,7 +940,7 @@ class MultiAgentEpisode(Noted):
             part._times[agent_id] = times[first : last + 1]
             if times[last] < part.env_t and not part.agent_episodes[agent_id].is_done:
                 part._pending[agent_id] = self._step_at(agent_id, last)
-        part.notes = copy.deepcopy(self.notes[0]), {name: list(values) for name, values in self.notes[1].items()}
+        part.notes = self._copied_notes()
         return part
 
     def _step_at(self, agent_id: AgentID, entry: int) -> PendingStep:
@@ -1052,8 +1025,7 @@ class MultiAgentEpisode(Noted):
             "return_of_nobody": self._unassigned_return(),
             "gone_returns": [list(pair) for pair in gone_returns.items()],
             "common_infos": [[t, copy.deepcopy(info)] for t, info in self._common_infos().items()],
-            "custom_data": copy.deepcopy(self.notes[0]),
-            "temporary_data": copy.deepcopy(self.notes[1]),
+            **self._plain_notes(),
         }
 
     @classmethod
@@ -1090,10 +1062,9 @@ class MultiAgentEpisode(Noted):
 
     def __repr__(self) -> str:
         """Return the id, the sub-env, the number of env steps, the agents and the state."""
-        state = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
         return (
             f"MultiAgentEpisode({self.id_}, env_index={self.env_index}, env_t={self.env_t}, "
-            f"agents={_names(self.agent_episodes)}, {state})"
+            f"agents={_names(self.agent_episodes)}, {self._describe_end()})"
         )
 
     def _repr_html_(self) -> str:

@@ -247,6 +247,21 @@ class Rollout(StepColumns):
         """Return the rollouts of the modules, by module id: with a single agent, this one."""
         return {DEFAULT_MODULE_ID: self}
 
+    @property
+    def written(self) -> Rollout:
+        """The rollout whose rows episodes read while it is written: this one, unless clients play the episodes."""
+        return self
+
+    def to_arrays(self) -> Rollout:
+        """Return the rollout with arrays as columns, which are arrays already."""
+        return self
+
+    def take_facts(self, other: Rollout) -> None:
+        """Take all that another rollout says of itself in addition to its columns; `host` is `None`."""
+        for name in (*Rollout.__slots__, "action_space", "observation_space", "info_rows"):
+            setattr(self, name, getattr(other, name))
+        self.host = None
+
     def set_logp(self, row: int, logp: Any) -> None:
         """Set the log-probability `[N]` of the actions of a row, if it differs from the policy's distribution."""
         if "logp" not in self.columns:

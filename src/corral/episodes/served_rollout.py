@@ -7,28 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout
-
-
-class ServedRollout(LaneRollout):
-    """The steps of the episodes that clients of a policy server play, one lane for each seat.
-
-    Row t of a lane is the t-th step of its seat in this rollout; see `LaneRollout` for what lanes with clocks of their
-    own have in common. The lanes are the sub-envs: there is one agent.
-    """
-
-    __slots__ = ()
-
-    def info_at(self, row: int, lane: int) -> dict[str, Any]:
-        """Return the info that came with an observation."""
-        infos = self.parent.info_rows.get(int(self.obs_rows[row, lane]))
-        return {} if infos is None else dict(infos.at(lane))
-
-    def chunks(self) -> list[tuple[int, Any]]:
-        """Return the episodes as `episodes` does, each in a pair with its first row."""
-        return Rollout.chunks(self)
 
 
 class ServedMultiAgentRollout(MultiAgentRollout):
@@ -113,11 +93,13 @@ class ServedSteps(Rollout):
         counted: Whether it belongs to an episode that counts, bool `[T, N]`.
         begun: Row and seat of each episode that began, in the order of time.
         unfinished: Whether an episode that counts is played in a seat now, bool `[N]`.
+        written: The rollout that is handed out, whose rows episodes read while they are written.
     """
 
-    __slots__ = ("begun", "unfinished")
+    __slots__ = ("begun", "unfinished", "written")
 
     unfinished: NDArray[np.bool_]
+    written: Any
 
     def __init__(self, num_rows: int, num_seats: int) -> None:
         """Make columns of zeros for `num_rows` rows."""
@@ -153,7 +135,7 @@ class ServedSteps(Rollout):
         self.valid[max(over, default=-1) + 1 : row, lane] = False
 
     def times(self) -> Rollout:
-        """Return what a `ServedRollout` needs of this: the times of the rows, and the infos."""
+        """Return what the rollout of the lanes needs of this: the times of the rows, and the infos."""
         found = Rollout({"row_times_s": self.row_times_s}, num_rows=self.num_rows)
         found.info_rows = self.info_rows
         return found

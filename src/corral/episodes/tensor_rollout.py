@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corral.core.devices import warn_of_missing_finals
+from corral.core.ids import AgentID
 from corral.core.tree import Tree, map_tree, named_leaves
+from corral.episodes.lanes import LaneRollout
 from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
 
@@ -29,13 +31,24 @@ class TensorRollout(Rollout):
     `valid` and `row_times_s` are arrays, which Python writes and reads. Every sub-env acts in every row, and is reset
     in the step that ends its episode. `to_arrays` returns the rollout as others have it, with episodes and callbacks.
 
+    With several agents there is such a rollout for each module, whose N lanes are its agents in sub-env 0, in sub-env
+    1, and so on; and while a runner writes them, one of the env steps, which holds them.
+
     Attributes:
+        modules: In a rollout of env steps, the rollouts of the modules by module id; otherwise empty.
+        lane_envs: In the rollout of a module, the index of the sub-env of each lane, int64 `[N]`.
+        lane_agents: In the rollout of a module, the agent of each lane, N ids; `None` if there is one agent.
+        module_id: Id of the module.
+        parent: Rollout of the env steps, as in `LaneRollout`.
         finals: Final observations of each row, trees of tensors `[N, ...]` that count where an episode ended; `None`
             where the env gave none.
         before: In a rollout of `transformed()`, the rollout before, and its transforms; else `None`.
     """
 
-    __slots__ = ("before", "finals")
+    __slots__ = ("before", "finals", "lane_agents", "lane_envs", "module_id", "modules", "parent")
+
+    lane_envs: NDArray[np.int64]
+    parent: Any
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
         """Take columns with room for as many rows as `rewards` has."""
@@ -43,25 +56,45 @@ class TensorRollout(Rollout):
         self.same_step = True
         self.finals: list[Tree] = []
         self.before: tuple[TensorRollout, Callable[[Tree], Tree]] | None = None
+        self.modules: dict[str, TensorRollout] = {}
+        self.lane_agents: list[AgentID] | None = None
+        self.module_id = ""
 
     @classmethod
-    def on_device(
-        cls, num_rows: int, num_envs: int, space: Tree, distribution: ActionDistribution, device: torch.device
-    ) -> TensorRollout:
-        """Return a rollout with uninitialised columns for `num_rows` rows; see `Rollout.allocate`."""
-        shape = (num_rows, num_envs)
+    def of_steps(cls, num_rows: int, num_envs: int, device: torch.device) -> TensorRollout:
+        """Return a rollout with uninitialised columns of rewards and flags for `num_rows` rows."""
+        return cls(empty_steps((num_rows, num_envs), device))
 
-        def empty(shape: tuple[int, ...], dtype: Any) -> Tensor:
-            return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
+    def add_choices(self, space: Tree, distribution: ActionDistribution) -> None:
+        """Add uninitialised columns of observations, actions and outputs of the policy; see `Rollout.allocate`."""
+        device, (num_rows, num_lanes) = self.rewards.device, self.rewards.shape
 
-        return cls(
-            {
-                "obs": map_tree(lambda leaf: empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
-                "actions": empty((*shape, *distribution.action_shape), distribution.action_dtype),
-                **empty_steps(shape, device),
-                "dist_inputs": empty((*shape, distribution.num_inputs), np.float32),
-            }
-        )
+        def empty(num_rows: int, shape: tuple[int, ...], dtype: Any) -> Tensor:
+            dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+            return torch.empty((num_rows, num_lanes, *shape), dtype=dtype, device=device)
+
+        self.columns |= {
+            "obs": map_tree(lambda leaf: empty(num_rows + 1, leaf.shape, leaf.dtype), space),
+            "actions": empty(num_rows, distribution.action_shape, distribution.action_dtype),
+            "dist_inputs": empty(num_rows, (distribution.num_inputs,), np.float32),
+        }
+
+    def resize(self, capacity: int) -> None:
+        """Give the columns, and those of the modules, room for `capacity` rows; the rows so far are kept."""
+        super().resize(capacity)
+        for part in self.modules.values():
+            part.num_rows = self.num_rows
+            part.resize(capacity)
+
+    def take_steps(self, steps: TensorRollout, num_agents: int) -> None:
+        """Complete the rollout of a module whose `num_agents` agents end together, from the one of the env steps."""
+        self.num_rows = steps.num_rows
+        for name in ("terminated", "truncated"):
+            self.columns[name] = steps.columns[name].repeat_interleave(num_agents, 1)
+        self.valid[:], self.row_times_s[:] = steps.valid.repeat(num_agents, 1), steps.row_times_s
+        self.worker_index, self.weights_version = steps.worker_index, steps.weights_version
+        self.continues, self.num_env_steps = steps.continues, int(np.count_nonzero(self.valid))
+        self.copy_to_host()
 
     # On the host.
 
@@ -92,20 +125,19 @@ class TensorRollout(Rollout):
         """Return the complete rollout with arrays as columns; each column is copied to the host once."""
         columns = {name: map_tree(_to_array, column) for name, column in self.columns.items()}
         columns["rewards"] = columns["rewards"].astype(np.float64)
-        found = self.make_rollout(columns)
-        for name in (*Rollout.__slots__, "action_space", "observation_space", "info_rows"):
-            setattr(found, name, getattr(self, name))
-        found.host = None
+        found = Rollout(columns, num_rows=self.num_rows)
+        if self.lane_agents is not None:  # its lanes have the rows of the env
+            found = LaneRollout(columns, num_rows=self.num_rows)
+            found.lane_envs, found.lane_agents, found.module_id = self.lane_envs, self.lane_agents, self.module_id
+            found.lane_rows = np.full(self.num_envs, self.num_rows)
+            found.obs_rows = np.repeat(np.arange(self.num_rows + 1)[:, None], self.num_envs, 1)
+        found.take_facts(self)
         if self.finals:  # a blank rollout has none
             rows, envs = np.nonzero(found.done)
             entries = map_tree(_to_array, self._finals_at(rows, envs))
             for index, place in enumerate(zip(rows.tolist(), envs.tolist(), strict=True)):
                 found.add_final_obs(*place, map_tree(lambda leaf, index=index: leaf[index], entries))
         return found
-
-    def make_rollout(self, columns: dict[str, Tree]) -> Rollout:
-        """Return a rollout of arrays with columns, which `to_arrays` completes."""
-        return Rollout(columns, num_rows=self.num_rows)
 
     def chunks(self) -> list[tuple[int, Any]]:
         """Return the episodes as `episodes` does, each in a pair with its first row; the columns are copied for it."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator
 
@@ -82,8 +81,13 @@ class EvaluationSettings:
     evaluation_duration: PositiveInt | Literal["auto"] = 10
     evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
     evaluation_num_env_runners: NonNegativeInt = 0
-    evaluation_parallel_to_training: bool = False
-    evaluation_force_reset_envs_before_iteration: bool = True
+    evaluation_parallel_to_training: Annotated[
+        bool, Need("evaluation_interval: no round is played", lambda config: config.evaluation_interval is not None)
+    ] = False
+    evaluation_force_reset_envs_before_iteration: Annotated[
+        bool,
+        Need("evaluation_duration_unit='timesteps'", lambda config: config.evaluation_duration_unit == "timesteps"),
+    ] = True
     evaluation_config: Overrides = field(default_factory=dict)
     custom_evaluation_function: Importable = None
     evaluation_sample_timeout_s: PositiveFloat = 120.0
@@ -93,16 +97,6 @@ class EvaluationSettings:
     evaluation_tasks: list[Any] | Literal["training"] | None = None
     evaluation_num_videos: NonNegativeInt = 0
     in_evaluation: bool = False
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "evaluation_parallel_to_training": Need(
-            "evaluation_interval: no round is played",
-            lambda config: config.evaluation_interval is not None,
-        ),
-        "evaluation_force_reset_envs_before_iteration": Need(
-            "evaluation_duration_unit='timesteps'", lambda config: config.evaluation_duration_unit == "timesteps"
-        ),
-    }
 
 
 class EvaluationConfig(RunnerConfig, Protocol):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from corral.core.config import Config
 from corral.core.schedules import Schedule, schedule_value
@@ -53,9 +52,13 @@ class TrainingSettings:
     train_batch_size_per_learner: PositiveInt = 4096
     minibatch_size: PositiveInt | None = None
     num_epochs: PositiveInt = 1
-    shuffle_batch_per_epoch: bool = True
+    shuffle_batch_per_epoch: Annotated[
+        bool, Need("minibatch_size", lambda config: config.minibatch_size is not None)
+    ] = True
     grad_clip: PositiveFloat | None = None
-    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    grad_clip_by: Annotated[
+        Literal["global_norm", "norm", "value"], Need("grad_clip", lambda config: config.grad_clip is not None)
+    ] = "global_norm"
     loss: Importable = None
     optimizer: Any = "adam"
     optimizer_config: dict[str, Any] = field(default_factory=dict)
@@ -66,11 +69,6 @@ class TrainingSettings:
 
     LEARNS_SEQUENCES: ClassVar[bool] = False
     """Whether the algorithm can train modules with memory."""
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "grad_clip_by": Need("grad_clip", lambda config: config.grad_clip is not None),
-        "shuffle_batch_per_epoch": Need("minibatch_size", lambda config: config.minibatch_size is not None),
-    }
 
     def lrs_of_groups(self) -> dict[str, Schedule]:
         """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
@@ -83,6 +81,9 @@ class TrainingSettings:
             return schedule_value(self.lr, num_env_steps)
         lrs = self.lrs_of_groups().items()
         return {group: schedule_value(lr, num_env_steps) if isinstance(lr, list) else float(lr) for group, lr in lrs}
+
+
+RUNS_LEARNERS = Need("learners of the engine (num_learners)", attrgetter("num_learners"))
 
 
 @dataclass(kw_only=True)
@@ -110,18 +111,13 @@ class LearnersSettings:
     """
 
     num_learners: NonNegativeInt = 0
-    num_cpus_per_learner: NonNegativeFloat = 1
-    num_gpus_per_learner: NonNegativeFloat = 0
+    num_cpus_per_learner: Annotated[NonNegativeFloat, RUNS_LEARNERS] = 1
+    num_gpus_per_learner: Annotated[NonNegativeFloat, RUNS_LEARNERS] = 0
     device: str = "auto"
     num_threads: PositiveInt | Literal["auto"] = "auto"
     learner_class: Importable = None
     compile: bool | Literal["cuda_graphs"] = False
     precision: Literal["float32", "bfloat16"] = "float32"
-
-    NEEDS: ClassVar[Mapping[str, Need]] = dict.fromkeys(
-        ("num_cpus_per_learner", "num_gpus_per_learner"),
-        Need("learners of the engine (num_learners)", attrgetter("num_learners")),
-    )
 
     @property
     def learner_resources(self) -> Resources:

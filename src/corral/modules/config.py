@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BeforeValidator
 
@@ -42,10 +42,8 @@ class RLModuleSettings:
     module_class: Importable = None
     model_config: dict[str, Any] = field(default_factory=dict)
     load_from: Annotated[str | None, BeforeValidator(_path_text)] = None
-    load_parts: list[str] = field(default_factory=lambda: ["*"])
+    load_parts: Annotated[list[str], Need("load_from", attrgetter("load_from"))] = field(default_factory=lambda: ["*"])
     freeze_parts: list[str] = field(default_factory=list)
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {"load_parts": Need("load_from", attrgetter("load_from"))}
 
     @property
     def asks_for_memory(self) -> bool:

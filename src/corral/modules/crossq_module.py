@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, Literal
 
 import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
-from corral.core.settings import Need, NonNegativeInt, PositiveInt
+from corral.core.settings import Need, NonNegativeInt, PositiveInt, never
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
 from corral.modules.batch_renorm import BatchRenorm, RenormLinear
@@ -30,10 +30,9 @@ class CrossQNetworkConfig(SACNetworkConfig):
         renorm_warmup_updates: Updates of a network in which its batches are normalised by their own statistics alone.
     """
 
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "architecture": Need("SAC or another algorithm: CrossQ has its own layers", lambda config: False)
-    }
-
+    architecture: Annotated[
+        Literal["simba", "simba_v2"] | None, Need("SAC or another algorithm: CrossQ has its own layers", never)
+    ] = None
     critic_hiddens: tuple[PositiveInt, ...] | None = (1024, 1024)
     renorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.01
     renorm_warmup_updates: NonNegativeInt = 100_000

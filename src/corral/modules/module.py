@@ -51,18 +51,20 @@ DEFAULT_MAX_SEQ_LEN = 20
 DEFAULT_CELL_SIZE = 64
 
 
-def _has_head_hiddens(config: NetworkConfig) -> bool:
-    return bool(config.head_hiddens)
+def takes_arguments(name: str) -> Need:
+    """Return the need of the keyword arguments of an initializer."""
+    return Need(f"a function as {name}", lambda config: callable(getattr(config, name)))
 
 
-def _needs_of_arguments(*parts: str) -> dict[str, Need]:
-    """Return the needs of the keyword arguments of the initializers of parts of a network."""
-    names = [f"{part}_{kind}_initializer" for part in parts for kind in ("kernel", "bias")]
-    return {f"{name}_kwargs": Need(f"a function as {name}", partial(_is_function, name)) for name in names}
-
-
-def _is_function(name: str, config: NetworkConfig) -> bool:
-    return callable(getattr(config, name))
+HAS_LAYERS = Need("hidden layers (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ())
+HAS_HEAD_LAYERS = Need("head_hiddens", attrgetter("head_hiddens"))
+HAS_ANY_LAYERS = Need(
+    "hidden layers (fcnet_hiddens, head_hiddens)", lambda config: config.fcnet_hiddens != () or config.head_hiddens
+)
+HAS_BUILT_IN_ENCODER = Need(
+    "the built-in encoder: leave out features_extractor", lambda config: not config.features_extractor
+)
+HAS_MEMORY = Need("use_lstm=True or use_gru=True", lambda config: config.use_lstm or config.use_gru)
 
 
 @dataclass
@@ -121,58 +123,49 @@ class NetworkConfig:
     DEFAULT_HIDDENS: ClassVar[tuple[int, ...]] = (64, 64)
     DEFAULT_BLOCKS: ClassVar[tuple[int, ...]] = (128, 128)
 
-    architecture: Literal["simba", "simba_v2"] | None = None
+    architecture: Annotated[
+        Literal["simba", "simba_v2"] | None, Need("blocks (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ())
+    ] = None
     fcnet_hiddens: tuple[PositiveInt, ...] | None = None
-    fcnet_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
-    use_layernorm: bool = False
-    conv_filters: ConvFilters | None = None
-    conv_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] = "relu"
-    conv_features: PositiveInt | None = 512
-    channel_axis: Literal["first", "last"] | None = None
-    image_scale: PositiveFloat | Literal["auto"] = "auto"
+    fcnet_activation: Annotated[Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))], HAS_ANY_LAYERS] = "relu"
+    use_layernorm: Annotated[bool, HAS_ANY_LAYERS] = False
+    conv_filters: Annotated[ConvFilters | None, HAS_BUILT_IN_ENCODER] = None
+    conv_activation: Annotated[Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))], HAS_BUILT_IN_ENCODER] = "relu"
+    conv_features: Annotated[PositiveInt | None, HAS_BUILT_IN_ENCODER] = 512
+    channel_axis: Annotated[Literal["first", "last"] | None, HAS_BUILT_IN_ENCODER] = None
+    image_scale: Annotated[PositiveFloat | Literal["auto"], HAS_BUILT_IN_ENCODER] = "auto"
     features_extractor: Importable = None
-    features_extractor_config: dict[str, Any] = field(default_factory=dict)
+    features_extractor_config: Annotated[
+        dict[str, Any], Need("features_extractor", attrgetter("features_extractor"))
+    ] = field(default_factory=dict)
     head_hiddens: tuple[PositiveInt, ...] | None = None
-    head_activation: Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] | None = None
-    head_use_layernorm: bool | None = None
-    fcnet_kernel_initializer: Initializer = None
-    fcnet_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
-    fcnet_bias_initializer: Initializer = None
-    fcnet_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
-    conv_kernel_initializer: Initializer = None
-    conv_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
-    conv_bias_initializer: Initializer = None
-    conv_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    head_activation: Annotated[Annotated[str, AfterValidator(OneOf(tuple(ACTIVATIONS)))] | None, HAS_HEAD_LAYERS] = None
+    head_use_layernorm: Annotated[bool | None, HAS_HEAD_LAYERS] = None
+    fcnet_kernel_initializer: Annotated[Initializer, HAS_LAYERS] = None
+    fcnet_kernel_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("fcnet_kernel_initializer")] = field(
+        default_factory=dict
+    )
+    fcnet_bias_initializer: Annotated[Initializer, HAS_LAYERS] = None
+    fcnet_bias_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("fcnet_bias_initializer")] = field(
+        default_factory=dict
+    )
+    conv_kernel_initializer: Annotated[Initializer, HAS_BUILT_IN_ENCODER] = None
+    conv_kernel_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("conv_kernel_initializer")] = field(
+        default_factory=dict
+    )
+    conv_bias_initializer: Annotated[Initializer, HAS_BUILT_IN_ENCODER] = None
+    conv_bias_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("conv_bias_initializer")] = field(
+        default_factory=dict
+    )
     head_kernel_initializer: Initializer = None
-    head_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    head_kernel_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("head_kernel_initializer")] = field(
+        default_factory=dict
+    )
     head_bias_initializer: Initializer = None
-    head_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
+    head_bias_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("head_bias_initializer")] = field(
+        default_factory=dict
+    )
     action_masks: bool = True
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(("head_activation", "head_use_layernorm"), Need("head_hiddens", _has_head_hiddens)),
-        **dict.fromkeys(
-            ("fcnet_activation", "use_layernorm"),
-            Need(
-                "hidden layers (fcnet_hiddens, head_hiddens)",
-                lambda config: config.fcnet_hiddens != () or _has_head_hiddens(config),
-            ),
-        ),
-        **dict.fromkeys(
-            ("fcnet_kernel_initializer", "fcnet_bias_initializer"),
-            Need("hidden layers (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ()),
-        ),
-        **_needs_of_arguments("fcnet", "conv", "head"),
-        **dict.fromkeys(
-            (
-                *("conv_filters", "conv_activation", "conv_features", "channel_axis", "image_scale"),
-                *("conv_kernel_initializer", "conv_bias_initializer"),
-            ),
-            Need("the built-in encoder: leave out features_extractor", lambda config: not config.features_extractor),
-        ),
-        "features_extractor_config": Need("features_extractor", attrgetter("features_extractor")),
-        "architecture": Need("blocks (fcnet_hiddens)", lambda config: config.fcnet_hiddens != ()),
-    }
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
@@ -437,23 +430,17 @@ class MemoryConfig(NetworkConfig):
 
     use_lstm: bool = False
     use_gru: bool = False
-    lstm_cell_size: PositiveInt | None = None
-    gru_cell_size: PositiveInt | None = None
+    lstm_cell_size: Annotated[PositiveInt | None, Need("use_lstm=True", attrgetter("use_lstm"))] = None
+    gru_cell_size: Annotated[PositiveInt | None, Need("use_gru=True", attrgetter("use_gru"))] = None
     max_seq_len: PositiveInt | None = None
-    rnn_kernel_initializer: Initializer = None
-    rnn_kernel_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
-    rnn_bias_initializer: Initializer = None
-    rnn_bias_initializer_kwargs: dict[str, Any] = field(default_factory=dict)
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "lstm_cell_size": Need("use_lstm=True", attrgetter("use_lstm")),
-        "gru_cell_size": Need("use_gru=True", attrgetter("use_gru")),
-        **dict.fromkeys(
-            ("rnn_kernel_initializer", "rnn_bias_initializer"),
-            Need("use_lstm=True or use_gru=True", lambda config: config.use_lstm or config.use_gru),
-        ),
-        **_needs_of_arguments("rnn"),
-    }
+    rnn_kernel_initializer: Annotated[Initializer, HAS_MEMORY] = None
+    rnn_kernel_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("rnn_kernel_initializer")] = field(
+        default_factory=dict
+    )
+    rnn_bias_initializer: Annotated[Initializer, HAS_MEMORY] = None
+    rnn_bias_initializer_kwargs: Annotated[dict[str, Any], takes_arguments("rnn_bias_initializer")] = field(
+        default_factory=dict
+    )
 
     @property
     def cell_size(self) -> int:

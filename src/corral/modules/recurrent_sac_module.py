@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -36,11 +36,12 @@ class SACMemoryConfig(SACNetworkConfig, MemoryConfig):
     The layers of `critic_hiddens` come after the recurrent layer; `None` is the last one of `fcnet_hiddens`.
     """
 
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        "share_features": Need(
+    share_features: Annotated[
+        bool,
+        Need(
             "a module without memory: with memory all networks read one encoder", lambda config: not config.has_memory
-        )
-    }
+        ),
+    ] = False
 
     @property
     def has_memory(self) -> bool:

@@ -6,20 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from corral.core.settings import Need, PositiveInt
 
-NEEDS_OF_SAMPLING: Mapping[str, Need] = dict.fromkeys(
-    (
-        *("num_env_runners", "rollout_fragment_length", "batch_mode", "sample_timeout_s", "straggler_factor"),
-        *("sample_async", "max_lag", "on_lag", "env_task_fn"),
-    ),
-    Need("an algorithm that samples: this one learns from recorded data", attrgetter("samples")),
-)
-"""What settings of sampling need in the config of an algorithm that may learn from recorded data alone."""
+HAS_INPUT = Need("input_", lambda config: config.input_ is not None)
+HAS_OUTPUT = Need("output", attrgetter("output"))
 
 
 class ArraysInMemory:
@@ -69,15 +63,8 @@ class OfflineDataSettings:
     """
 
     input_: Annotated[Any, BeforeValidator(_as_input)] = None
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    map_directory: Annotated[str | None, BeforeValidator(_as_text)] = None
+    validation_fraction: Annotated[Annotated[float, Field(ge=0, lt=1)], HAS_INPUT] = 0.0
+    map_directory: Annotated[Annotated[str | None, BeforeValidator(_as_text)], HAS_INPUT] = None
     output: Annotated[str | None, BeforeValidator(_as_text)] = None
-    output_max_rows_per_file: PositiveInt = 100_000
-    output_infos: bool = False
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(
-            ("validation_fraction", "map_directory"), Need("input_", lambda config: config.input_ is not None)
-        ),
-        **dict.fromkeys(("output_max_rows_per_file", "output_infos"), Need("output", attrgetter("output"))),
-    }
+    output_max_rows_per_file: Annotated[PositiveInt, HAS_OUTPUT] = 100_000
+    output_infos: Annotated[bool, HAS_OUTPUT] = False

@@ -1,13 +1,15 @@
-"""A module in a runner, with all that chooses its actions."""
+"""The modules in a runner, with all that chooses their actions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.action_masks import MASK_KEY, first_illegal, first_without_choice, has_mask_key, legal_actions
+from corral.core.ids import DEFAULT_MODULE_ID, AgentID
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.errors import ConfigError
 from corral.exploration import RowDistribution, make_exploration
@@ -19,9 +21,13 @@ from corral.runners.row_history import RowHistory
 from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
+    from corral.envs.env_host import EnvHost
+    from corral.envs.seats import SeatBlock, Seats
     from corral.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
+    from corral.runners.lanes import Lanes
+    from corral.runners.sample_modes import SampleMode
 
 Choices = tuple[Any, NDArray[np.float32], Any]
 
@@ -40,6 +46,7 @@ class Actor:
         memory: States of the rows of a module with memory; `None` for other modules.
         row_distribution: What the exploration is given for one row.
         action_space: Space of one module action.
+        num_rows: Number of observations for which actions are chosen at once: sub-envs, or lanes.
         transforms: Transforms of the module in use, or `None`.
         history: What both remember of the rows.
     """
@@ -94,13 +101,18 @@ class Actor:
             return None
         return first_without_choice(legal_actions(obs), self._env_action_space, acts)
 
-    def choose_by_rules(self, obs: Tree, begins: NDArray[np.bool_], acts: NDArray[np.bool_]) -> Choices:
-        """Return what `choose` returns; the rules of a `HeuristicModule` see the observations of rows that act.
+    def choose_in_lanes(self, lanes: Lanes, timestep: int, mode: SampleMode) -> Choices:
+        """Return what `choose` returns, for the lanes that act; the rules of a `HeuristicModule` see only these."""
+        obs, begins, acts = lanes.obs, lanes.begins, lanes.acts
+        if self.is_heuristic and not mode.random_actions:
+            return self._choose_by_rules(obs, begins, acts)
+        self.row_distribution.acts = acts
+        how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
+        actions, outputs, logp = self.choose(obs, begins, acts=acts, **how)
+        return np.asarray(actions), outputs, logp
 
-        Args:
-            obs: Observations, a tree of `[B, ...]`.
-            begins: Where episodes begin, bool `[B]`.
-            acts: Which rows act, bool `[B]`; the actions of the others are zeros.
+    def _choose_by_rules(self, obs: Tree, begins: NDArray[np.bool_], acts: NDArray[np.bool_]) -> Choices:
+        """Return actions by rules; the actions of rows that do not act are zeros.
 
         Raises:
             ConfigError: The actions do not fit the action space.
@@ -185,7 +197,7 @@ class Actor:
 
     def make_exploration(self, config: RunnerConfig, num_rows: int) -> None:
         """Make an exploration for `num_rows` observations at once, which continues from the state of the one before."""
-        before = getattr(self, "exploration", None)
+        before, self.num_rows = getattr(self, "exploration", None), num_rows
         self._no_outputs = np.zeros((num_rows, self.distribution.num_inputs), np.float32)
         if self.is_heuristic:  # the rules explore by themselves, in actions that the configured type may not fit
             config = config.copy(exploration_config={"type": "StochasticSampling"})
@@ -206,3 +218,118 @@ class Actor:
                 self.exploration.set_state(copy_nested(state))
             if weights := before.get_weights():
                 self.exploration.set_weights(weights)
+
+
+class Actors(dict[str, Actor]):
+    """The actors of a runner by module id; with several agents also the seats that each of them may act for.
+
+    Args:
+        config: Config of the runner.
+        host: Host of the envs.
+        worker_index: Index of the runner.
+        rng: Generator of the runner for all actions.
+
+    Attributes:
+        seats: Seats of the agents, if there are several.
+        blocks: Block of seats with the agents of each module, by module id.
+        configs: Settings of each module, by module id.
+        agents_of: Agents that each module acts for, by module id, where trials of the mapping show them.
+    """
+
+    seats: Seats
+
+    def __init__(self, config: RunnerConfig, host: EnvHost, worker_index: int, rng: np.random.Generator) -> None:
+        """Keep the arguments; `make` makes the actors."""
+        super().__init__()
+        self._config, self._host, self._worker_index, self._rng = config, host, worker_index, rng
+        self._has_several = config.is_multi_agent
+        self.blocks: dict[str, SeatBlock] = {}
+        self.configs: dict[str, RunnerConfig] = {}
+        self.agents_of: dict[str, list[AgentID]] = {}
+
+    def make(self, module_specs: Mapping[str, ModuleSpec]) -> None:
+        """Make actors for modules that have none, and drop those of modules without a spec.
+
+        A module for which the env has no agent gets no actor.
+
+        Raises:
+            ConfigError: A module or an exploration does not fit the spaces, or the mapping leads to no module.
+        """
+        config, host = self._config, self._host
+        if not self._has_several:
+            spec, action_space = module_specs[DEFAULT_MODULE_ID], host.env.single_action_space
+            self[DEFAULT_MODULE_ID] = self._make_one(config, spec, action_space, host.num_envs)
+            return
+        from corral.runners.mapping import agents_of_modules, block_of_module
+
+        self.seats = host.env.single_observation_space.seats  # type: ignore[attr-defined]
+        agents_of, blocks, made = agents_of_modules(config, self.seats), dict[str, Any](), dict[str, Actor]()
+        configs = {module_id: config.for_module(module_id) for module_id in module_specs}
+        for module_id, spec in module_specs.items():
+            block = self.blocks.get(module_id) or block_of_module(config, self.seats, module_id, agents_of[module_id])
+            if block is None:  # no agent of this env has the module
+                continue
+            num_rows = host.num_envs * (len(agents_of[module_id]) or len(block.agents))
+            blocks[module_id] = block
+            made[module_id] = self.get(module_id) or self._make_one(
+                configs[module_id], spec, spec.action_space, num_rows
+            )
+        self.clear()
+        self.update(made)
+        self.blocks, self.configs, self.agents_of = blocks, configs, agents_of
+
+    def _make_one(self, config: RunnerConfig, spec: ModuleSpec, action_space: Any, num_rows: int) -> Actor:
+        return Actor(
+            config,
+            spec,
+            action_space=action_space,
+            num_rows=num_rows,
+            worker_index=self._worker_index,
+            rng=self._rng,
+        )
+
+    def collect(self, get: Callable[[Actor], Any]) -> Any:
+        """Return what `get` returns for the only actor, or by module id if there are several agents."""
+        found = {module_id: get(actor) for module_id, actor in self.items()}
+        return found if self._has_several else found[DEFAULT_MODULE_ID]
+
+    def each(self, parts: Any) -> Iterator[tuple[Actor, Any]]:
+        """Return each actor with its part of what `collect` returned; a module that is new has no part."""
+        by_module = parts if self._has_several else {DEFAULT_MODULE_ID: parts}
+        return ((actor, by_module[module_id]) for module_id, actor in self.items() if module_id in by_module)
+
+    def get_metrics(self, timestep: int) -> dict[Any, float]:
+        """Return the numbers of the explorations; with several agents by `("exploration", module_id, name)`."""
+        if not self._has_several:
+            return dict(self[DEFAULT_MODULE_ID].exploration.get_metrics(timestep))
+        return {
+            ("exploration", module_id, name): value
+            for module_id, actor in self.items()
+            if not actor.is_heuristic
+            for name, value in actor.exploration.get_metrics(timestep).items()
+        }
+
+    def measure(self, rollout: Rollout) -> None:
+        """Let the rollouts of the modules carry the statistics of their observations and rewards."""
+        for module_id, part in rollout.by_module().items():
+            self[module_id].measure(part)
+
+    # Parts of the weights, as the algorithm sends them.
+
+    def load_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Load weights by module id and parameter name."""
+        for module_id, actor in self.items():
+            if module_id in weights:  # else it was added a moment ago, and its weights follow
+                actor.inference.load_weights(weights[module_id])
+
+    def set_explorations(self, weights: Mapping[str, Any]) -> None:
+        """Set the weights of the explorations."""
+        for actor, arrays in self.each(weights):
+            actor.exploration.set_weights(arrays)
+
+    def set_transforms(self, states: Mapping[str, Any]) -> None:
+        """Set the statistics of the transforms, by module id."""
+        for module_id, part in states.items():
+            actor = self.get(module_id)  # there is none if the module was removed
+            if actor is not None and actor.transforms is not None:
+                actor.transforms.set_state(part["state"], part["gamma"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 
 from pydantic import BeforeValidator, Field
 
-from corral.core.config import ExplorationConfig, runs_env_runners
+from corral.core.config import RUNS_ENV_RUNNERS, SAMPLES, ExplorationConfig
 from corral.core.settings import Importable, Need, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from corral.engines.base import Resources
 from corral.envs.config import HostConfig
@@ -28,6 +28,13 @@ def _transforms(value: Any) -> Any:
 
 Transforms = Annotated[list[Any], BeforeValidator(_transforms)]
 """Transforms, or what names them."""
+
+
+HAS_RUNNERS = Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners"))
+SAMPLES_ASYNC = Need(
+    "sample_async=True and env runners of the engine (num_env_runners)",
+    lambda config: config.sample_async and config.num_env_runners,
+)
 
 
 @dataclass(kw_only=True)
@@ -72,42 +79,30 @@ class EnvRunnersSettings:
         custom_resources_per_env_runner: Other resources of a Ray cluster for each runner, by name; refused without Ray.
     """
 
-    num_env_runners: NonNegativeInt = 0
+    num_env_runners: Annotated[NonNegativeInt, SAMPLES] = 0
     num_envs_per_env_runner: PositiveInt | None = None
-    rollout_fragment_length: PositiveInt | Literal["auto"] = "auto"
+    rollout_fragment_length: Annotated[PositiveInt | Literal["auto"], SAMPLES] = "auto"
     vectorization: Literal["auto", "sync", "async"] = "auto"
     autoreset_mode: Literal["next_step", "same_step"] = "next_step"
     explore: bool = True
-    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    sample_timeout_s: PositiveFloat = 60.0
-    straggler_factor: Annotated[float, Field(ge=1)] | None = 3.0
-    sample_async: bool = False
-    max_lag: NonNegativeInt | None = None
-    on_lag: Literal["drop", "wait"] = "drop"
+    batch_mode: Annotated[Literal["truncate_episodes", "complete_episodes"], SAMPLES] = "truncate_episodes"
+    sample_timeout_s: Annotated[PositiveFloat, SAMPLES, HAS_RUNNERS] = 60.0
+    straggler_factor: Annotated[Annotated[float, Field(ge=1)] | None, SAMPLES, HAS_RUNNERS] = 3.0
+    sample_async: Annotated[bool, SAMPLES] = False
+    max_lag: Annotated[NonNegativeInt | None, SAMPLES, SAMPLES_ASYNC] = None
+    on_lag: Annotated[Literal["drop", "wait"], SAMPLES, Need("max_lag", lambda config: config.max_lag is not None)] = (
+        "drop"
+    )
     transforms: Transforms = field(default_factory=list)
     episode_class: Importable = None
-    num_cpus_per_env_runner: NonNegativeFloat = 1
-    num_gpus_per_env_runner: NonNegativeFloat = 0
-    custom_resources_per_env_runner: dict[str, NonNegativeFloat] = field(default_factory=dict)
+    num_cpus_per_env_runner: Annotated[NonNegativeFloat, RUNS_ENV_RUNNERS] = 1
+    num_gpus_per_env_runner: Annotated[NonNegativeFloat, RUNS_ENV_RUNNERS] = 0
+    custom_resources_per_env_runner: Annotated[dict[str, NonNegativeFloat], RUNS_ENV_RUNNERS] = field(
+        default_factory=dict
+    )
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 1
     """The algorithm's default of the number of sub-envs."""
-
-    NEEDS: ClassVar[Mapping[str, Need]] = {
-        **dict.fromkeys(
-            ("sample_timeout_s", "straggler_factor"),
-            Need("env runners of the engine (num_env_runners)", attrgetter("num_env_runners")),
-        ),
-        "max_lag": Need(
-            "sample_async=True and env runners of the engine (num_env_runners)",
-            lambda config: config.sample_async and config.num_env_runners,
-        ),
-        "on_lag": Need("max_lag", lambda config: config.max_lag is not None),
-        **dict.fromkeys(
-            ("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
-            Need("env runners of the engine (num_env_runners, evaluation_num_env_runners)", runs_env_runners),
-        ),
-    }
 
     @property
     def runner_resources(self) -> Resources:

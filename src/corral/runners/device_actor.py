@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from corral.transforms.pipeline import Pipeline
 
 
-def find_setting_of_arrays(actor: Actor, is_on_policy: bool) -> str:
+def needs_arrays(actor: Actor, is_on_policy: bool) -> str:
     """Return the setting because of which the actions of an actor are chosen on arrays, or `""`.
 
     Args:

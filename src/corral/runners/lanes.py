@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from corral.modules.distributions import ActionDistribution
 from corral.runners.row_history import RowHistory
 
 CARRY = ("returns", "lengths", "start_times_s", "counts")
+TOTALS = ("returns", "lengths", "counts")
+OF_LANES = ("is_open", "acts", "is_used", "begins", "early_rewards", "open_rows")
+"""What the lanes remember between two rollouts, by name of the attribute and in their state."""
 
 
 class Lanes:
@@ -38,6 +41,8 @@ class Lanes:
         action_space: Space of one module action.
         distribution: Action distribution of the module.
         history: What the module and its transforms remember of each lane.
+        counts_by_end: Whether a step counts if the env step counts that ended it, and not the one in which its action
+            was taken.
 
     Attributes:
         envs: Index of the sub-env of each lane, int64 `[L]`.
@@ -58,9 +63,6 @@ class Lanes:
     rollout: LaneRollout
     played: tuple[Any, ...]
     rows_of_envs: NDArray[np.int64] | None = None
-    rollout_class: type[LaneRollout] = LaneRollout
-    COUNTS_BY_END: ClassVar[bool] = False
-    """Whether a step counts if the env step counts that ended it, and not the one in which its action was taken."""
 
     def __init__(
         self,
@@ -73,9 +75,10 @@ class Lanes:
         action_space: Any,
         distribution: ActionDistribution,
         history: RowHistory,
+        counts_by_end: bool = False,
     ) -> None:
         """Make the lanes, none of them in use."""
-        self._history = history
+        self._history, self._counts_by_end = history, counts_by_end
         self.envs, self.places = np.repeat(np.arange(num_envs), len(places)), np.tile(places, num_envs)
         self.agents = list(agents) * num_envs
         self._lane_at = np.full((num_envs, block_size), -1)
@@ -95,9 +98,9 @@ class Lanes:
         """Forget all episodes, before the envs are reset."""
         num_lanes = len(self)
         self._clock = np.zeros(num_lanes, np.int64)
-        self._is_open, self.acts, self.is_used, self.begins = (np.zeros(num_lanes, np.bool_) for _ in range(4))
-        self._early_rewards = np.zeros(num_lanes)  # before the first action of the episode
-        self._open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
+        self.is_open, self.acts, self.is_used, self.begins = (np.zeros(num_lanes, np.bool_) for _ in range(4))
+        self.early_rewards = np.zeros(num_lanes)  # before the first action of the episode
+        self.open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0)
 
     def begin_counting(self) -> None:
@@ -114,26 +117,17 @@ class Lanes:
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of what the next rollout continues from, with the columns `[K, ...]` of the open steps."""
-        lanes = np.flatnonzero(self._is_open)
+        lanes = np.flatnonzero(self.is_open)
         columns = self.rollout.columns if len(lanes) else {}
         return {
-            "envs": self.envs.copy(),
-            "places": self.places.copy(),
             "obs": map_tree(np.copy, self.obs),
-            "is_open": self._is_open.copy(),
-            "acts": self.acts.copy(),
-            "is_used": self.is_used.copy(),
-            "begins": self.begins.copy(),
-            "early_rewards": self._early_rewards.copy(),
-            "open_rows": self._open_rows.copy(),
+            **{name: getattr(self, name).copy() for name in ("envs", "places", *OF_LANES)},
+            **{name: getattr(self._carry, name).copy() for name in TOTALS},
             "open_steps": {
                 name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
                 for name, column in columns.items()
                 if name != "row_times_s"
             },
-            "returns": self._carry.returns.copy(),
-            "lengths": self._carry.lengths.copy(),
-            "counts": self._carry.counts.copy(),
             **self._history.get_state(),
         }
 
@@ -171,11 +165,9 @@ class Lanes:
         self.obs = map_tree(np.copy, self.obs)
         map_tree(lambda here, saved: here.__setitem__(lanes, saved), self.obs, state["obs"])
         self._history.set_state(state, lanes)
-        self._is_open[lanes], self.acts[lanes], self.is_used[lanes], self.begins[lanes] = (
-            state[name] for name in ("is_open", "acts", "is_used", "begins")
-        )
-        self._early_rewards[lanes], self._open_rows[lanes] = state["early_rewards"], state["open_rows"]
-        for name in ("returns", "lengths", "counts"):
+        for name in OF_LANES:
+            getattr(self, name)[lanes] = state[name]
+        for name in TOTALS:
             getattr(self._carry, name)[lanes] = state[name]
         self.rollout = self._allocate(1)
         is_open = lanes[state["is_open"]]
@@ -196,7 +188,7 @@ class Lanes:
 
     def begin(self, num_rows: int, parent: Rollout) -> None:
         """Begin a rollout with room for `num_rows` env steps; steps that are open become its first rows."""
-        before, lanes = getattr(self, "rollout", None), np.flatnonzero(self._is_open)
+        before, lanes = getattr(self, "rollout", None), np.flatnonzero(self.is_open)
         self.rollout = rollout = self._allocate(num_rows + 2)
         self._describe(rollout, parent)
         rollout.carry = self._carry
@@ -209,7 +201,7 @@ class Lanes:
                     rollout.add_column(name, column[0])
                 if name != "row_times_s":
                     map_tree(lambda new, old: _put(new, 0, lanes, old[rows, lanes]), rollout[name], column)
-            rollout.obs_rows[0, lanes] = self._open_rows[lanes]
+            rollout.obs_rows[0, lanes] = self.open_rows[lanes]
         self._clock[:] = 0
 
     def _allocate(self, num_rows: int) -> LaneRollout:
@@ -226,20 +218,22 @@ class Lanes:
             "row_times_s": np.zeros(num_rows),
             **self._history.allocate(num_rows + 1),
         }
-        return self.rollout_class(columns)
+        return LaneRollout(columns)
 
     def _make_room(self) -> None:
         """Give the rollout room for one more step and the row after it."""
-        rollout = self.rollout
-        if (latest := int(self._clock.max())) + 2 > rollout.capacity:
-            larger = self._allocate(2 * rollout.capacity + 2)
-            for name, column in rollout.columns.items():
-                if name not in larger.columns:
-                    larger.add_column(name, column[0])
-                map_tree(lambda new, old: np.copyto(new[: len(old)], old), larger[name], column)
-            larger.obs_rows[: len(rollout.obs_rows)] = rollout.obs_rows
-            rollout.columns, rollout.obs_rows = larger.columns, larger.obs_rows
-            assert latest + 2 <= rollout.capacity
+        if int(self._clock.max()) + 2 > self.rollout.capacity:
+            self._enlarge(2 * self.rollout.capacity + 2)
+
+    def _enlarge(self, num_rows: int) -> None:
+        """Give the rollout that is being written `num_rows` rows, and columns of the lanes that were added."""
+        written, larger = self.rollout, self._allocate(num_rows)
+        for name, column in written.columns.items():
+            if name not in larger.columns:
+                larger.add_column(name, column[0])
+            map_tree(_copy_corner, larger[name], column)
+        _copy_corner(larger.obs_rows, written.obs_rows)
+        written.columns, written.obs_rows = larger.columns, larger.obs_rows
 
     def finish(self, parent: Rollout) -> LaneRollout:
         """Return the rollout, complete except for `logp`.
@@ -248,7 +242,7 @@ class Lanes:
             parent: The rollout of the env steps, whose `valid` says which of them count.
         """
         rollout = self.rollout
-        open_lanes = np.flatnonzero(self._is_open)
+        open_lanes = np.flatnonzero(self.is_open)
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
         acts = rollout.columns["valid"].copy()
@@ -256,13 +250,13 @@ class Lanes:
         # Copies, because callbacks may write into the rollout later.
         actions = rollout.columns["actions"].copy()
         self.played = self._distribution, actions, rollout.obs_rows, acts, self.envs, self.places
-        rows = done.obs_rows[1:] - 1 if self.COUNTS_BY_END else done.obs_rows[:-1]
+        rows = done.obs_rows[1:] - 1 if self._counts_by_end else done.obs_rows[:-1]
         counts = parent.valid[np.clip(rows, 0, parent.num_rows - 1), self.envs]
         # An action of an earlier rollout has no row here. Where envs have clocks of their own, its episode may not
         # count; row 0 belongs to the same one.
         done.valid &= counts if self.rows_of_envs is not None else (rows < 0) | counts
         stops = parent.num_rows if self.rows_of_envs is None else self.rows_of_envs[self.envs[open_lanes]]
-        self._open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - stops
+        self.open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - stops
         done.num_env_steps = int(np.count_nonzero(done.valid))
         _, self._carry = episode_statistics(done, self._carry)
         return done
@@ -273,7 +267,7 @@ class Lanes:
             name: map_tree(lambda leaf, stop=num_rows + (name in COLUMNS_OF_OBS): leaf[:stop], column)
             for name, column in rollout.columns.items()
         }
-        done = self.rollout_class(columns, num_rows=num_rows)
+        done = LaneRollout(columns, num_rows=num_rows)
         self._describe(done, rollout.parent)
         done.carry, done.broken, done.obs_rows = rollout.carry, rollout.broken, rollout.obs_rows[: num_rows + 1]
         done.lane_rows, done.waits = self._clock.copy(), np.zeros(len(self), np.bool_)
@@ -283,7 +277,7 @@ class Lanes:
     def _describe(self, rollout: LaneRollout, parent: Rollout) -> None:
         """Set what a rollout says of itself besides columns."""
         rollout.lane_envs, rollout.lane_agents = self.envs, self.agents
-        rollout.lane_rows, rollout.waits = self._clock, self._is_open
+        rollout.lane_rows, rollout.waits = self._clock, self.is_open
         rollout.observation_space, rollout.action_space = self._space, self._action_space
         rollout.worker_index, rollout.weights_version = parent.worker_index, parent.weights_version
         rollout.continues, rollout.parent, rollout.info_rows = parent.continues, parent, parent.info_rows
@@ -291,7 +285,7 @@ class Lanes:
     @property
     def oldest_row(self) -> int:
         """Row of the next rollout, 0 or negative, of the oldest observation that it needs."""
-        return int(self._open_rows[self._is_open].min(initial=0))
+        return int(self.open_rows[self.is_open].min(initial=0))
 
     # A step.
 
@@ -304,7 +298,7 @@ class Lanes:
             early_reward: Rewards that the agent got in the episode before it was first observed.
         """
         lane = self._lane_at[env_index, place]
-        self.is_used[lane], self.begins[lane], self._early_rewards[lane] = True, True, early_reward
+        self.is_used[lane], self.begins[lane], self.early_rewards[lane] = True, True, early_reward
 
     def has(self, place: int) -> bool:
         """Return whether there are lanes for an agent, by its place in the block."""
@@ -318,7 +312,7 @@ class Lanes:
         self._is_whole = False
         self.envs, self.places = np.append(self.envs, np.arange(num_envs)), np.append(self.places, more + place)
         self.agents = [*self.agents, *[agent] * num_envs]
-        for name in ("_clock", "_is_open", "acts", "is_used", "begins", "_early_rewards", "_open_rows"):
+        for name in ("_clock", *OF_LANES):
             array = getattr(self, name)
             setattr(self, name, np.append(array, more.astype(array.dtype)))
         self._history.resize(len(self))
@@ -329,20 +323,9 @@ class Lanes:
         totals: dict[str, Any] = {name: np.append(getattr(self._carry, name), getattr(fresh, name)) for name in CARRY}
         self._carry = replace(self._carry, **totals)
         if hasattr(self, "rollout"):  # a runner that is restored has none yet
-            self._widen_rollout(before)
-
-    def _widen_rollout(self, before: int) -> None:
-        """Give the rollout that is being written columns for all lanes; there were `before` of them."""
-        written = self.rollout
-        larger = self._allocate(written.capacity)
-        for name, column in written.columns.items():
-            if name not in larger.columns:
-                larger.add_column(name, column[0])
-            map_tree(lambda new, old: _widen(new, old), larger[name], column)
-        larger.obs_rows[:, :before] = written.obs_rows
-        written.columns, written.obs_rows = larger.columns, larger.obs_rows
-        self._describe(written, written.parent)
-        written.carry = self._carry
+            self._enlarge(self.rollout.capacity)
+            self._describe(self.rollout, self.rollout.parent)
+            self.rollout.carry = self._carry
 
     def act(self, actions: NDArray[Any], dist_inputs: NDArray[np.float32], logp: Any) -> NDArray[np.int64]:
         """Open a step of every lane that acts, and return the lanes, int64 `[K]`.
@@ -365,9 +348,9 @@ class Lanes:
             if "logp" not in columns:
                 columns["logp"] = np.full(columns["rewards"].shape, np.nan, np.float32)
             _flat(columns["logp"])[steps] = np.asarray(logp)[lanes]
-        _flat(columns["rewards"])[steps] = self._early_rewards[lanes]
-        self._early_rewards[lanes] = 0.0
-        self._is_open |= self.acts
+        _flat(columns["rewards"])[steps] = self.early_rewards[lanes]
+        self.early_rewards[lanes] = 0.0
+        self.is_open |= self.acts
         self.begins &= ~self.acts
         self.acts = np.zeros(len(self), np.bool_)
         return lanes
@@ -391,7 +374,7 @@ class Lanes:
             truncated: Whether the agent, or its whole episode, was truncated in this step.
             ends: Whether one of both.
         """
-        rollout, columns, clock, is_open = self.rollout, self.rollout.columns, self._clock, self._is_open
+        rollout, columns, clock, is_open = self.rollout, self.rollout.columns, self._clock, self.is_open
         seen = self.of_seats(observed) & self.is_used
         ends = self.of_seats(ends)
         (lanes,) = is_open.nonzero()
@@ -438,21 +421,18 @@ class Lanes:
     def drop(self, env_index: int) -> None:
         """Drop the open steps of a sub-env that failed; what its agents saw last stays in the row, which counts not."""
         # An agent that was to act keeps a row too, so that its last step and its next episode stay apart.
-        lanes = np.flatnonzero((self._is_open | self.acts) & (self.envs == env_index))
+        lanes = np.flatnonzero((self.is_open | self.acts) & (self.envs == env_index))
         self.rollout.broken += zip(self._clock[lanes].tolist(), lanes.tolist(), strict=True)
         self._clock[lanes] += 1
-        self._is_open[lanes] = False
+        self.is_open[lanes] = False
         of_env = self.envs == env_index
         self.is_used &= ~of_env
         self.acts &= ~of_env
 
 
-def _widen(new: NDArray[Any], old: NDArray[Any]) -> None:
-    """Copy a column into one with more lanes; a column without lanes is only copied."""
-    if old.ndim > 1:
-        new[:, : old.shape[1]] = old
-    else:
-        new[:] = old
+def _copy_corner(new: NDArray[Any], old: NDArray[Any]) -> None:
+    """Copy a column into one with as many rows and lanes, or more."""
+    new[tuple(map(slice, old.shape))] = old
 
 
 def _flat(column: NDArray[Any]) -> NDArray[Any]:

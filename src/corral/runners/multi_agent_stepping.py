@@ -17,7 +17,6 @@ from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space, split_actions
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs
-from corral.envs.replay import MAX_STEPS
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos
 from corral.episodes.lanes import LaneRollout, SeatCarry
@@ -25,18 +24,15 @@ from corral.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.episodes.rollout import Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
-from corral.runners.actor import Actor
+from corral.metrics.logger import MetricsLogger
 from corral.runners.lanes import Lanes
-from corral.runners.mapping import agents_of_modules, block_of_module, make_mapping
-from corral.runners.multi_agent_events import MultiAgentEvents
+from corral.runners.mapping import make_mapping
 from corral.runners.sample_modes import SampleMode
 from corral.runners.stepping import Stepping
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock
-    from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
-    from corral.runners.runner import EnvRunner
 
 
 class MultiAgentStepping(Stepping):
@@ -45,11 +41,7 @@ class MultiAgentStepping(Stepping):
     Its rollouts are `MultiAgentRollout`s. All work of a step is on arrays over seats or lanes; Python
     looks at single agents only when an episode begins or ends.
 
-    Args:
-        runner: The runner.
-
     Attributes:
-        lanes: Lanes of each module, by module id.
         ended: Row, sub-env, returns of the agents and their modules of each episode that ended in this rollout.
         rows_of_envs: Rows of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of their own, as
             the envs of clients have; `None` where all have as many.
@@ -61,54 +53,29 @@ class MultiAgentStepping(Stepping):
     episodes_over: NDArray[np.int64] | None = None
     ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]
 
-    def __init__(self, runner: EnvRunner) -> None:
-        """Keep the runner; its env is made."""
-        super().__init__(runner)
-        self.lanes: dict[str, Lanes] = {}
-
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
-        env = self.host.env
-        return env.single_observation_space, env.single_action_space, self.host.num_envs
+    def __init__(self, *args: Any, **tools: Any) -> None:
+        """Take the arguments of `Stepping`, and make the lanes of the modules."""
+        super().__init__(*args, **tools)
+        self._seats = self.actors.seats
+        self._use_modules()
+        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
+        self._actions: Any = create_empty_array(self.host.env.single_action_space, self.host.num_envs, np.zeros)
+        self._forget_seats()
+        self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
 
     # Modules.
 
-    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make actors and lanes of the modules whose agents the env has."""
-        env = self.host.env
-        self._seats = env.single_observation_space.seats  # type: ignore[attr-defined]
-        self._blocks: dict[str, SeatBlock] = {}
-        self._configs: dict[str, RunnerConfig] = {}
-        self._use_modules(module_specs)
-        self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
-        self._actions: Any = create_empty_array(env.single_action_space, self.host.num_envs, np.zeros)
-        self._forget_seats()
-        self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
-        self._log_agent_counts(
-            {}, dict.fromkeys(map(str, self._seats.agents), 0)
-        )  # now, so that user code cannot take the names
-        self._log_agent_returns([])
-
-    def _use_modules(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make actors and lanes of the modules that have none yet, and drop what modules without a spec had."""
-        config, actors, lanes = self.runner.config, dict[str, Actor](), dict[str, Lanes]()
-        blocks: dict[str, SeatBlock] = {}
-        agents_of = agents_of_modules(config, self._seats)
-        configs = {module_id: config.for_module(module_id) for module_id in module_specs}
-        for module_id, spec in module_specs.items():
-            if module_id in self.actors:
-                blocks[module_id] = self._blocks[module_id]
-                actors[module_id], lanes[module_id] = self.actors[module_id], self.lanes[module_id]
+    def _use_modules(self) -> None:
+        """Make lanes for the modules that have none yet, and drop the lanes of modules without an actor."""
+        kept = dict(self.lanes)
+        self.lanes.clear()  # the same dict, which the events read
+        for module_id, actor in self.actors.items():
+            if module_id in kept:
+                self.lanes[module_id] = kept[module_id]
                 continue
-            block = block_of_module(config, self._seats, module_id, agents_of[module_id])
-            if block is None:  # no agent of this env has the module
-                continue
-            agents = [agent for agent in block.agents if agent in agents_of[module_id]] or list(block.agents)
-            blocks[module_id] = block
-            actors[module_id] = actor = self.make_actor(
-                configs[module_id], spec, spec.action_space, self.host.num_envs * len(agents)
-            )
-            lanes[module_id] = Lanes(
+            block, agents_of = self.actors.blocks[module_id], self.actors.agents_of[module_id]
+            agents = [agent for agent in block.agents if agent in agents_of] or list(block.agents)
+            self.lanes[module_id] = lanes = Lanes(
                 np.array([block.agents.index(agent) for agent in agents]),
                 agents,
                 num_envs=self.host.num_envs,
@@ -118,29 +85,22 @@ class MultiAgentStepping(Stepping):
                 distribution=actor.distribution,
                 history=actor.history,
             )
-        self.actors, self.lanes, self._blocks, self._configs = actors, lanes, blocks, configs
-        self._mapping = make_mapping(config)
+            if len(lanes) != actor.num_rows:  # it acted for other agents when the env was stepped on its device
+                actor.make_exploration(self.actors.configs[module_id], len(lanes))
+        self._mapping = make_mapping(self.config)
+        # Now, so that user code cannot take the names.
+        log_agent_counts(self.metrics, dict.fromkeys(self.lanes, 0), dict.fromkeys(self._seats.agents, 0))
+        self._log_agent_returns([])
 
-    def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
-        """Use other modules and the mapping of the config, and return whether a removed module acts in an episode."""
+    def set_modules(self) -> bool:
+        """Use the actors and the mapping as they are now, and return whether a removed one acts in an episode."""
         names: list[str | None] = [*self.lanes, None]
         kept: NDArray[np.int64] = self._module_of
-        self._use_modules(module_specs)
+        self._use_modules()
         index_of: dict[str | None, int] = {module_id: index for index, module_id in enumerate(self.lanes)}
         are_lost = bool({names[index] for index in np.unique(kept).tolist()} - {None, *index_of})
         self._module_of = np.array([index_of.get(name, -1) for name in names])[kept]  # -1 is the last name, None
-        self._log_agent_counts({}, dict.fromkeys(map(str, self._seats.agents), 0))
-        self._log_agent_returns([])
         return are_lost
-
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the explorations, by key: `("exploration", module_id, name)`."""
-        return {
-            ("exploration", module_id, name): value
-            for module_id, actor in self.actors.items()
-            if not actor.is_heuristic
-            for name, value in actor.exploration.get_metrics(timestep).items()
-        }
 
     # State.
 
@@ -187,8 +147,8 @@ class MultiAgentStepping(Stepping):
     def _get_replay(self, state: Mapping[str, Any], env_index: int, actions: Tree) -> dict[str, Any]:
         observed = []
         for module_id, lanes in state["lanes"].items():
-            if module_id in self._blocks:
-                block = self._blocks[module_id].name
+            if module_id in self.actors.blocks:
+                block = self.actors.blocks[module_id].name
                 for lane in np.flatnonzero(lanes["acts"] & (lanes["envs"] == env_index)).tolist():
                     rows = map_tree(lambda leaf, lane=lane: leaf[lane], lanes["obs"])
                     observed.append((block, int(lanes["places"][lane]), rows))
@@ -198,8 +158,9 @@ class MultiAgentStepping(Stepping):
         """Check a state of `get_unfinished`, without changing anything.
 
         Raises:
-            CheckpointError: It is of other agents or modules.
+            CheckpointError: It is of other agents or modules, or of a run on a device.
         """
+        check_place(state, on_device=False)
         shape = self._returns.shape
         if state["seat_returns"].shape != shape or [len(row) for row in state["modules"]] != [shape[1]] * shape[0]:
             raise CheckpointError(f"the unfinished episodes of a runner are not of {shape[1]} agents.")
@@ -228,7 +189,7 @@ class MultiAgentStepping(Stepping):
         for module_id, lanes in self.lanes.items():
             if module_id in state["lanes"]:
                 for place in lanes.missing_places(state["lanes"][module_id]):
-                    self._add_lanes(module_id, place, self._blocks[module_id].agents[place])
+                    self._add_lanes(module_id, place, self.actors.blocks[module_id].agents[place])
                 lanes.set_state(state["lanes"][module_id])
         if self.host.plays_again:
             self.played.set(state.get("played", ()))
@@ -279,25 +240,22 @@ class MultiAgentStepping(Stepping):
         self.begin_lanes(rollout)
         rollout.info_rows.update(self._open_infos)
 
-    def make_events(self) -> MultiAgentEvents:
-        """Return what fires the events of the episodes."""
-        return MultiAgentEvents(self)
-
     @interruptible
-    def step_rows(
-        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
-    ) -> None:
+    def step_rows(self, rollout: Rollout, num_rows: int, mode: SampleMode) -> None:
         """Step `num_rows` times: let the modules act whose agents are due, and give the lanes what the env returns."""
-        start, stop, events = rollout.num_rows, rollout.num_rows + num_rows, self.runner.events
-        step, clock, seconds = self.host.step, time.perf_counter, self.runner.timers.seconds
-        num_samplers, resetting, same_step = self.runner.num_samplers, rollout.resets_in(start), rollout.same_step
+        start, stop, events = rollout.num_rows, rollout.num_rows + num_rows, self.events
+        step, clock, seconds = self.host.step, time.perf_counter, self.timers.seconds
+        resetting, same_step = rollout.resets_in(start), rollout.same_step
+        timestep = mode.timestep + mode.num_samplers * mode.num_steps
         for t in range(start, stop):
             began = clock()
+            # The modules whose agents were observed choose actions, which open steps of their lanes.
             for module_id, lanes in self.lanes.items():
                 if np.count_nonzero(lanes.acts):
-                    self.act(t, module_id, lanes, timestep, explore, random_actions)
-            timestep += num_samplers * (self.host.num_envs - int(np.count_nonzero(resetting)))
+                    self.act(t, module_id, lanes, timestep, mode)
+            timestep += mode.num_samplers * (self.host.num_envs - int(np.count_nonzero(resetting)))
             inferred = clock()
+            # One step of all sub-envs. Agents that have nothing to do have the actions that they had before.
             try:
                 obs, rollout.rewards[t], terminated, truncated, infos = step(self._actions)
             except Exception as error:
@@ -305,9 +263,11 @@ class MultiAgentStepping(Stepping):
             rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
             stepped = clock()
             rollout.terminated[t], rollout.truncated[t] = terminated, truncated
+            # What the agents got closes their steps, and says who acts next.
             for env_index in rollout.broken_in(t):
                 self.drop(env_index)
-            self.keep_infos(rollout, t + 1, infos)
+            if mode.keeps_infos:
+                self.keep_infos(rollout, t + 1, infos)
             resetting = self.receive(rollout, obs, terminated, truncated)
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began
@@ -332,29 +292,17 @@ class MultiAgentStepping(Stepping):
         nobody = np.zeros_like(ended)
         if ended.any():
             self.receive(rollout, self.host.env.get_reset_obs(), nobody, nobody)  # type: ignore[attr-defined]
-            if isinstance(self.runner.events, MultiAgentEvents):
-                self.runner.events.start_waiting(rollout)
+            if self.events is not None:
+                self.events.start_waiting(rollout)
         return nobody
 
-    def act(self, row: int, module_id: str, lanes: Lanes, timestep: int, explore: bool, random_actions: bool) -> None:
+    def act(self, row: int, module_id: str, lanes: Lanes, timestep: int, mode: SampleMode) -> None:
         """Choose the actions of the lanes that act in a row, and put them into the actions for the vector env."""
-        actor, block = self.actors[module_id], self._blocks[module_id]
+        actor, block = self.actors[module_id], self.actors.blocks[module_id]
         if actor.has_action_mask and (lane := actor.first_without_choice(lanes.obs, lanes.acts)) is not None:
             problem = f"agent {lanes.agents[lane]!r}: {NO_LEGAL_ACTION}"
             raise self.host.bad_value(row, int(lanes.envs[lane]), problem)
-        if actor.is_heuristic and not random_actions:
-            actions, outputs, logp = actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
-        else:
-            actor.row_distribution.acts = lanes.acts
-            actions, outputs, logp = actor.choose(
-                lanes.obs,
-                lanes.begins,
-                timestep=timestep,
-                explore=explore,
-                random_actions=random_actions,
-                acts=lanes.acts,
-            )
-        actions = np.asarray(actions)
+        actions, outputs, logp = actor.choose_in_lanes(lanes, timestep, mode)
         acting = lanes.act(actions, outputs, logp)
         env_actions, seats = actor.distribution.to_env(actions), self._actions[block.name]
         index = lanes.envs[acting], lanes.places[acting]
@@ -382,7 +330,7 @@ class MultiAgentStepping(Stepping):
         if np.count_nonzero(new := observed & (self._module_of < 0) & ~ends):
             self._map(rollout, new)
         for module_id, lanes in self.lanes.items():
-            block = self._blocks[module_id]
+            block = self.actors.blocks[module_id]
             part = slice(block.start, block.stop)
             lanes.receive(
                 obs["obs"][block.name],
@@ -418,7 +366,7 @@ class MultiAgentStepping(Stepping):
             except ConfigError as error:
                 raise ConfigError(f"env {self.host.name!r}, sub-env {env_index}: {error}") from error
             block = self._block_of_seat[seat]
-            if self._blocks.get(module_id, self._seats) is not block:
+            if self.actors.blocks.get(module_id, self._seats) is not block:
                 raise ConfigError(
                     f"env {self.host.name!r}, sub-env {env_index}: policy_mapping_fn returned {module_id!r} for agent "
                     f"{agent!r}, and this module is made for other spaces than {block.observation_space} and "
@@ -441,8 +389,7 @@ class MultiAgentStepping(Stepping):
                 over = int(np.count_nonzero(rollout.done[: rollout.num_rows, env_index]))
                 over += sum(i == env_index for _, i in rollout.broken)
             id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + over)
-            events = self.runner.events
-            episode = events.episode(env_index) if isinstance(events, MultiAgentEvents) else None
+            episode = None if self.events is None else self.events.episode(env_index)
             if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)
             self._episodes[env_index] = episode
@@ -450,9 +397,9 @@ class MultiAgentStepping(Stepping):
 
     def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> MultiAgentEpisode:
         """Return a view of an episode that knows the modules of the agents that take part already."""
-        assert isinstance(rollout, MultiAgentRollout)
-        episode: MultiAgentEpisode = self.runner.episode_class.view(id_, env_index, rollout, rollout.seat_carry)
-        episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self.runner)
+        seat_carry = getattr(rollout, "seat_carry", None)
+        episode: MultiAgentEpisode = rollout.episode_class.view(id_, env_index, rollout, seat_carry)
+        episode.agent_to_module_mapping_fn = lambda agent, episode: self._mapping(agent, episode, self.worker)
         module_ids, modules = list(self.lanes), self._module_of[env_index]
         for seat in np.flatnonzero(modules >= 0).tolist():
             episode.set_module(self._seats.agents[seat], module_ids[modules[seat]])
@@ -462,11 +409,7 @@ class MultiAgentStepping(Stepping):
         """Add lanes of an agent to a module that had none for it; its exploration is made again, for more rows."""
         lanes, actor = self.lanes[module_id], self.actors[module_id]
         lanes.add(place, agent)
-        actor.make_exploration(self._configs[module_id], len(lanes))
-
-    def block_of(self, module_id: str) -> SeatBlock:
-        """Return the block of seats for whose agents a module may act."""
-        return self._blocks[module_id]
+        actor.make_exploration(self.actors.configs[module_id], len(lanes))
 
     def actions_of(self, seat: int, envs: NDArray[np.int64]) -> Tree:
         """Return the latest actions of an agent in some sub-envs, in the units of the env, a tree of `[K, ...]`."""
@@ -478,26 +421,26 @@ class MultiAgentStepping(Stepping):
 
     # The end of a sample.
 
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+    def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the complete rollouts of the modules; the lanes keep the latest observations and the open steps."""
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return rollout
         steps, modules, kept = {}, {}, []
-        of_agents: dict[str, int] = {str(agent): 0 for agent in self._seats.agents}
+        of_agents = dict.fromkeys(self._seats.agents, 0)
         for module_id, lanes in self.lanes.items():
             part = lanes.finish(rollout)
             self._check_obs(lanes, part)
             if self.host.plays_again:
-                kept.append((self._blocks[module_id].name, *lanes.played))
+                kept.append((self.actors.blocks[module_id].name, *lanes.played))
             steps[module_id] = part.num_env_steps
             if not part.num_env_steps:
                 continue
             for agent, count in zip(lanes.agents, part.valid.sum(0).tolist(), strict=True):
-                of_agents[str(agent)] += count
+                of_agents[agent] += count
             transforms = self.actors[module_id].transforms
             part.pipeline = None if transforms is None else transforms.pipeline
-            self.complete(module_id, part, explore=explore, timestep=timestep)
+            self.complete(module_id, part, mode)
             modules[module_id] = part
         rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
@@ -505,14 +448,8 @@ class MultiAgentStepping(Stepping):
         rows = {row - rollout.num_rows: infos for row, infos in rollout.info_rows.items()}
         self._open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
         if self.host.plays_again:
-            columns, played = rollout.columns, self.played
-            done = columns["terminated"] | columns["truncated"]
-            played.parts.append((kept, columns["valid"].copy(), done))
-            played.num_rows += len(done)
-            while played.num_rows - len(played.parts[0][1]) >= MAX_STEPS:
-                played.num_rows -= len(played.parts.popleft()[1])
-                played.is_whole = False
-        self._log_agent_counts(steps, of_agents)
+            self.keep_played(kept, rollout)
+        log_agent_counts(self.metrics, steps, of_agents)
         valid = rollout.valid
         self._log_agent_returns(ended for ended in self.ended if valid[ended[0], ended[1]])
         return rollout
@@ -524,14 +461,6 @@ class MultiAgentStepping(Stepping):
             env_row = max(0, int(part.obs_rows[row, lane]) - 1)
             raise self.host.bad_value(env_row, int(lanes.envs[lane]), f"agent {lanes.agents[lane]!r}: {problem}")
 
-    def _log_agent_counts(self, steps: Mapping[str, int], of_agents: Mapping[str, int]) -> None:
-        counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): sum(steps.values())}
-        counts |= {("num_module_steps_sampled", module_id): steps.get(module_id, 0) for module_id in self.lanes}
-        counts |= {("num_agent_steps_sampled_by_agent", agent): count for agent, count in of_agents.items()}
-        self.runner.metrics.log_reserved({key: [count] for key, count in counts.items()}, "sum")
-        lifetime = {(f"{key[0]}_lifetime", *key[1:]): [count] for key, count in counts.items()}
-        self.runner.metrics.log_reserved(lifetime, "lifetime_sum")
-
     def _log_agent_returns(self, ended: Iterable[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]) -> None:
         """Log the returns of agents and modules in the episodes that ended; a module's is the sum over its agents."""
         of_agents: dict[str, list[float]] = {str(agent): [] for agent in self._seats.agents}
@@ -542,13 +471,38 @@ class MultiAgentStepping(Stepping):
                 of_agents[agents[seat]].append(float(returns[seat]))
             for index in np.unique(modules[modules >= 0]).tolist():
                 of_modules[names[index]].append(float(returns[modules == index].sum()))
-        self.log_returns(of_agents, of_modules)
+        log_returns(self.metrics, self.config, of_agents, of_modules)
 
-    def log_returns(self, of_agents: Mapping[str, list[float]], of_modules: Mapping[str, list[float]]) -> None:
-        """Log the returns of agents and of modules in the episodes that ended, by id."""
-        # In evaluation of the episodes of a round, as all other returns.
-        config = self.runner.config
-        window = None if config.in_evaluation else config.metrics_num_episodes_for_smoothing
-        for kind, found in (("agent", of_agents), ("module", of_modules)):
-            by_key = {(f"{kind}_episode_return_mean", name): values for name, values in found.items()}
-            self.runner.metrics.log_reserved(by_key, window=window)
+
+def check_place(state: Mapping[str, Any], *, on_device: bool) -> None:
+    """Refuse a state of episodes of several agents that were sampled on a device, or with `on_device`, on arrays.
+
+    Raises:
+        CheckpointError: They were.
+    """
+    if ("on_device" in state) != on_device:
+        raise CheckpointError(
+            "the unfinished episodes of a runner with several agents were sampled "
+            f"{'on arrays' if on_device else 'on a device'}, and continue the other way."
+        )
+
+
+def log_agent_counts(metrics: MetricsLogger, of_modules: Mapping[str, int], of_agents: Mapping[AgentID, int]) -> None:
+    """Log the steps of the agents in a sample: of all together, by module and by agent."""
+    counts: dict[tuple[str, ...], int] = {("num_agent_steps_sampled",): sum(of_modules.values())}
+    counts |= {("num_module_steps_sampled", module_id): count for module_id, count in of_modules.items()}
+    counts |= {("num_agent_steps_sampled_by_agent", str(agent)): count for agent, count in of_agents.items()}
+    metrics.log_reserved({key: [count] for key, count in counts.items()}, "sum")
+    lifetime = {(f"{key[0]}_lifetime", *key[1:]): [count] for key, count in counts.items()}
+    metrics.log_reserved(lifetime, "lifetime_sum")
+
+
+def log_returns(
+    metrics: MetricsLogger, config: RunnerConfig, of_agents: Mapping[str, Any], of_modules: Mapping[str, Any]
+) -> None:
+    """Log the returns of agents and of modules in the episodes that ended, by id."""
+    # In evaluation of the episodes of a round, as all other returns.
+    window = None if config.in_evaluation else config.metrics_num_episodes_for_smoothing
+    for kind, found in (("agent", of_agents), ("module", of_modules)):
+        by_key = {(f"{kind}_episode_return_mean", name): values for name, values in found.items()}
+        metrics.log_reserved(by_key, window=window)

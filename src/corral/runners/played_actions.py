@@ -23,12 +23,9 @@ NOT_SAVED = "the actions of its episode were not saved"
 class PlayedActions:
     """The latest rows of actions of a runner, as many as `MAX_STEPS` or as its last rollout has.
 
-    A rollout may be a single row, so that no function is called for it: `finish` of a stepping appends to `parts`, and
-    drops the first ones.
-
     Attributes:
         parts: For each rollout its actions, of a kind that `get` can convert, the column `valid`, bool `[T, N]`, and
-            where episodes ended, bool `[T, N]`. Who appends one counts its rows in `num_rows`.
+            where episodes ended, bool `[T, N]`; a `Stepping` appends them, and drops the first ones.
         num_rows: Rows of all parts.
         is_whole: Whether `parts` begin where all envs were reset.
     """

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from corral.envs.episode_resets import EpisodeReset
 from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
 from corral.metrics.logger import Parts
-
-if TYPE_CHECKING:
-    from corral.runners.runner import EnvRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +64,7 @@ class SampleRequest:
     training_iteration: int | None = None
     resets: tuple[EpisodeReset, ...] | None = None
     time_limit_s: float | None = None
-    digest: Callable[[EnvRunner, Rollout], Any] | None = None
+    digest: Callable[[Any, Rollout], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a request that makes no sense."""
@@ -131,8 +128,8 @@ class WorkerCounts:
     num_env_steps_lost: int = 0
 
     @classmethod
-    def of(cls, runner: EnvRunner) -> WorkerCounts:
-        """Return what a runner has counted in its lifetime."""
+    def of(cls, runner: Any) -> WorkerCounts:
+        """Return what an `EnvRunner` has counted in its lifetime."""
         return cls(0, runner.num_callback_errors, runner.num_sub_env_restarts, runner.num_env_steps_lost)
 
     def __add__(self, other: WorkerCounts) -> WorkerCounts:

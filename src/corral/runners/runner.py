@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,6 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
-from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.views import Viewable
 from corral.envs.env_host import EnvHost
@@ -27,18 +28,20 @@ from corral.metrics.timers import Timers
 from corral.modules.inference import Inference
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
-from corral.runners.actor import Actor
-from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.runners.actor import Actors
+from corral.runners.episode_events import EPISODE_EVENTS
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode
 from corral.runners.stepping import SingleAgentStepping, Stepping
-from corral.runners.trajectory_events import postprocess_trajectories
+from corral.runners.trajectory_events import show_sample
 
 if TYPE_CHECKING:
     from corral.envs.episode_resets import EpisodeReset
     from corral.envs.vector import EnvContext
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
+
+log = logging.getLogger("corral")
 
 
 class EnvRunner(Viewable):
@@ -47,9 +50,10 @@ class EnvRunner(Viewable):
     Attributes:
         config: The runner's own copy of the config, in which settings of `environment` can change before `make_env`.
         host: Host of the envs, which makes, steps and restarts them.
-        stepping: Steps the envs and writes the rollouts, of one agent or of several.
+        actors: Copies of the modules with what chooses their actions, by module id.
+        stepping: Steps the envs and writes the rollouts, of one agent or of several, once there are modules; see
+            `Stepping`. It fires the events of episodes.
         callbacks: Dispatcher of the subscribers.
-        events: Fires the events of episodes; `None` if nobody subscribed to one, and before the first reset.
         module: This runner's own copy of the module, if there is one agent, as `inference` and `exploration` are.
         episode_class: Class of the episodes that callbacks receive.
         worker_index: 0 for the embedded runner, 1 and up for others.
@@ -58,9 +62,7 @@ class EnvRunner(Viewable):
             callback of `on_environment_created` may add one.
         num_samplers: Runners that sample at the same time, by which schedules count; 0 in evaluation, where they stand
             still.
-        keeps_infos: Whether the current rollout keeps the infos of the envs.
         shows_infos: Whether callbacks receive episodes or rollouts, with their infos.
-        takes_tensors: Whether who asked for the current rollout takes one of tensors.
         num_env_steps_sampled_lifetime: Env steps of all rollouts so far, also of the runners that this one replaced.
         num_env_steps_lost: Env steps that were taken so far and are in no rollout: steps of rollouts that an exception
             ended, and if whole episodes were asked for, steps of other episodes.
@@ -116,18 +118,18 @@ class EnvRunner(Viewable):
         self.num_env_steps_by_hand = 0
         self._unlogged: tuple[int, int] | None = None  # env steps and episodes that are not in the metrics yet
         self.last_statistics = NO_EPISODES
-        self.reserve_metrics()
+        reserve_episode_metrics(self._metrics, config.metrics_num_episodes_for_smoothing)
         self.idle_since = time.perf_counter()
         self.callbacks = make_dispatcher(config)
         self._hears_episodes = self.callbacks.subscribed(*EPISODE_EVENTS)
         self._hears_samples = self.callbacks.subscribed("on_postprocess_trajectory", "on_sample_end")
         # Only callbacks that receive episodes or rollouts can read infos, so infos are kept for them alone.
-        self.keeps_infos = self.shows_infos = self._hears_episodes or self._hears_samples
-        self.takes_tensors = False
+        self.shows_infos = self._hears_episodes or self._hears_samples
         env_seeds, noise_seed, id_seed, process_seed = runner_seeds(
             config.seed or 0, worker_index, num_restarts, config.in_evaluation
         )
         self.has_own_process = has_own_process
+        self.stepping: Any = None  # until there are modules, a `Stepping`
         if has_own_process:  # in the process of the algorithm, `build` did it
             seed_everything(int(process_seed.generate_state(1)[0]) >> 1)
         self.rng = np.random.default_rng(noise_seed)
@@ -136,9 +138,9 @@ class EnvRunner(Viewable):
             config,
             worker_index,
             env_seeds,
-            env_created=self._announce_env,
-            sub_env_created=self._announce_sub_env,
-            sub_env_restarted=self._note_restart,
+            env_created=partial(_announce_env, self),
+            sub_env_created=partial(_announce_sub_env, self),
+            sub_env_restarted=partial(_note_restart, self),
             needs_sub_envs=self.callbacks.needs_sub_envs(),
             has_own_process=has_own_process,
         )
@@ -151,7 +153,7 @@ class EnvRunner(Viewable):
         self._num_resets = 0  # resets of all envs; each gives the ids of episodes another prefix
         self._carry = EpisodeCarry.fresh(self.num_envs, 0.0)
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # sub-envs that the next row only resets
-        self.stepping = make_stepping(self)
+        self.actors = Actors(config, self.host, worker_index, self.rng)
         if makes_modules:
             try:
                 self.make_modules(module_specs or config.module_specs(*self.describe_env()[:2]))
@@ -165,16 +167,17 @@ class EnvRunner(Viewable):
         Raises:
             ConfigError: A module or an exploration does not fit the spaces.
         """
-        self.stepping.make_actors(module_specs)
+        self.actors.make(module_specs)
+        self.stepping, _ = _make_stepping(self)
         actors = list(self.actors.values())
         if not self.config.is_multi_agent:
             self.module, self.inference = actors[0].module, actors[0].inference
             self.exploration = actors[0].exploration
         self._num_threads = num_threads_for(actors[0].module, self.config.num_threads)
         self._note_actors()
-        self.weight_receivers["modules"] = self._set_module_weights
-        self.weight_receivers["exploration"] = self._set_exploration_weights
-        self.weight_receivers["transforms"] = self._set_transform_states
+        self.weight_receivers["modules"] = self.actors.load_weights
+        self.weight_receivers["exploration"] = self.actors.set_explorations
+        self.weight_receivers["transforms"] = self.actors.set_transforms
 
     def _note_actors(self) -> None:
         """Note what depends on the actors: whether there is something to measure, and the names of metrics."""
@@ -183,7 +186,7 @@ class EnvRunner(Viewable):
         self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
         explore = any(overrides_method(actor.exploration, "get_metrics") for actor in actors)
         self._has_metrics = explore or self.stepping.HAS_METRICS
-        names = self.stepping.get_metrics(self._timestep)
+        names = self.actors.get_metrics(self._timestep) | self.stepping.get_metrics()
         self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)  # now, so that user code cannot take the names
 
     def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
@@ -200,12 +203,13 @@ class EnvRunner(Viewable):
             ConfigError: A module does not fit the spaces of its agents, or the mapping leads to no module.
         """
         vars(self.config).update(settings)
-        stepping: Any = self.stepping  # of several agents
-        if stepping.set_modules(module_specs):
+        self.actors.make(module_specs)
+        self.stepping, are_lost = _make_stepping(self, self.stepping)
+        if are_lost:
             self._forget_sample()
         self._note_actors()
-        if self.events is not None:
-            self.events.show_modules(self.rl_module)
+        if self.stepping.events is not None:
+            self.stepping.events.show_modules(self.rl_module)
 
     def make_env(self) -> None:
         """Make a vector env, which replaces the current one, and fire `on_environment_created`.
@@ -223,45 +227,9 @@ class EnvRunner(Viewable):
     def _forget_sample(self) -> None:
         """Forget the episodes of the current vector env, so that the next sample begins with a reset."""
         self._needs_reset = True
-        self.events: EpisodeEvents | None = None  # made at the first reset
+        if self.stepping is not None:
+            self.stepping.events = None  # made at the first reset
         self._rollout: Rollout | None = None  # the one that is being written
-
-    # Called by the host of the envs.
-
-    def _announce_env(self, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
-        if not self.config.in_evaluation and self.worker_index <= 1:
-            warn_of_own_statistics(env, self.host.name)
-        has_seats = isinstance(env.single_observation_space, SeatsSpace)
-        if has_seats and not self.config.is_multi_agent:
-            raise ConfigError(
-                f"env {self.host.name!r} has several agents: name the modules that choose their actions, as in "
-                ".multi_agent(policies={'main'}), or use an env of one agent."
-            )
-        if self.config.is_multi_agent and not has_seats:
-            raise ConfigError(
-                f"multi_agent: policies names the modules {self.config.module_ids}, and env {self.host.name!r} has one "
-                "agent: leave policies out, or use a corral.MultiAgentEnv."
-            )
-        self.callbacks.fire(
-            "on_environment_created", env_runner=self, metrics_logger=self.metrics, env=env, env_context=context
-        )
-
-    def _announce_sub_env(self, sub_env: Any, context: EnvContext, env_index: int) -> None:
-        self.callbacks.fire(
-            "on_sub_environment_created",
-            env_runner=self,
-            metrics_logger=self.metrics,
-            sub_environment=sub_env,
-            env_context=context,
-            env_index=env_index,
-        )
-
-    def _note_restart(self, failure: SubEnvError) -> None:
-        """Count a sub-env that was restarted, and cut off the episode in whose step the old one failed."""
-        row = 0 if self._rollout is None else self._rollout.num_rows
-        self.host.count_restart(failure, row)
-        if self._rollout is not None and failure.method == "step":
-            self._rollout.broken.append((row, failure.env_index))
 
     @property
     def timestep(self) -> int:
@@ -274,11 +242,6 @@ class EnvRunner(Viewable):
         if not self.config.is_multi_agent:
             return self.module
         return {module_id: actor.module for module_id, actor in self.actors.items()}
-
-    @property
-    def actors(self) -> dict[str, Actor]:
-        """Copies of the modules with what chooses their actions, by module id."""
-        return self.stepping.actors
 
     # The envs.
 
@@ -350,32 +313,36 @@ class EnvRunner(Viewable):
 
     def _sample(self, request: SampleRequest) -> Rollout:
         """Return a rollout: fill it, complete it, and let callbacks see it. An exception loses its steps."""
-        wanted, num_envs = request.num_wanted, self.host.num_envs
-        self.keeps_infos, self.takes_tensors = self.shows_infos or request.with_infos, request.takes_tensors
-        explore = self.config.explore if request.explore is None else request.explore
+        wanted, num_envs, stepping = request.num_wanted, self.host.num_envs, self.stepping
         self._timestep = self._timestep if request.timestep is None else request.timestep
         if self.host.asks_iteration:
             self.host.note_iteration(request.training_iteration)
         self._needs_reset |= request.force_reset
         whole_episodes = request.num_episodes is not None or self.config.batch_mode == "complete_episodes"
-        mode = self.stepping.make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
+        mode = stepping.make_mode(request, whole_episodes=whole_episodes, name=self.host.name)
+        mode.explore = self.config.explore if request.explore is None else request.explore
+        mode.random_actions, mode.takes_tensors = request.random_actions, request.takes_tensors
+        mode.keeps_infos = self.shows_infos or request.with_infos
+        mode.timestep, mode.num_samplers = self._timestep, self.num_samplers
         # Autoreset rows come on top; the last call's total is a good guess of how many.
         num_rows = -(-wanted // num_envs)
-        rollout = self.stepping.allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
+        rollout = stepping.allocate(max(num_rows, min(self._last_num_rows, 2 * num_rows)))
         rollout.weights_version, rollout.worker_index = self.weights_version, self.worker_index
         rollout.carry, rollout.begins_with_reset = self._carry, self._resets_next
         rollout.episode_class = self.episode_class
         self._rollout = rollout
-        num_counted = 0, 0  # env steps and episodes of this rollout in the metrics
+        # Env steps and episodes of this rollout in the metrics: counted before callbacks see it, who may look at the
+        # counts, and taken back if one of them raises.
+        num_counted = 0, 0
         is_cut = False  # by the time limit of the request
         resets_all = self._needs_reset or whole_episodes
         try:
             if wanted:
                 self._needs_reset = True  # until `_finish`
                 with self.host.sampling(request.time_limit_s), torch_threads(self._num_threads):
-                    is_cut = self._fill(rollout, request, mode, resets_all, explore)
+                    is_cut = self._fill(rollout, request, mode, resets_all)
             num_episodes, handed_out = self._finish(
-                rollout, whole_episodes or (is_cut and self.stepping.RESETS_AFTER_CUT), explore
+                rollout, mode, whole_episodes or (is_cut and stepping.RESETS_AFTER_CUT)
             )
             if whole_episodes:
                 self.num_episodes_over += 1
@@ -383,11 +350,13 @@ class EnvRunner(Viewable):
             num_counted = rollout.num_env_steps, num_episodes
             self._count(*num_counted)
             if self._hears_samples:
-                self._show(handed_out)
-            if self.events is not None and self.events.keeps_small:
-                self.events.keep_small_columns(handed_out)
+                with self.timers.time("callbacks"):
+                    show_sample(handed_out, self.callbacks, self.actors, env_runner=self, metrics=self.metrics)
+            if stepping.events is not None and stepping.events.keeps_small:
+                stepping.events.keep_small_columns(handed_out)
             if self._measures:
-                self._measure(handed_out)
+                with self.timers.time("storage"):
+                    self.actors.measure(handed_out)
         except BaseException:
             self._needs_reset = True  # the next rollout would not continue one that anybody has
             if num_counted[0]:
@@ -400,18 +369,23 @@ class EnvRunner(Viewable):
             self._rollout = None
         return handed_out
 
-    def _fill(
-        self, rollout: Rollout, request: SampleRequest, mode: SampleMode, resets_all: bool, explore: bool
-    ) -> bool:
+    def _fill(self, rollout: Rollout, request: SampleRequest, mode: SampleMode, resets_all: bool) -> bool:
         """Fill a rollout as a request asks, and return whether the time limit of the request cut it short."""
-        deadline_s, step_rows = time.perf_counter() + (request.time_limit_s or 0.0), self.stepping.step_rows
-        for actor in self.stepping.actors.values():
-            actor.inference.begin_sample(explore, self.rng)
+        deadline_s, stepping = time.perf_counter() + (request.time_limit_s or 0.0), self.stepping
+        for actor in self.actors.values():
+            actor.inference.begin_sample(mode.explore, self.rng)
         try:
             if resets_all:
-                self._reset(rollout, request.resets)
-            else:
-                self._continue(rollout)
+                self._reset(rollout, request.resets, keeps_infos=mode.keeps_infos)
+            else:  # continue where the last rollout stopped: its last row is the first row of this one
+                # The pause belongs to no episode, but to the learner, for instance.
+                paused_s = time.perf_counter() - self._last_time_s
+                start_times_s = self._carry.start_times_s + paused_s
+                self._carry = rollout.carry = replace(self._carry, start_times_s=start_times_s)
+                rollout.continues = True
+                stepping.resume(rollout)
+                if stepping.events is not None:
+                    stepping.events.continue_all(rollout, paused_s)
             while num_rows := mode.num_rows_wanted(rollout):
                 if request.time_limit_s is not None:
                     num_rows = 1
@@ -419,8 +393,7 @@ class EnvRunner(Viewable):
                         return True
                 if rollout.num_rows + num_rows > len(rollout.rewards):
                     rollout.resize(max(rollout.num_rows + num_rows, len(rollout.rewards) * 3 // 2))
-                timestep = self._timestep + self.num_samplers * mode.num_steps
-                step_rows(rollout, num_rows, mode, timestep, explore=explore, random_actions=request.random_actions)
+                stepping.step_rows(rollout, num_rows, mode)
         except SampleOverdue:  # inside an env; the row that it did not finish is dropped
             rollout.broken = [(row, i) for row, i in rollout.broken if row < rollout.num_rows]
             if not self.host.is_broken:  # else it is closed when it is replaced, which may take long
@@ -428,53 +401,31 @@ class EnvRunner(Viewable):
             return True
         return False
 
-    def _show(self, rollout: Rollout) -> None:
-        """Fire the events of a complete rollout, whose callbacks may change it."""
-        with self.timers.time("callbacks"):
-            if self.callbacks.subscribed("on_postprocess_trajectory"):
-                postprocess_trajectories(rollout, self.callbacks, self)
-                self._check_all_actions(rollout, "on_postprocess_trajectory")
-            self.callbacks.fire("on_sample_end", env_runner=self, metrics_logger=self.metrics, samples=rollout)
-            self._check_all_actions(rollout, "on_sample_end")
-
-    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None) -> None:
+    def _reset(self, rollout: Rollout, resets: Sequence[EpisodeReset] | None, *, keeps_infos: bool) -> None:
         """Reset all sub-envs, and begin all episodes with their first observations."""
-        self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), self._next_prefix())
-        rollout.begins_with_reset = None
-        self.stepping.begin(rollout)
-        if self.events is None and self._hears_episodes:
-            self.events = self.stepping.make_events()
-        if self.events is not None:
-            with self.timers.time("callbacks"):
-                self.events.create_all(rollout)
-        with self.timers.time("env_step"):
-            obs, infos = self.host.reset(resets)
-        self.stepping.keep_infos(rollout, 0, infos)
-        self._carry.start_times_s[:] = time.perf_counter()
-        self.stepping.receive_reset(rollout, obs)
-        if self.events is not None:
-            with self.timers.time("callbacks"):
-                self.events.start_all(rollout)
-
-    def _next_prefix(self) -> str:
-        """Return the prefix of the ids of the episodes from the next reset on.
-
-        After an exception the last carry may not count all episodes, so every reset has another prefix.
-        """
+        stepping = self.stepping
+        # After an exception the last carry may not count all episodes, so the ids of episodes have another prefix.
         prefix = f"{self._id_prefix}{self._num_resets:06x}"
         self._num_resets += 1
-        return prefix
+        self._carry = rollout.carry = EpisodeCarry.fresh(self.host.num_envs, time.perf_counter(), prefix)
+        rollout.begins_with_reset = None
+        if stepping.events is None and self._hears_episodes:
+            stepping.events = stepping.make_events(self.callbacks, self.metrics, self.rl_module)
+        stepping.begin(rollout)
+        if stepping.events is not None:
+            with self.timers.time("callbacks"):
+                stepping.events.create_all(rollout)
+        with self.timers.time("env_step"):
+            obs, infos = self.host.reset(resets)
+        if keeps_infos:
+            stepping.keep_infos(rollout, 0, infos)
+        self._carry.start_times_s[:] = time.perf_counter()
+        stepping.receive_reset(rollout, obs)
+        if stepping.events is not None:
+            with self.timers.time("callbacks"):
+                stepping.events.start_all(rollout)
 
-    def _continue(self, rollout: Rollout) -> None:
-        """Continue where the last rollout stopped: its last row is the first row of this one."""
-        paused_s = time.perf_counter() - self._last_time_s  # it belongs to no episode, but to the learner, for instance
-        self._carry = rollout.carry = replace(self._carry, start_times_s=self._carry.start_times_s + paused_s)
-        rollout.continues = True
-        self.stepping.resume(rollout)
-        if self.events is not None:
-            self.events.continue_all(rollout, paused_s)
-
-    def _finish(self, rollout: Rollout, resets_next: bool, explore: bool) -> tuple[int, Rollout]:
+    def _finish(self, rollout: Rollout, mode: SampleMode, resets_next: bool) -> tuple[int, Rollout]:
         """Trim the columns, compute log-probabilities and statistics of episodes from them, and log the metrics.
 
         Returns:
@@ -484,9 +435,9 @@ class EnvRunner(Viewable):
         if len(rollout.rewards) > rollout.num_rows:
             rollout.resize(rollout.num_rows)
         rollout.num_env_steps = int(np.count_nonzero(rollout.valid))
-        timestep = self._timestep + self.num_samplers * rollout.num_env_steps
-        handed_out = self.stepping.finish(rollout, explore=explore, timestep=timestep)
-        self._timestep = timestep
+        mode.timestep += self.num_samplers * rollout.num_env_steps
+        handed_out = self.stepping.finish(rollout, mode)
+        self._timestep = mode.timestep
         if rollout.num_rows or not self.stepping.RESETS_AFTER_CUT:
             self._needs_reset = resets_next
         if rollout.num_rows:
@@ -504,21 +455,11 @@ class EnvRunner(Viewable):
         self.timers.seconds["storage"] += time.perf_counter() - tic
         return num_episodes, handed_out
 
-    def _measure(self, rollout: Rollout) -> None:
-        """Measure what statistics of transforms need."""
-        with self.timers.time("storage"):
-            for module_id, part in rollout.by_module().items():
-                self.actors[module_id].measure(part)
-
     @property
     def metrics(self) -> MetricsLogger:
         """Logger that callbacks receive, whose values are in `result["env_runners"]`."""
         self.log_samples()
         return self._metrics
-
-    def reserve_metrics(self) -> None:
-        """Put the numbers of episodes into the result before there are any, so that user code cannot take the names."""
-        reserve_episode_metrics(self._metrics, self.config.metrics_num_episodes_for_smoothing)
 
     def log_samples(self) -> None:
         """Log what the samples since the last call counted, and the numbers of the explorations."""
@@ -526,7 +467,9 @@ class EnvRunner(Viewable):
             (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
             log_counts(self._metrics, [num_env_steps], [num_episodes])
             if self._has_metrics:
-                numbers = self.stepping.get_metrics(self._timestep)
+                numbers = self.actors.get_metrics(self._timestep)
+                if self.stepping.HAS_METRICS:
+                    numbers |= self.stepping.get_metrics()
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
 
     def log_later(self, num_env_steps: int) -> None:
@@ -547,20 +490,6 @@ class EnvRunner(Viewable):
             self.log_samples()
 
     # Checks, state and metrics.
-
-    def _check_all_actions(self, rollout: Rollout, event: str) -> None:
-        for module_id, part in rollout.by_module().items():
-            self.check_actions(module_id, part, event)
-
-    def check_actions(self, module_id: str, part: Rollout, *events: str) -> None:
-        """Refuse actions of a module's rollout that only a callback of one of these events can have written.
-
-        Raises:
-            CallbackError: An action of a valid step is outside the action space.
-        """
-        if self.callbacks.subscribed(*events):
-            actions = part.valid_rows(part.actions)
-            self.callbacks.check_actions(actions, self.actors[module_id].action_space, *events)
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]], version: int) -> None:
         """Set the weights of modules, by module id and parameter name, and note their version."""
@@ -587,21 +516,6 @@ class EnvRunner(Viewable):
             self.weight_receivers[name](arrays)
         self.weights_version = version
 
-    def _set_module_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        for module_id, actor in self.actors.items():
-            if module_id in weights:  # else it was added a moment ago, and its weights follow
-                actor.inference.load_weights(weights[module_id])
-
-    def _set_exploration_weights(self, weights: Mapping[str, Any]) -> None:
-        for actor, arrays in self.each_actor(weights):
-            actor.exploration.set_weights(arrays)
-
-    def _set_transform_states(self, states: Mapping[str, Any]) -> None:
-        for module_id, part in states.items():
-            actor = self.actors.get(module_id)  # there is none if the module was removed
-            if actor is not None and actor.transforms is not None:
-                actor.transforms.set_state(part["state"], part["gamma"])
-
     def get_metrics(self) -> tuple[Parts, dict[str, float], int]:
         """Return metrics and seconds of the timers since the last call, and the number of callback errors so far.
 
@@ -617,7 +531,10 @@ class EnvRunner(Viewable):
         With several agents they are the spaces of the vector env's seats; see `SeatsSpace`. The last part says whether
         the sub-envs are stepped one by one.
         """
-        return *self.stepping.describe_env(), self.host.steps_one_by_one
+        observation_space, action_space, num_envs = self.host.described
+        if self.config.is_multi_agent:
+            observation_space = self.env.single_observation_space
+        return observation_space, action_space, num_envs, self.host.steps_one_by_one
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Return `fn(sub_env)` for every sub-env, called in its process, as in `lambda env: env.set_task(3)`.
@@ -668,7 +585,7 @@ class EnvRunner(Viewable):
             "tasks": self.host.get_tasks(),
             "num_episodes": self.host.get_num_episodes(),
             "num_episodes_over": self.num_episodes_over.tolist(),
-            "exploration": self.of_actors(lambda actor: actor.exploration.get_state()),
+            "exploration": self.actors.collect(lambda actor: actor.exploration.get_state()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -676,7 +593,7 @@ class EnvRunner(Viewable):
         self.num_env_steps_sampled_lifetime = state.get(
             "num_env_steps_sampled_lifetime", self.num_env_steps_sampled_lifetime
         )
-        for actor, part in self.each_actor(state.get("exploration") or {}):
+        for actor, part in self.actors.each(state.get("exploration") or {}):
             if part:
                 actor.exploration.set_state(part)
         if self.host.change_settings(state.get("environment", {})):
@@ -690,16 +607,6 @@ class EnvRunner(Viewable):
         """Continue the counts of a state, unless it has none, or has other sub-envs."""
         if counts is not None and len(counts) == self.num_envs:
             self.num_episodes_over = np.array(counts, np.int64)
-
-    def of_actors(self, get: Callable[[Actor], Any]) -> Any:
-        """Return what `get` returns for the only actor, or by module id if there are several agents."""
-        found = {module_id: get(actor) for module_id, actor in self.actors.items()}
-        return found if self.config.is_multi_agent else found[DEFAULT_MODULE_ID]
-
-    def each_actor(self, parts: Any) -> Iterator[tuple[Actor, Any]]:
-        """Return each actor with its part of what `of_actors` returned; a module that is new has no part."""
-        by_module = parts if self.config.is_multi_agent else {DEFAULT_MODULE_ID: parts}
-        return ((actor, by_module[module_id]) for module_id, actor in self.actors.items() if module_id in by_module)
 
     def recover(self) -> None:
         """Prepare for the next `sample` after an exception: make a new vector env with the tasks of the old one.
@@ -727,7 +634,7 @@ class EnvRunner(Viewable):
 
 
 def reserve_episode_metrics(metrics: MetricsLogger, window: int) -> None:
-    """Put the numbers of episodes into the result before there are any."""
+    """Put the numbers of episodes into the result before there are any, so that user code cannot take the names."""
     log_counts(metrics, [], [])
     log_episodes(metrics, window, NO_EPISODES)
 
@@ -747,32 +654,77 @@ def log_episodes(metrics: MetricsLogger, window: int, statistics: EpisodeStatist
     metrics.log_reserved({"episode_duration_sec_mean": statistics.durations_s.tolist()}, window=window)
 
 
-def make_stepping(runner: EnvRunner) -> Stepping:
-    """Return the stepping of a runner, for one agent or for several."""
-    if getattr(runner.env, "IS_EXTERNAL", False):
-        return _make_served_stepping(runner)
-    if not runner.config.is_multi_agent:
-        return _make_tensor_stepping(runner) if hasattr(runner.env, "step_tensors") else SingleAgentStepping(runner)
-    if hasattr(runner.env, "step_tensors"):
-        from corral.runners.tensor_agents_stepping import TensorAgentsStepping
+def _announce_env(runner: EnvRunner, env: VectorEnv[Any, Any, Any], context: EnvContext) -> None:
+    """Fire the event of a new vector env, after a check that it has as many agents as the config."""
+    config, name = runner.config, runner.host.name
+    if not config.in_evaluation and runner.worker_index <= 1:
+        warn_of_own_statistics(env, name)
+    has_seats = isinstance(env.single_observation_space, SeatsSpace)
+    if has_seats and not config.is_multi_agent:
+        raise ConfigError(
+            f"env {name!r} has several agents: name the modules that choose their actions, as in "
+            ".multi_agent(policies={'main'}), or use an env of one agent."
+        )
+    if config.is_multi_agent and not has_seats:
+        raise ConfigError(
+            f"multi_agent: policies names the modules {config.module_ids}, and env {name!r} has one agent: leave "
+            "policies out, or use a corral.MultiAgentEnv."
+        )
+    runner.callbacks.fire(
+        "on_environment_created", env_runner=runner, metrics_logger=runner.metrics, env=env, env_context=context
+    )
 
-        return TensorAgentsStepping(runner)
-    from corral.runners.multi_agent_stepping import MultiAgentStepping
 
-    return MultiAgentStepping(runner)
+def _announce_sub_env(runner: EnvRunner, sub_env: Any, context: EnvContext, env_index: int) -> None:
+    """Fire the event of a new sub-env."""
+    runner.callbacks.fire(
+        "on_sub_environment_created",
+        env_runner=runner,
+        metrics_logger=runner.metrics,
+        sub_environment=sub_env,
+        env_context=context,
+        env_index=env_index,
+    )
 
 
-def _make_tensor_stepping(runner: EnvRunner) -> Stepping:
-    from corral.runners.tensor_stepping import TensorStepping
+def _note_restart(runner: EnvRunner, failure: SubEnvError) -> None:
+    """Count a sub-env that was restarted, and cut off the episode in whose step the old one failed."""
+    rollout = runner._rollout
+    row = 0 if rollout is None else rollout.num_rows
+    runner.host.count_restart(failure, row)
+    if rollout is not None and failure.method == "step":
+        rollout.broken.append((row, failure.env_index))
 
-    return TensorStepping(runner)
 
+def _make_stepping(runner: EnvRunner, before: Any = None) -> tuple[Any, bool]:
+    """Return the stepping of a runner, and whether all envs must be reset for it.
 
-def _make_served_stepping(runner: EnvRunner) -> Stepping:
-    if runner.config.is_multi_agent:
+    Args:
+        runner: The runner, whose actors are made.
+        before: The stepping so far, which stays unless the env is stepped on its device before or after.
+    """
+    config, env, setting = runner.config, runner.env, None
+    if hasattr(env, "step_tensors"):
+        from corral.runners.tensor_stepping import TensorStepping, find_setting_of_arrays
+
+        if setting := find_setting_of_arrays(config, runner.actors, runner.shows_infos):
+            log.info("env %r: its steps are copied to the host because of %s.", runner.host.name, setting)
+    if before is not None and not before.is_on_device and setting != "":
+        before.setting_of_arrays = setting or ""
+        return before, before.set_modules()
+    kind: type[Stepping] = SingleAgentStepping
+    if getattr(env, "IS_EXTERNAL", False):
         from corral.runners.served_multi_agent import ServedMultiAgentStepping
+        from corral.runners.served_stepping import ServedStepping
 
-        return ServedMultiAgentStepping(runner)
-    from corral.runners.served_stepping import ServedStepping
+        kind = ServedMultiAgentStepping if config.is_multi_agent else ServedStepping
+    elif setting == "":
+        kind = TensorStepping
+    elif config.is_multi_agent:
+        from corral.runners.multi_agent_stepping import MultiAgentStepping
 
-    return ServedStepping(runner)
+        kind = MultiAgentStepping
+    tools: dict[str, Any] = {"timers": runner.timers, "metrics": runner._metrics, "worker": runner}
+    stepping = kind(config, runner.host, runner.actors, **tools)
+    stepping.setting_of_arrays = setting or ""
+    return stepping, True

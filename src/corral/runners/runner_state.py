@@ -25,15 +25,16 @@ from corral.core.seeding import (
     set_global_rngs,
 )
 from corral.core.tree import copy_nested
+from corral.envs.host_state import check_host_state, find_obstacles, get_host_state, set_host_state
 from corral.episodes.rollout import EpisodeCarry
 from corral.errors import CheckpointError
 from corral.exploration.state import check_exploration_state
 from corral.metrics.logger import check_metrics_state
 from corral.runners.episode_events import EPISODE_EVENTS
+from corral.runners.runner import EnvRunner, reserve_episode_metrics
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
-    from corral.runners.runner import EnvRunner
 
 log = logging.getLogger("corral")
 
@@ -55,10 +56,10 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
         "numbers": {name: getattr(runner, name) for name in _NUMBERS},
         "id_prefix": runner._id_prefix,
         "num_episodes_over": runner.num_episodes_over.tolist(),
-        "env": runner.host.get_state(),
+        "env": get_host_state(runner.host),
         "episodes": None if runner._needs_reset else _get_episodes(runner),
-        "actions": runner.of_actors(lambda actor: actor.row_distribution.get_state()),
-        "weights_noise": runner.of_actors(lambda actor: actor.inference.get_noise()),
+        "actions": runner.actors.collect(lambda actor: actor.row_distribution.get_state()),
+        "weights_noise": runner.actors.collect(lambda actor: actor.inference.get_noise()),
         "exploration": _get_explorations(runner),
         "metrics": runner.metrics.get_state(),
         "callbacks": runner.callbacks.get_state(),
@@ -71,7 +72,7 @@ def get_runner_state(runner: EnvRunner) -> dict[str, Any]:
 def _get_explorations(runner: EnvRunner) -> Any:
     """Return the states of the explorations; if one raises or is not plain data, none, with a warning."""
     try:
-        found = copy_nested(runner.of_actors(lambda actor: actor.exploration.get_state()))
+        found = copy_nested(runner.actors.collect(lambda actor: actor.exploration.get_state()))
         check_plain(found, "get_state() of an exploration", CheckpointError)
     except Exception:
         log.warning("The checkpoint has no state of the exploration of runner %d.", runner.worker_index, exc_info=True)
@@ -126,7 +127,7 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
         Exception: The state is damaged: what the first use of the damaged part raised.
     """
     check_parts(state, _PARTS, "a runner", CheckpointError)
-    for actor, part in runner.each_actor(state["exploration"]):
+    for actor, part in runner.actors.each(state["exploration"]):
         check_exploration_state(actor.exploration, part)
     if not (isinstance(state["id_prefix"], str) and isinstance(state["callbacks"]["callbacks"], dict)):
         raise CheckpointError("the id_prefix or the callbacks of a runner are damaged.")
@@ -137,12 +138,12 @@ def check_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
         if type(state["numbers"][name]) is not int:
             raise CheckpointError(f"{name} of a runner is {state['numbers'][name]!r:.80}, and not an integer.")
-    for actor, part in runner.each_actor(state["actions"]):
+    for actor, part in runner.actors.each(state["actions"]):
         actor.row_distribution.check_state(part)
     check_metrics_state(state["metrics"])
-    runner.host.check_state(state["env"])
+    check_host_state(runner.host, state["env"])
     episodes = state["episodes"]
-    if episodes is not None and not any(runner.host.find_obstacles(state["env"], _count_envs(runner, state))):
+    if episodes is not None and not any(find_obstacles(runner.host, state["env"], _count_envs(runner, state))):
         _check_episodes(runner, episodes)
 
 
@@ -162,23 +163,24 @@ def set_runner_state(runner: EnvRunner, state: Mapping[str, Any]) -> dict[str, A
     num_envs = _count_envs(runner, state)
     resetting = np.zeros(num_envs, np.bool_) if episodes is None else np.array(episodes["resetting"])
     replays = [None] * num_envs if episodes is None else runner.stepping.get_replays(episodes)
-    obstacles = runner.host.set_state(state["env"], resetting, replays)
+    obstacles = set_host_state(runner.host, state["env"], resetting, replays)
     for name, number in state["numbers"].items():
         setattr(runner, name, number)
     runner._id_prefix = state["id_prefix"]
     runner.set_num_episodes_over(state.get("num_episodes_over"))
-    runner._needs_reset, runner.events = True, None
+    runner._needs_reset, runner.stepping.events = True, None
     if not any(obstacles) and episodes is not None:
         _set_episodes(runner, episodes)
     runner.metrics.set_state(state["metrics"])
-    runner.reserve_metrics()  # the runner of the state may have had no logger of its own
+    # The runner of the state may have had no logger of its own.
+    reserve_episode_metrics(runner.metrics, runner.config.metrics_num_episodes_for_smoothing)
     runner.callbacks.set_state(state["callbacks"])
-    for actor, part in runner.each_actor(state["weights_noise"]):
+    for actor, part in runner.actors.each(state["weights_noise"]):
         actor.inference.set_noise(part)
-    for actor, part in runner.each_actor(state["exploration"]):
+    for actor, part in runner.actors.each(state["exploration"]):
         if part:
             actor.exploration.set_state(copy_nested(part))
-    for actor, part in runner.each_actor(state["actions"]):
+    for actor, part in runner.actors.each(state["actions"]):
         actor.row_distribution.set_state(part)
     if runner.has_own_process and state["rngs"] is not None:
         set_global_rngs(state["rngs"])
@@ -223,7 +225,7 @@ def _get_episodes(runner: EnvRunner) -> dict[str, Any]:
         **{name: getattr(carry, name).copy() for name in _CARRY},
         "ages_s": runner._last_time_s - carry.start_times_s,
         "id_prefix": carry.id_prefix,
-        "events": None if runner.events is None else runner.events.get_state(),
+        "events": None if runner.stepping.events is None else runner.stepping.events.get_state(),
     }
 
 
@@ -244,5 +246,7 @@ def _set_episodes(runner: EnvRunner, state: Mapping[str, Any]) -> None:
     runner._carry = EpisodeCarry(**totals, start_times_s=now - state["ages_s"], id_prefix=state["id_prefix"])
     runner._last_time_s = now
     if state["events"] is not None and runner.callbacks.subscribed(*EPISODE_EVENTS):
-        runner.events = runner.stepping.make_events()
-        runner.events.set_state(state["events"], runner._carry, now)
+        runner.stepping.events = events = runner.stepping.make_events(
+            runner.callbacks, runner.metrics, runner.rl_module
+        )
+        events.set_state(state["events"], runner._carry, now)

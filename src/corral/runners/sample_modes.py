@@ -32,15 +32,24 @@ def make_mode(request: SampleRequest, *, whole_episodes: bool, name: str) -> Sam
 
 
 class SampleMode:
-    """How far a sample goes, and which of its rows are valid.
+    """How far a sample goes, which of its rows are valid, and how its steps are taken.
 
     Attributes:
         playing: Bool `[N]`, the sub-envs whose episodes are still wanted; `None` is all of them.
         num_settled_rows: Rows that have been settled.
         num_steps: Valid steps in these rows.
+        explore: Whether to explore.
+        random_actions: Whether to draw actions evenly from the action space instead.
+        timestep: Env steps of all runners when the sample began, or ended if it is complete.
+        num_samplers: Runners that sample at the same time: a step of this one stands for so many.
+        keeps_infos: Whether the rollout keeps the infos of the envs.
+        takes_tensors: Whether who asked for the rollout takes one of tensors.
     """
 
     playing: NDArray[np.bool_] | None = None
+    explore = True
+    random_actions = keeps_infos = takes_tensors = False
+    timestep = num_samplers = 0
 
     def __init__(self, num_wanted: int, name: str) -> None:
         """Take the number of steps or episodes, and the name of the env for errors."""

@@ -1,8 +1,7 @@
-"""How a runner samples envs of several agents that are in other programs, and fires the events of their episodes."""
+"""How a runner samples envs of several agents that are in other programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +13,12 @@ from corral.core.tree import Tree, map_tree
 from corral.episodes.infos import Infos
 from corral.episodes.rollout import Rollout
 from corral.episodes.served_rollout import ServedMultiAgentRollout, ServedSteps
-from corral.runners.lanes import Lanes
-from corral.runners.multi_agent_events import MultiAgentEvents
 from corral.runners.multi_agent_stepping import MultiAgentStepping
-from corral.runners.served_events import ServedEvents
+from corral.runners.sample_modes import SampleMode
 from corral.runners.served_stepping import ServedStepping
 from corral.serving.messages import Entries
 
 if TYPE_CHECKING:
-    from corral.modules.spec import ModuleSpec
-    from corral.runners.runner import EnvRunner
     from corral.serving.sessions import Session
 
 
@@ -33,17 +28,15 @@ class ServedMultiAgentStepping(ServedStepping):
     What a client reports of an env is a step of that sub-env, which `MultiAgentStepping` takes as if the other sub-envs
     had not been stepped. Its rollout has a clock for each sub-env.
 
-    Args:
-        runner: The runner; its env is an `ExternalEnv` of several agents.
-
     Attributes:
         agents: Maps agents to modules, and writes the steps of each agent.
     """
 
-    def __init__(self, runner: EnvRunner) -> None:
-        """Keep the runner; its env is made."""
-        super().__init__(runner)
-        self.agents = MultiAgentStepping(runner)
+    def _make_lanes(self) -> None:
+        """Make the lanes of the modules whose agents the env has."""
+        tools: dict[str, Any] = {"timers": self.timers, "metrics": self.metrics, "worker": self.worker}
+        self.agents = MultiAgentStepping(self.config, self.host, self.actors, **tools)
+        self.lanes = self.agents.lanes
         space: Any = self.host.env.single_observation_space
         self._seats = space.seats
         self._step: Any = create_empty_array(space, self.host.num_envs, np.zeros)
@@ -51,30 +44,16 @@ class ServedMultiAgentStepping(ServedStepping):
         self._wants, self._joined, self._ended = (np.zeros(shape, np.bool_) for _ in range(3))
         self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
 
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the spaces of the vector env's seats, and N; see `SeatsSpace`."""
-        return self.agents.describe_env()
-
-    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make actors and lanes of the modules whose agents the env has."""
-        self.agents.make_actors(module_specs)
-        self.actors = self.agents.actors
-
-    def set_modules(self, module_specs: Mapping[str, ModuleSpec]) -> bool:
-        """Use other modules, and return whether a removed one acts in an episode: all clients then begin new ones."""
-        are_lost = self.agents.set_modules(module_specs)
-        self.actors = self.agents.actors
+    def set_modules(self) -> bool:
+        """Use the actors as they are now; where a removed one acts in an episode, all clients begin new ones."""
+        are_lost = self.agents.set_modules()
         for session in [*self._server.sessions.values()] if are_lost else ():
             self._server.lose(session)
         return are_lost
 
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the explorations, and of the clients."""
-        return {**self.agents.get_metrics(timestep), **self._client_metrics()}
-
-    def make_events(self) -> ServedEvents:
-        """Return what fires the events of the episodes."""
-        return ServedMultiAgentEvents(self)
+    def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> Any:
+        """Return a view of an episode that knows the modules of the agents that take part already."""
+        return self.agents.make_episode(id_, env_index, rollout)
 
     # A rollout.
 
@@ -85,32 +64,30 @@ class ServedMultiAgentStepping(ServedStepping):
         return super().allocate(num_rows)
 
     def _forget_totals(self) -> None:
-        for lanes in self.agents.lanes.values():
+        for lanes in self.lanes.values():
             lanes.begin_counting()
 
     def _enter(self, rollout: Rollout) -> None:
-        self._server.weights_version = self.runner.weights_version
+        assert isinstance(rollout, ServedSteps)
+        self._server.weights_version = rollout.weights_version
+        self.agents.events = self.events
         self._whole = whole = ServedMultiAgentRollout(rollout.capacity + 3, self.host.num_envs)
         for name in ("carry", "continues", "episode_class", "weights_version", "worker_index"):
             setattr(whole, name, getattr(rollout, name))
+        rollout.written = whole
         whole.info_rows.update(self._open_infos)
         self.agents.rows_of_envs, self.agents.episodes_over = whole.clock, whole.episodes_over
         self.agents.begin_lanes(whole)
-        for lanes in self.agents.lanes.values():
+        for lanes in self.lanes.values():
             lanes.rows_of_envs = whole.clock
-
-    @property
-    def written(self) -> Rollout:
-        """The rollout that is handed out, whose rows episodes read while they are written."""
-        return self._whole
 
     # Actions.
 
-    def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
+    def _act(self, timestep: int, mode: SampleMode) -> None:
         """Choose the actions of the agents that wait for one."""
-        for module_id, lanes in self.agents.lanes.items():
+        for module_id, lanes in self.lanes.items():
             if np.count_nonzero(lanes.acts):
-                self.agents.act(0, module_id, lanes, timestep, explore, random_actions)
+                self.agents.act(0, module_id, lanes, timestep, mode)
 
     def _send_actions(self, session: Session, seats: NDArray[np.int64]) -> None:
         """Answer a client that wants actions for the agents of some of its seats."""
@@ -121,7 +98,7 @@ class ServedMultiAgentStepping(ServedStepping):
                 found[str(agent)] = acting, self.agents.actions_of(index, acting)
         self._server.answer_agents(session, found)
 
-    def _send_policy(self, session: Session, timestep: int, explore: bool, random_actions: bool) -> None:
+    def _send_policy(self, session: Session, timestep: int, mode: SampleMode) -> None:
         """Refuse a client that wants to act itself."""
         problem = "clients of several agents cannot act themselves: ask for actions, without acts_locally."
         self._server.refuse_policy(session, problem)
@@ -155,10 +132,10 @@ class ServedMultiAgentStepping(ServedStepping):
         said: Any = entries.obs
         ended = (said["terminated"] | said["truncated"]).astype(np.bool_) | entries.ends[:, None]
         acts = said["observed"].astype(np.bool_) & ~ended
-        for module_id, actor in self.agents.actors.items():
+        for module_id, actor in self.actors.items():
             if not actor.has_action_mask:
                 continue
-            block = self.agents.block_of(module_id)
+            block = self.actors.blocks[module_id]
             obs = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), said["obs"][block.name])
             stuck = actor.first_without_choice(obs, acts[:, block.start : block.stop].reshape(-1))
             if stuck is not None:
@@ -166,9 +143,9 @@ class ServedMultiAgentStepping(ServedStepping):
                 return f"steps.agents.{block.agents[place]}.obs: entry {index}: {NO_LEGAL_ACTION}."
         return ""
 
-    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
+    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> int:
         """Write the steps that a wave reports, and return their number."""
-        number = super()._apply_steps(rollout, row, entries)
+        number = super()._apply_steps(rollout, row, entries, mode)
         # A row that is only a reset, as in envs that reset themselves.
         self._whole.skip(entries.envs[entries.ends])
         return number
@@ -184,7 +161,7 @@ class ServedMultiAgentStepping(ServedStepping):
         """Forget the agents of the episodes before."""
         self._joined[seats] = self._ended[seats] = False
 
-    def _receive(self, rollout: ServedSteps, row: int, entries: Entries) -> None:
+    def _receive(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> None:
         """Give what was said of the agents of some seats to the lanes."""
         step, seats, whole = self._step, entries.envs, self._whole
         for name in ("observed", "rewards", "terminated", "truncated"):
@@ -193,7 +170,7 @@ class ServedMultiAgentStepping(ServedStepping):
         map_tree(lambda here, given: here.__setitem__(seats, given), step, said)
         terminated, truncated = (np.zeros(self.host.num_envs, np.bool_) for _ in range(2))
         terminated[seats], truncated[seats] = entries.terminated, entries.truncated
-        if entries.infos is not None and self.runner.keeps_infos:
+        if entries.infos is not None and mode.keeps_infos:
             for seat, info in zip(seats.tolist(), entries.infos, strict=True):
                 if info:
                     whole.info_rows.setdefault(int(whole.clock[seat]), Infos({})).of_lanes[seat] = info
@@ -212,45 +189,18 @@ class ServedMultiAgentStepping(ServedStepping):
             whole.episodes_over[seat] += 1
         whole.skip(seat)
 
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+    def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the complete rollouts of the modules; the lanes keep the latest observations and the open steps."""
         whole = self._whole
         if not whole.capacity:  # no step was asked for
             return whole
         whole.num_env_steps = rollout.num_env_steps
         whole.complete(rollout.valid)
-        self.agents.finish(whole, explore=explore, timestep=timestep)
-        oldest = min(lanes.oldest_row for lanes in self.agents.lanes.values())
+        self.agents.finish(whole, mode)
+        oldest = min(lanes.oldest_row for lanes in self.lanes.values())
         self._open_infos = {}
         for row, infos in whole.info_rows.items():
             for seat, info in infos.of_lanes.items():
                 if (next_row := row - int(whole.clock[seat])) >= oldest:
                     self._open_infos.setdefault(next_row, Infos({})).of_lanes[seat] = info
         return whole
-
-
-class ServedMultiAgentEvents(ServedEvents, MultiAgentEvents):
-    """Keeps one `MultiAgentEpisode` for each seat in which an episode is played that counts."""
-
-    def __init__(self, stepping: ServedMultiAgentStepping) -> None:
-        """Bind the arguments that never change."""
-        MultiAgentEvents.__init__(self, stepping.agents)
-        self._served = stepping
-
-    def continue_all(self, rollout: Rollout, paused_s: float) -> None:
-        """Continue the unfinished episodes as chunks in another rollout; see `ServedEvents.continue_all`."""
-        ServedEvents.continue_all(self, rollout, paused_s)
-        self._viewed = {}
-        self._view_agents(())
-
-    def _note_agents(self, broken: Sequence[int]) -> None:
-        self._view_agents(broken)
-
-    def _add_agent(self, module_id: str, lanes: Lanes, lane: int) -> None:
-        if self._episodes[int(lanes.envs[lane])] is not None:
-            super()._add_agent(module_id, lanes, lane)
-
-    def _end_agent(self, lanes: Lanes, lane: int, is_broken: bool) -> None:
-        episode = self._episodes[int(lanes.envs[lane])]
-        if episode is not None and lanes.agents[lane] in episode.agent_episodes:
-            super()._end_agent(lanes, lane, is_broken)

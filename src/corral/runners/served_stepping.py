@@ -27,21 +27,17 @@ from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
 from corral.episodes.infos import Infos
 from corral.episodes.rollout import Rollout
-from corral.episodes.served_rollout import ServedRollout, ServedSteps
+from corral.episodes.served_rollout import ServedSteps
 from corral.errors import CorralError
 from corral.runners.lanes import Lanes
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import Episodes, SampleMode, make_mode
-from corral.runners.served_events import ServedEvents
 from corral.runners.stepping import Stepping
 from corral.serving.client import pack_message
 from corral.serving.messages import Entries
 
 if TYPE_CHECKING:
-    from corral.modules.spec import ModuleSpec
-    from corral.runners.actor import Choices
     from corral.runners.policy_file import PolicyFile
-    from corral.runners.runner import EnvRunner
     from corral.serving.server import PolicyServer
     from corral.serving.sessions import Session
 
@@ -66,13 +62,6 @@ class Wave:
     entries: Entries
     acted: list[Entries]
     session_ends: list[tuple[Session, NDArray[np.int64]]]
-
-
-class ServedLanes(Lanes):
-    """One lane for each seat."""
-
-    rollout_class = ServedRollout
-    COUNTS_BY_END = True
 
 
 class FirstEpisodes(Episodes):
@@ -104,24 +93,15 @@ class FirstEpisodes(Episodes):
 
 
 class ServedStepping(Stepping):
-    """Exchanges messages with the clients of a policy server, and writes the steps that they report.
-
-    Args:
-        runner: The runner; its env is an `ExternalEnv`.
-
-    Attributes:
-        lanes: A lane for each seat.
-
-    """
+    """Exchanges messages with the clients of a policy server, and writes the steps that they report."""
 
     RESETS_AFTER_CUT = False
     HAS_METRICS = True
+    BEGINS_EPISODES = False
 
-    lanes: ServedLanes
-
-    def __init__(self, runner: EnvRunner) -> None:
-        """Keep the runner; its env is made."""
-        super().__init__(runner)
+    def __init__(self, *args: Any, **tools: Any) -> None:
+        """Take the arguments of `Stepping`; the env is an `ExternalEnv`."""
+        super().__init__(*args, **tools)
         num_seats = self.host.num_envs
         self._in_episode = np.zeros(num_seats, np.bool_)
         # Seats whose episode does not count: it began before the last reset, or its client said so.
@@ -134,46 +114,38 @@ class ServedStepping(Stepping):
         self._policy_file: PolicyFile | None = None
         self._policy_message: tuple[Any, bytes] | None = None  # the latest one, and what it is made of
         self._lags: list[int] = []  # in this sample, updates by which the weights of clients that act were older
+        self._make_lanes()
 
     @property
     def _server(self) -> PolicyServer:
         server: PolicyServer = self.host.env.server  # type: ignore[attr-defined]
         return server
 
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the space of observations as modules get them, the action space of one seat, and N."""
-        return self.host.described
-
-    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make the actor from the spec of the only module, and the lanes."""
-        spec, num_seats = module_specs[DEFAULT_MODULE_ID], self.host.num_envs
-        action_space = self.host.env.single_action_space
-        self._actor = actor = self.make_actor(self.runner.config, spec, action_space, num_seats)
-        self.actors = {DEFAULT_MODULE_ID: actor}
-        self.lanes = ServedLanes(
+    def _make_lanes(self) -> None:
+        """Make a lane for each seat, for the only module."""
+        host, num_seats = self.host, self.host.num_envs
+        self._actor = actor = self.actors[DEFAULT_MODULE_ID]
+        self._lanes = Lanes(
             np.zeros(1, np.int64),
             [DEFAULT_MODULE_ID],
             num_envs=num_seats,
             block_size=1,
-            observation_space=self.host.observation_space,
+            observation_space=host.observation_space,
             action_space=actor.action_space,
             distribution=actor.distribution,
             history=actor.history,
+            counts_by_end=True,
         )
-        self._obs: Tree = map_tree(lambda space: blank_array(space, num_seats, 1), self.host.space)
+        self._obs: Tree = map_tree(lambda space: blank_array(space, num_seats, 1), host.space)
         distribution = actor.distribution
         self._own_actions = np.zeros((num_seats, *distribution.action_shape), distribution.action_dtype)
         self._own_outputs = np.zeros((num_seats, distribution.num_inputs), np.float32)
         self._server.output_space = Box(-np.inf, np.inf, (distribution.num_inputs,))
-        self._policy_file = self._policy_message = None
         self._env_actions: Tree = map_tree(np.array, distribution.to_env(self._own_actions))
         self._log_lags()  # now, so that user code cannot take the names
 
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the exploration, and of the clients."""
-        return {**self._actor.exploration.get_metrics(timestep), **self._client_metrics()}
-
-    def _client_metrics(self) -> dict[Any, float]:
+    def get_metrics(self) -> dict[Any, float]:
+        """Return the numbers of the clients."""
         return {
             "num_clients": float(sum(one.connection is not None for one in self._server.sessions.values())),
             "num_episodes_dropped_by_clients": float(self._server.num_dropped),
@@ -181,13 +153,9 @@ class ServedStepping(Stepping):
 
     def _log_lags(self) -> None:
         """Log the lags of the actions in this sample, which are in the result over all samples of an iteration."""
-        metrics, lags, self._lags = self.runner.metrics, self._lags, []
-        metrics.log_reserved({"policy_lag_mean": lags}, "mean")
-        metrics.log_reserved({"policy_lag_max": lags}, "max")
-
-    def make_events(self) -> ServedEvents:
-        """Return what fires the events of the episodes."""
-        return ServedEvents(self)
+        lags, self._lags = self._lags, []
+        self.metrics.log_reserved({"policy_lag_mean": lags}, "mean")
+        self.metrics.log_reserved({"policy_lag_max": lags}, "max")
 
     @staticmethod
     def make_mode(request: SampleRequest, *, whole_episodes: bool, name: str) -> SampleMode:
@@ -203,8 +171,11 @@ class ServedStepping(Stepping):
         return ServedSteps(num_rows, self.host.num_envs)
 
     def _enter(self, rollout: Rollout) -> None:
-        self._server.weights_version = self.runner.weights_version
-        self.lanes.begin(rollout.capacity, rollout)
+        assert isinstance(rollout, ServedSteps)
+        self._server.weights_version = rollout.weights_version
+        self._lanes.begin(rollout.capacity, rollout)
+        rollout.written = self._lanes.rollout
+        rollout.written.episode_class = rollout.episode_class
 
     def begin(self, rollout: Rollout) -> None:
         """Count episodes that begin from now on. Clients cannot be reset, so they play the others to their ends."""
@@ -214,7 +185,7 @@ class ServedStepping(Stepping):
 
     def _forget_totals(self) -> None:
         """Forget the totals of the episodes so far, which do not count any more."""
-        self.lanes.begin_counting()
+        self._lanes.begin_counting()
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Do nothing: first observations come from clients."""
@@ -224,18 +195,17 @@ class ServedStepping(Stepping):
         self._enter(rollout)
 
     @interruptible
-    def step_rows(
-        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
-    ) -> None:
+    def step_rows(self, rollout: Rollout, num_rows: int, mode: SampleMode) -> None:
         """Exchange messages with clients until `num_rows` rows are written, or nothing comes for a moment."""
         assert isinstance(rollout, ServedSteps)
-        runner, clock, seconds = self.runner, time.perf_counter, self.runner.timers.seconds
-        start, events = rollout.num_rows, runner.events
+        clock, seconds, start, events = time.perf_counter, self.timers.seconds, rollout.num_rows, self.events
+        timestep = mode.timestep + mode.num_samplers * mode.num_steps
         while rollout.num_rows < start + num_rows:
             began = clock()
-            self._act(timestep, explore, random_actions)
+            # Actions for the seats that wait for one, and answers to the clients that wait for them.
+            self._act(timestep, mode)
             if self._server.lacking or self._owed:
-                self._answer(timestep, explore, random_actions)
+                self._answer(timestep, mode)
             inferred = clock()
             wave, dropped = self._next_wave()
             arrived = clock()
@@ -243,19 +213,19 @@ class ServedStepping(Stepping):
             seconds["env_step"] += arrived - inferred
             if wave is None and not dropped:
                 break
+            # What came is a row: first the steps that it closes, then the episodes that begin.
             row = rollout.num_rows
             rollout.row_times_s[row] = arrived
             rollout.num_rows = row + 1
             self._drop(rollout, row, dropped)
             if wave is not None:
-                timestep += runner.num_samplers * self._apply_steps(rollout, row, wave.entries)
+                timestep += mode.num_samplers * self._apply_steps(rollout, row, wave.entries, mode)
             fired = clock()
             if events is not None:
-                assert isinstance(events, ServedEvents)
                 events.fire_steps(rollout, row, mode.playing)
             stored = clock()
             if wave is not None:
-                self._begin_episodes(rollout, row, wave.entries)
+                self._begin_episodes(rollout, row, wave.entries, mode)
                 self._note_answers(wave)
             rollout.unfinished = self._in_episode & ~self._stale
             after = clock()
@@ -266,56 +236,35 @@ class ServedStepping(Stepping):
         if rollout.num_rows > start:
             mode.settle(rollout)
 
-    @property
-    def written(self) -> Rollout:
-        """The rollout that is handed out, whose rows episodes read while they are written."""
-        return self.lanes.rollout
-
     # Actions.
 
-    def _act(self, timestep: int, explore: bool, random_actions: bool) -> None:
+    def _act(self, timestep: int, mode: SampleMode) -> None:
         """Choose the actions of the seats that wait for one."""
-        actor, lanes, own, by_policy = self._actor, self.lanes, self._own, self._by_policy
+        actor, lanes, own, by_policy = self._actor, self._lanes, self._own, self._by_policy
         if not np.count_nonzero(lanes.acts):
             return
         num_own = np.count_nonzero(own)
         if num_own and np.count_nonzero(by_policy) == np.count_nonzero(lanes.acts):
             actions, outputs, logp = self._own_actions, self._own_outputs, None
         else:
-            actions, outputs, logp = self._choose(timestep, explore, random_actions)
+            actions, outputs, logp = actor.choose_in_lanes(lanes, timestep, mode)
             if num_own:
                 actions = np.where(_like(own, actions), self._own_actions, actions)
                 outputs = np.where(by_policy[:, None], self._own_outputs, outputs)
                 logp = None if logp is None else np.where(own, np.nan, logp)
         if num_own:
-            self._lags += (self.runner.weights_version - self._versions[by_policy]).tolist()
+            self._lags += (self._server.weights_version - self._versions[by_policy]).tolist()
             own[:] = by_policy[:] = False
         acting = lanes.act(actions, outputs, logp)
         env_actions = actor.distribution.to_env(actions)
         map_tree(lambda here, now: here.__setitem__(acting, now[acting]), self._env_actions, env_actions)
 
-    def _choose(self, timestep: int, explore: bool, random_actions: bool) -> Choices:
-        """Return what the runner chooses for the seats that wait for an action."""
-        actor, lanes = self._actor, self.lanes
-        if actor.is_heuristic and not random_actions:
-            return actor.choose_by_rules(lanes.obs, lanes.begins, lanes.acts)
-        actor.row_distribution.acts = lanes.acts
-        actions, outputs, logp = actor.choose(
-            lanes.obs,
-            lanes.begins,
-            timestep=timestep,
-            explore=explore,
-            random_actions=random_actions,
-            acts=lanes.acts,
-        )
-        return np.asarray(actions), outputs, logp
-
-    def _answer(self, timestep: int, explore: bool, random_actions: bool) -> None:
+    def _answer(self, timestep: int, mode: SampleMode) -> None:
         """Send the actions to the clients that wait for them, and the policy to those that act by it."""
         server, owed = self._server, self._owed
         lacking, self._owed, server.lacking = server.lacking, [], []
         for session in (*lacking, *(session for session, _ in owed if session.wants_policy)):
-            self._send_policy(session, timestep, explore, random_actions)
+            self._send_policy(session, timestep, mode)
         for session, seats in owed:
             self._send_actions(session, seats)
 
@@ -323,7 +272,7 @@ class ServedStepping(Stepping):
         """Answer a client that wants actions for some of its seats."""
         self._server.answer(session, map_tree(lambda leaf: leaf[seats], self._env_actions))
 
-    def _send_policy(self, session: Session, timestep: int, explore: bool, random_actions: bool) -> None:
+    def _send_policy(self, session: Session, timestep: int, mode: SampleMode) -> None:
         """Send a client the policy of now, if it has another one."""
         server = self._server
         try:
@@ -334,7 +283,8 @@ class ServedStepping(Stepping):
         except CorralError as error:
             server.refuse_policy(session, str(error))
             return
-        noise = self._policy_file.describe(timestep=timestep, explore=explore, random_actions=random_actions)
+        how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
+        noise = self._policy_file.describe(**how)
         if server.needs_policy(session, policy := (server.weights_version, *noise)):
             if self._policy_message is None or self._policy_message[0] != policy:
                 fields = {"num_uniform": self._policy_file.num_uniform, "model": self._policy_file.write(*noise)}
@@ -396,7 +346,7 @@ class ServedStepping(Stepping):
     def _problem_of(self, entries: Entries) -> str:
         """Return why a message cannot be used, or an empty text; note the module actions that its client took."""
         actor, acts = self._actor, ~entries.ends
-        if entries.actions is not None and self.runner.config.ON_POLICY:
+        if entries.actions is not None and self.config.ON_POLICY:
             return (
                 "steps.actions: the algorithm learns only from actions of its own policy: ask for actions, or use an "
                 "off-policy algorithm such as DQN or SAC."
@@ -414,7 +364,7 @@ class ServedStepping(Stepping):
                 return f"steps.{name}[{int(finite.argmin())}]: stands for an action that is NaN or infinite."
             if actor.has_action_mask and (illegal := self._first_illegal(entries, taken)) is not None:
                 return f"steps: the action of entry {illegal} is illegal by the action mask of its observation."
-            if entries.outputs is not None and self.runner.config.ON_POLICY:
+            if entries.outputs is not None and self.config.ON_POLICY:
                 if (unlikely := self._first_unlikely(entries.outputs, taken, acts)) is not None:
                     return (
                         f"steps.draws[{unlikely}]: stands for an action that a policy with these outputs never draws."
@@ -434,13 +384,13 @@ class ServedStepping(Stepping):
         legal = legal_actions(entries.obs) | entries.ends[:, None]  # an entry that ended has no action
         return first_illegal(legal, self._actor.action_space, taken)
 
-    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries) -> int:
+    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> int:
         """Write the steps that a wave reports, and return their number."""
         steps = _take(entries, ~entries.begins) if np.count_nonzero(entries.begins) else entries
         if not len(steps):
             return 0
         self._write_steps(rollout, row, steps)
-        self._receive(rollout, row, steps)
+        self._receive(rollout, row, steps, mode)
         if np.count_nonzero(ends := steps.ends):
             over = steps.envs[ends]
             self._in_episode[over] = self._stale[over] = False
@@ -454,7 +404,7 @@ class ServedStepping(Stepping):
         rollout["stepped"][row, seats] = True
         rollout["counted"][row, seats] = ~self._stale[seats]
 
-    def _begin_episodes(self, rollout: ServedSteps, row: int, entries: Entries) -> None:
+    def _begin_episodes(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> None:
         """Begin the episodes of a wave with their first observations."""
         if not np.count_nonzero(entries.begins):
             return
@@ -465,12 +415,12 @@ class ServedStepping(Stepping):
         if begun.counts is not None:
             self._stale[seats] = ~begun.counts
         rollout.begun += [(row, seat) for seat in seats[~self._stale[seats]].tolist()]
-        self._receive(rollout, row, begun)
+        self._receive(rollout, row, begun, mode)
 
     def _use(self, seats: NDArray[np.int64]) -> None:
         """Let the module act in episodes that begin."""
         for seat in seats.tolist():
-            self.lanes.use(seat, 0, 0.0)
+            self._lanes.use(seat, 0, 0.0)
 
     def _note_answers(self, wave: Wave) -> None:
         """Note which clients wait for an answer to a wave, and the actions that others took themselves."""
@@ -478,7 +428,7 @@ class ServedStepping(Stepping):
         for part in wave.acted:
             self._note_actions(part)
 
-    def _receive(self, rollout: ServedSteps, row: int, entries: Entries) -> None:
+    def _receive(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> None:
         """Give the observations of some seats to the lanes."""
         seats, shape = entries.envs, (self.host.num_envs, 1)
         map_tree(lambda here, given: here.__setitem__((seats, 0), given), self._obs, entries.obs)
@@ -486,8 +436,8 @@ class ServedStepping(Stepping):
         rewards = np.zeros(shape)
         observed[seats, 0], rewards[seats, 0] = True, entries.rewards
         terminated[seats, 0], truncated[seats, 0] = entries.terminated, entries.truncated
-        self.lanes.receive(self._obs, observed, rewards, terminated, truncated, terminated | truncated)
-        if entries.infos is not None and self.runner.keeps_infos:
+        self._lanes.receive(self._obs, observed, rewards, terminated, truncated, terminated | truncated)
+        if entries.infos is not None and mode.keeps_infos:
             pairs = zip(seats.tolist(), entries.infos, strict=True)
             found = rollout.info_rows.setdefault(row + 1, Infos({}))
             found.of_lanes.update({seat: info for seat, info in pairs if info})
@@ -515,21 +465,21 @@ class ServedStepping(Stepping):
 
     def _drop_seat(self, seat: int) -> None:
         """Drop the open step of the episode of a seat."""
-        self.lanes.drop(seat)
+        self._lanes.drop(seat)
 
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+    def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the complete rollout of the lanes, which keep the latest observations and the open steps."""
         assert isinstance(rollout, ServedSteps) and rollout.carry is not None
         if self._lags:
             self._log_lags()
-        notes = self.lanes.rollout.notes
-        part = self.lanes.finish(rollout)
+        notes = self._lanes.rollout.notes
+        part = self._lanes.finish(rollout)
         assert part.carry is not None
         part.carry = replace(part.carry, id_prefix=rollout.carry.id_prefix, start_times_s=rollout.carry.start_times_s)
         part.parent, part.notes, part.episode_class = rollout.times(), notes, rollout.episode_class
         part.info_rows, part.module_id = rollout.info_rows, DEFAULT_MODULE_ID
         part.pipeline = None if self._actor.transforms is None else self._actor.transforms.pipeline
-        self.complete(DEFAULT_MODULE_ID, part, explore=explore, timestep=timestep)
+        self.complete(DEFAULT_MODULE_ID, part, mode)
         return part
 
     # State: clients of another process are gone, so that nothing of their episodes can continue.

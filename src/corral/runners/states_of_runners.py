@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from corral.engines.call_limits import CallLimits
-from corral.envs.env_host import find_env_config
+from corral.envs.host_state import find_env_config
 from corral.errors import CheckpointError
 from corral.runners.remote_runner import RemoteRunner
 from corral.runners.requests import WorkerCounts

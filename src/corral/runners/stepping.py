@@ -17,21 +17,23 @@ from corral.core.interrupts import interruptible
 from corral.core.plain import is_plain
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.checks import bad_obs, first_bad_value, write_row
+from corral.envs.env_host import EnvHost
 from corral.envs.replay import MAX_STEPS
 from corral.envs.sub_envs import original
 from corral.episodes.infos import Infos, split_infos
 from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError
-from corral.modules.distributions import ActionDistribution
-from corral.runners.actor import Actor
-from corral.runners.episode_events import EPISODE_EVENTS, EpisodeEvents
+from corral.metrics.logger import MetricsLogger
+from corral.metrics.timers import Timers
+from corral.runners.actor import Actor, Actors
+from corral.runners.episode_events import EpisodeEvents
 from corral.runners.played_actions import NOT_SAVED, TOO_LONG, PlayedActions
 from corral.runners.sample_modes import SampleMode, make_mode
 
 if TYPE_CHECKING:
-    from corral.modules.spec import ModuleSpec
+    from corral.callbacks.dispatch import Dispatcher
     from corral.runners.config import RunnerConfig
-    from corral.runners.runner import EnvRunner
+    from corral.runners.lanes import Lanes
 
 
 class Stepping(ABC):
@@ -42,10 +44,16 @@ class Stepping(ABC):
     for the state of the unfinished episodes.
 
     Args:
-        runner: The runner, whose config, host, timers, logger and events are used.
+        config: Config of the runner.
+        host: Host of the envs.
+        actors: Choose the actions.
+        timers: Timers of the parts of its work.
+        metrics: Where it logs.
+        worker: The runner, as callbacks receive it, and a mapping of agents to modules as `worker`.
 
     Attributes:
-        actors: Copies of the modules with what chooses their actions, by module id.
+        lanes: With several agents the lanes of each module, by module id.
+        events: Fires the events of episodes; `None` if nobody subscribed to one, and before the first reset.
         played: Actions of the unfinished episodes, where a restored runner must play them again.
     """
 
@@ -53,10 +61,13 @@ class Stepping(ABC):
     """Whether all envs are reset after a sample that its time limit cut short: one of them may hang."""
 
     HAS_METRICS: ClassVar[bool] = False
-    """Whether there is always something in `get_metrics`, and not only if an exploration has numbers."""
+    """Whether there are numbers for the result in `get_metrics`, in addition to those of explorations."""
 
-    is_on_device: bool = False
+    is_on_device: ClassVar[bool] = False
     """Whether rollouts are written on the device of an env of tensors."""
+
+    BEGINS_EPISODES: ClassVar[bool] = True
+    """Whether the runner begins the episodes, and not the programs in which the envs are."""
 
     setting_of_arrays: str = ""
     """The setting because of which an env of tensors is stepped on arrays; `""` if it is not."""
@@ -64,33 +75,52 @@ class Stepping(ABC):
     make_mode: ClassVar[Callable[..., SampleMode]] = staticmethod(make_mode)
     """Function that returns how far a sample goes."""
 
-    actors: dict[str, Actor]
-
-    def __init__(self, runner: EnvRunner) -> None:
-        """Keep the runner; its env is made."""
-        self.runner, self.host = runner, runner.host
-        self.actors = {}
+    def __init__(
+        self,
+        config: RunnerConfig,
+        host: EnvHost,
+        actors: Actors,
+        *,
+        timers: Timers,
+        metrics: MetricsLogger,
+        worker: Any = None,
+    ) -> None:
+        """Keep the arguments; env and actors are made."""
+        self.config, self.host, self.actors = config, host, actors
+        self.timers, self.metrics, self.worker = timers, metrics, worker
+        self.lanes: dict[str, Lanes] = {}
+        self.events: EpisodeEvents | None = None
         self.played = PlayedActions()
 
-    @abstractmethod
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the space of observations, the action space of one sub-env, and N."""
+    def set_modules(self) -> bool:
+        """Use the actors as they are now, and return whether all envs must be reset for it."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make `actors` from the specs of the modules by module id.
+    def get_metrics(self) -> dict[Any, float]:
+        """Return numbers for the result by their keys, if `HAS_METRICS`."""
+        return {}
 
-        Raises:
-            ConfigError: A module or an exploration does not fit the spaces.
-        """
+    def make_episode(self, id_: str, env_index: int, rollout: Rollout) -> Any:
+        """Return a view of an episode in a rollout that has not started."""
+        return rollout.episode_class.view(id_, env_index, rollout)
 
-    @abstractmethod
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return numbers for the result by their keys, such as the numbers of explorations."""
-
-    @abstractmethod
-    def make_events(self) -> EpisodeEvents:
+    def make_events(self, callbacks: Dispatcher, metrics: MetricsLogger, rl_module: Any) -> EpisodeEvents:
         """Return what fires the events of the episodes."""
+        arguments = {
+            "env_runner": self.worker,
+            "metrics_logger": metrics,
+            "env": self.host.env,
+            "rl_module": rl_module,
+        }
+        return EpisodeEvents(
+            callbacks,
+            self.host,
+            arguments,
+            episode_class=self.config.episode_class or self.config.default_episode_class,
+            make_episode=self.make_episode,
+            lanes=self.lanes,
+            begins_episodes=self.BEGINS_EPISODES,
+        )
 
     # A rollout.
 
@@ -115,18 +145,13 @@ class Stepping(ABC):
         """Begin the rollout where the last one stopped, whose last observations are row 0."""
 
     @abstractmethod
-    def step_rows(
-        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
-    ) -> None:
+    def step_rows(self, rollout: Rollout, num_rows: int, mode: SampleMode) -> None:
         """Step `num_rows` times, fill these rows of the rollout, and let the mode settle them.
 
         Args:
             rollout: Rollout with room for the rows.
             num_rows: Number of rows.
-            mode: How far the sample goes.
-            timestep: Env steps of all runners so far.
-            explore: Whether to explore.
-            random_actions: Whether to draw actions evenly from the action space instead.
+            mode: How the steps are taken, and how far the sample goes.
 
         Raises:
             EnvError: The env raised, gave NaN, or hung.
@@ -134,13 +159,8 @@ class Stepping(ABC):
         """
 
     @abstractmethod
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+    def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Complete a rollout that was cut to its last row, return it, and keep what the next one begins with.
-
-        Args:
-            rollout: The rollout.
-            explore: Whether its actions explored.
-            timestep: Env steps of all runners so far.
 
         Returns:
             What the runner hands out: the same rollout, or what was written in addition to it.
@@ -185,33 +205,12 @@ class Stepping(ABC):
         """Return `actions` in the units of the env, and the observations `obs` that they led to."""
         raise NotImplementedError
 
-    # What both kinds do alike.
-
-    def make_actor(self, config: RunnerConfig, spec: ModuleSpec, action_space: Any, num_rows: int) -> Actor:
-        """Return an actor that chooses `num_rows` actions at once, with the generator of the runner.
-
-        Args:
-            config: Settings of the module.
-            spec: What the module is built from.
-            action_space: Action space of one sub-env, or of one agent.
-            num_rows: Number of sub-envs, or of lanes.
-
-        Raises:
-            ConfigError: The module or the exploration does not fit the spaces.
-        """
-        return Actor(
-            config,
-            spec,
-            action_space=action_space,
-            num_rows=num_rows,
-            worker_index=self.runner.worker_index,
-            rng=self.runner.rng,
-        )
+    # What all do alike.
 
     def keep_infos(
         self, rollout: Rollout, row: int, infos: Mapping[Any, Any], ended: NDArray[np.bool_] | None = None
     ) -> None:
-        """Keep the infos that came with a row of observations, if a callback may read them.
+        """Keep the infos that came with a row of observations.
 
         Args:
             rollout: Rollout that is being written.
@@ -219,50 +218,48 @@ class Stepping(ABC):
             infos: Infos of the vector env.
             ended: Sub-envs that same-step autoreset has reset.
         """
-        if infos and self.runner.keeps_infos:
+        if infos:
             rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
 
-    def complete(self, module_id: str, part: Rollout, *, explore: bool, timestep: int) -> None:
+    def keep_played(self, actions: Any, rollout: Rollout) -> None:
+        """Keep the actions of a complete rollout in `played`, and drop the first ones that are too many to play."""
+        columns, played = rollout.columns, self.played
+        played.parts.append((actions, columns["valid"].copy(), columns["terminated"] | columns["truncated"]))
+        played.num_rows += rollout.num_rows
+        while played.num_rows - len(played.parts[0][1]) >= MAX_STEPS:
+            played.num_rows -= len(played.parts.popleft()[1])
+            played.is_whole = False
+
+    def complete(self, module_id: str, part: Rollout, mode: SampleMode) -> None:
         """Complete what a module and its exploration know of their actions in a rollout.
 
         Raises:
             CallbackError: A callback wrote an action outside the action space.
         """
-        actor, runner = self.actors[module_id], self.runner
-        if runner.events is not None:
-            runner.check_actions(module_id, part, *EPISODE_EVENTS)
-        if runner.config.ON_POLICY and part.num_rows:
-            fill_logp(part, actor.distribution)
-        elif "logp" not in part.columns:  # nothing learns from it
+        actor = self.actors[module_id]
+        if self.events is not None:
+            self.events.check_actions(part, actor.action_space)
+        if self.config.ON_POLICY and part.num_rows:
+            # From the outputs of the policy, except where the exploration gave log-probabilities.
+            distribution, given = actor.distribution, part.columns.get("logp")
+            outputs = torch.from_numpy(part.dist_inputs.reshape(-1, distribution.num_inputs))
+            actions = torch.from_numpy(part.actions.reshape(-1, *distribution.action_shape))
+            with torch.inference_mode():
+                logp = distribution.logp(outputs, actions).numpy().reshape(part.rewards.shape)
+            part.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)
+        elif "logp" not in part.columns:  # nothing learns from it, so nobody pays for computing it
             part.columns["logp"] = np.full(part.rewards.shape, np.nan, np.float32)
         if actor.sees_samples:
-            actor.exploration.end_sample(part, timestep=timestep, explore=explore)
+            actor.exploration.end_sample(part, timestep=mode.timestep, explore=mode.explore)
 
 
 class SingleAgentStepping(Stepping):
-    """Steps a vector env in which each sub-env has one agent; all sub-envs act in every row.
+    """Steps a vector env in which each sub-env has one agent; all sub-envs act in every row."""
 
-    Args:
-        runner: The runner.
-    """
-
-    def describe_env(self) -> tuple[Any, Any, int]:
-        """Return the space of observations as modules get them, the action space of one sub-env, and N."""
-        return self.host.described
-
-    def make_actors(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make the actor from the spec of the only module."""
-        spec, action_space = module_specs[DEFAULT_MODULE_ID], self.host.env.single_action_space
-        self._actor = self.make_actor(self.runner.config, spec, action_space, self.host.num_envs)
-        self.actors = {DEFAULT_MODULE_ID: self._actor}
-
-    def get_metrics(self, timestep: int) -> dict[Any, float]:
-        """Return the numbers of the exploration."""
-        return dict(self._actor.exploration.get_metrics(timestep))
-
-    def make_events(self) -> EpisodeEvents:
-        """Return what fires the events of the episodes."""
-        return EpisodeEvents(self.runner)
+    def __init__(self, *args: Any, **tools: Any) -> None:
+        """Take the arguments of `Stepping`."""
+        super().__init__(*args, **tools)
+        self._actor = self.actors[DEFAULT_MODULE_ID]
 
     def allocate(self, num_rows: int) -> Rollout:
         """Return a rollout with room for so many rows."""
@@ -294,22 +291,37 @@ class SingleAgentStepping(Stepping):
             rollout.info_rows[0] = self._last_infos
 
     @interruptible
-    def step_rows(
-        self, rollout: Rollout, num_rows: int, mode: SampleMode, timestep: int, *, explore: bool, random_actions: bool
-    ) -> None:
-        """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved."""
+    def step_rows(self, rollout: Rollout, num_rows: int, mode: SampleMode) -> None:
+        """Step `num_rows` times. This is the hot loop: no work per sub-env, and no allocation that can be saved.
+
+        A row is one `step` of the vector env. Where an episode ends in row t, the two autoreset modes differ in what
+        the next rows hold; `obs[t + 1]` is what `step` returned in row t:
+
+            next step    row t    o3 -> a3, ends    obs[t + 1] = final observation
+                         row t+1  only a reset      obs[t + 2] = o0 of the next episode; no step counts in this row
+                         row t+2  o0 -> a0, begins
+
+            same step    row t    o3 -> a3, ends    obs[t + 1] = o0 of the next episode; the final one is in the infos
+                         row t+1  o0 -> a0, begins
+
+        So `resetting` of a row, the sub-envs that it only resets, are those that ended in the row before, or none; and
+        `begins`, those whose observation begins an episode, are those that the row before reset, or that ended in it.
+        """
         start, stop = rollout.num_rows, rollout.num_rows + num_rows
-        actor, events, num_samplers = self._actor, self.runner.events, self.runner.num_samplers
+        actor, events, num_samplers, seconds = self._actor, self.events, mode.num_samplers, self.timers.seconds
+        explore, random_actions, timestep = mode.explore, mode.random_actions, mode.timestep
+        timestep += num_samplers * mode.num_steps
         choose, to_env, step, clock = actor.choose, actor.distribution.to_env, self.host.step, time.perf_counter
         obs, actions, dist_inputs = rollout.obs, rollout.actions, rollout.dist_inputs
         rewards, terminated, truncated = rollout.rewards, rollout.terminated, rollout.truncated
         times, num_envs, same_step = rollout.row_times_s, self.host.num_envs, self.host.is_same_step
         single_leaf, remembers = isinstance(obs, np.ndarray), actor.history.has_columns
-        looks_at_infos = same_step or self.runner.keeps_infos
+        looks_at_infos = same_step or mode.keeps_infos
         begins, resetting, num_broken = self._begins, rollout.resets_in(start), len(rollout.broken)
         inference_s = env_step_s = storage_s = 0.0
         now = clock()
         for t in range(start, stop):
+            # From the observations of row t to actions.
             row = obs[t] if single_leaf else map_tree(lambda column, t=t: column[t], obs)
             if actor.has_action_mask:
                 self._check_choice(t, row, resetting)
@@ -323,6 +335,7 @@ class SingleAgentStepping(Stepping):
             if logp is not None or remembers:
                 self._write_choice(rollout, t, logp)
             inferred = clock()
+            # One step of all sub-envs, whose observations are row t + 1.
             try:
                 next_obs, rewards[t], terminated[t], truncated[t], infos = step(to_env(actions[t]))
                 rollout.num_rows = t + 1  # at once, so that an interrupt below finds the steps counted
@@ -331,9 +344,9 @@ class SingleAgentStepping(Stepping):
             except Exception as error:
                 self._check_block(rollout, start, t)  # a NaN in an earlier row explains the failure better
                 raise self.host.error("step", t, error) from original(error)
+            # Where episodes ended and begin; see above.
             timestep += num_samplers * (num_envs - int(np.count_nonzero(resetting)))
             done = terminated[t] | truncated[t]
-            # The next observation begins an episode: after the end itself, or after the row that only reset.
             begins, resetting = (done, resetting) if same_step else (resetting, done)
             if len(rollout.broken) > num_broken:  # where a sub-env failed, the next observation begins an episode
                 begins, num_broken = begins.copy(), len(rollout.broken)
@@ -341,7 +354,7 @@ class SingleAgentStepping(Stepping):
             if remembers:
                 actor.history.note_rewards(rewards[t])
             if looks_at_infos:
-                self._keep_step_infos(rollout, t, infos, done)
+                self._keep_step_infos(rollout, t, infos, done, keeps_all=mode.keeps_infos)
             times[t] = after = clock()
             inference_s += inferred - now
             env_step_s += stepped - inferred
@@ -350,11 +363,10 @@ class SingleAgentStepping(Stepping):
             if events is not None:
                 events.fire_row(rollout, t, done, mode.playing)
                 now = clock()
-                self.runner.timers.seconds["callbacks"] += now - after
+                seconds["callbacks"] += now - after
         mode.settle(rollout)
         self._begins = begins
         self._check_block(rollout, start, stop)
-        seconds = self.runner.timers.seconds
         seconds["inference"] += inference_s
         seconds["env_step"] += env_step_s
         seconds["storage"] += storage_s + clock() - now
@@ -375,15 +387,17 @@ class SingleAgentStepping(Stepping):
 
     def _check_block(self, rollout: Rollout, start: int, stop: int) -> None:
         """Raise for NaN or a value outside the spaces in the rows that were just written; the earliest is named."""
-        if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self.runner.events is not None):
+        if bad := first_bad_value(rollout, self.host.space, start, stop, callbacks=self.events is not None):
             raise self.host.bad_value(*bad)
 
-    def _keep_step_infos(self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_]) -> None:
+    def _keep_step_infos(
+        self, rollout: Rollout, t: int, infos: Mapping[Any, Any], done: NDArray[np.bool_], *, keeps_all: bool
+    ) -> None:
         """Keep the infos of a step, and the final observations that a same-step autoreset overwrites in row t + 1."""
+        if keeps_all:
+            self.keep_infos(rollout, t + 1, infos, done if self.host.is_same_step else None)
         if not self.host.is_same_step:
-            self.keep_infos(rollout, t + 1, infos)
             return
-        self.keep_infos(rollout, t + 1, infos, done)
         ended = np.flatnonzero(done).tolist()
         for i in ended:
             rollout.add_final_obs(t, i, self.host.final_obs(infos, i))
@@ -397,7 +411,7 @@ class SingleAgentStepping(Stepping):
                 for i in ended:
                     finals[name][t, i] = map_tree(lambda leaf, i=i: leaf[i].copy(), rows)
 
-    def finish(self, rollout: Rollout, *, explore: bool, timestep: int) -> Rollout:
+    def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the rollout with the columns of module and exploration, and keep the last row for the next one."""
         if rollout.num_rows:
             obs = rollout.obs
@@ -407,16 +421,9 @@ class SingleAgentStepping(Stepping):
                 rows = self._actor.history.get_next(self._last_obs, self._begins)
                 _write_columns(rollout, rollout.num_rows, rows)
             self._last_infos = rollout.info_rows.get(rollout.num_rows)
-            if self.host.plays_again:
-                # Copies, because callbacks may write into the rollout now.
-                columns, played = rollout.columns, self.played
-                done = columns["terminated"] | columns["truncated"]
-                played.parts.append((columns["actions"].copy(), columns["valid"].copy(), done))
-                played.num_rows += len(done)
-                while played.num_rows - len(played.parts[0][1]) >= MAX_STEPS:
-                    played.num_rows -= len(played.parts.popleft()[1])
-                    played.is_whole = False
-        self.complete(DEFAULT_MODULE_ID, rollout, explore=explore, timestep=timestep)
+            if self.host.plays_again:  # copies, because callbacks may write into the rollout now
+                self.keep_played(rollout.columns["actions"].copy(), rollout)
+        self.complete(DEFAULT_MODULE_ID, rollout, mode)
         return rollout
 
     def get_unfinished(self) -> dict[str, Any]:
@@ -448,16 +455,7 @@ class SingleAgentStepping(Stepping):
         Raises:
             CheckpointError: The observations are of another env, or the states of another module.
         """
-        num_envs, begins = self.host.num_envs, state["begins"]
-        if begins.shape != (num_envs,) or begins.dtype != np.bool_:
-            raise CheckpointError(f"begins of the episodes of a runner are {begins.dtype}{begins.shape}.")
-
-        def check(space: Any, leaf: Any) -> None:
-            if leaf.shape != (num_envs, *space.shape) or leaf.dtype != space.dtype:
-                raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
-
-        map_tree(check, self.host.space, state["obs"])
-        self._actor.history.check_state(state, num_envs)
+        check_last_rows(state, self._actor, self.host)
         shape, dtype = self._actor.distribution.action_shape, self._actor.distribution.action_dtype
         for actions in state.get("played", ()):
             if actions is not None and (actions.shape[1:] != shape or actions.dtype != dtype):
@@ -472,22 +470,24 @@ class SingleAgentStepping(Stepping):
         self._last_infos = None if state["infos"] is None else Infos(*copy_nested(state["infos"]))
 
 
+def check_last_rows(state: Mapping[str, Any], actor: Actor, host: EnvHost) -> None:
+    """Check the last observations of a state of one agent, and what the module remembers with them.
+
+    Raises:
+        CheckpointError: They are of another env or another module.
+    """
+    num_envs, begins = host.num_envs, state["begins"]
+    if begins.shape != (num_envs,) or begins.dtype != np.bool_:
+        raise CheckpointError(f"begins of the episodes of a runner are {begins.dtype}{begins.shape}.")
+
+    def check(space: Any, leaf: Any) -> None:
+        if leaf.shape != (num_envs, *space.shape) or leaf.dtype != space.dtype:
+            raise CheckpointError(f"the last observations of a runner are {leaf.dtype}{leaf.shape}.")
+
+    map_tree(check, host.space, state["obs"])
+    actor.history.check_state(state, num_envs)
+
+
 def _write_columns(rollout: Rollout, row: int, rows: Mapping[str, Tree]) -> None:
     """Write to a row of several columns, from trees of `[N, ...]` by name of the column."""
     write_row({name: rollout.columns[name] for name in rows}, row, rows)
-
-
-def fill_logp(rollout: Rollout, distribution: ActionDistribution) -> None:
-    """Fill the column `logp`, where the exploration gave none, from the outputs of the policy.
-
-    Args:
-        rollout: Rollout that is complete except for this column.
-        distribution: Distribution whose parameters the policy's outputs are.
-    """
-    given: NDArray[Any] | None = rollout.columns.get("logp")
-    flat = rollout.dist_inputs.reshape(-1, distribution.num_inputs)
-    actions = rollout.actions.reshape(-1, *distribution.action_shape)
-    with torch.inference_mode():
-        logp = distribution.logp(torch.from_numpy(flat), torch.from_numpy(actions)).numpy()
-    logp = logp.reshape(rollout.rewards.shape)
-    rollout.columns["logp"] = logp if given is None else np.where(np.isnan(given), logp, given)

@@ -155,7 +155,7 @@ def _writable(rollout: Rollout, *, as_seen: bool) -> Rollout:
     """Return a rollout whose rewards can be written to; `as_seen` with the observations that the module saw."""
     if isinstance(rollout, MultiAgentRollout):
         whole = rollout.with_modules({})
-        whole.set_modules({name: _writable(part, as_seen=as_seen) for name, part in rollout.modules.items()})  # type: ignore[misc]
+        whole.set_modules({name: _writable(part, as_seen=as_seen) for name, part in rollout.modules.items()})
         return whole
     found = copy.copy(rollout.transformed() if as_seen else rollout)
     rewards = found.rewards.copy() if _pipeline_of_rewards(found) is None else rollout.transformed().rewards

@@ -20,7 +20,6 @@ from corral.algorithms.dqn import DQNConfig
 from corral.algorithms.impala import IMPALAConfig
 from corral.algorithms.iql import IQLConfig
 from corral.algorithms.marwil import MARWILConfig
-from corral.algorithms.offline import OfflineConfig
 from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.sac import SACConfig
 from corral.algorithms.tqc import TQCConfig
@@ -43,8 +42,9 @@ from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import DEFAULTS as OF_RLLIB
 from corral.compat.rllib.settings import IN_EVALUATION, OFFLINE, SETTINGS, TRAINING
 from corral.config.config import AlgorithmConfig as NativeConfig
+from corral.core.config import SAMPLES
 from corral.core.ids import DEFAULT_MODULE_ID
-from corral.core.settings import same_value
+from corral.core.settings import needs_of, same_value
 from corral.errors import ConfigError
 from corral.transforms.observations import NormalizeObservations
 from corral.transforms.rewards import ClipRewards
@@ -79,7 +79,7 @@ _NOT_COPIED = {"env", "env_config", "env_task_fn", "evaluation_config", "explora
     *("replay_buffer_config", "rollout_fragment_length"),
 }
 
-_NEEDS_SAMPLING = {*OfflineConfig.NEEDS, "gamma"}
+_NEEDS_SAMPLING = {"gamma", *(name for name, needs in needs_of(NativeConfig).items() if SAMPLES in needs)}
 """Settings that have no meaning for an algorithm that samples nothing, and `gamma`, which BC does not read."""
 
 _OF_ENV = {"env", "env_config", "env_task_fn", "wrappers", "transforms"}  # the same for all modules
