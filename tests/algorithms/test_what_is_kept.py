@@ -592,15 +592,20 @@ def test_other_vector_envs_continue_the_same_sub_envs() -> None:
 def test_steps_of_a_fragment_that_is_under_way_are_lost(tmp_path: Path) -> None:
     from corral.runners.requests import SampleRequest
 
+    request = SampleRequest(num_timesteps=30)
     config = make_config("PPO", num_env_runners=1, **LOCAL)
     with config.build() as algo:
         algo.train()
-        algo.env_runner_group.sample_async(SampleRequest(num_timesteps=30))
+        algo.env_runner_group.sample_async(request)
         in_flight = algo.env_runner_group.fault_results()["num_env_steps_in_flight"]
         state = algo.get_state()
     assert in_flight >= 30
     with config.build() as algo:
+        group = algo.env_runner_group
+        group.sample_async(request)
+        group.mail.receive_samples()  # which nobody has fetched, and which are of another run than the state
         algo.set_state(state)
+        assert group.fetch_samples() == []
         assert algo.train()["fault_tolerance"]["num_env_steps_lost"] == in_flight
 
 
