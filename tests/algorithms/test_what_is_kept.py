@@ -58,8 +58,10 @@ def restored(config: AlgorithmConfig, state: dict[str, Any]) -> dict[str, Any]:
     with config.build() as algo:
         assert np.isnan(algo.report.result()["restored"]["training_iteration"])
         algo.set_state(state)
-        result: dict[str, Any] = algo.train()["restored"]
-        return result
+        result: dict[str, Any] = algo.train()
+        assert result["time_total_s"] > state["attributes"]["time_total_s"] > 0
+        found: dict[str, Any] = result["restored"]
+        return found
 
 
 # Envs.
