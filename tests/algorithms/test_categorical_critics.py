@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from at_least import all_of
 from corral import CQLConfig, SACConfig, TD3Config, TQCConfig
-from corral.algorithms.categorical_critics import categorical_sac_loss, categorical_td3_loss, target_probs
+from corral.algorithms.sac import sac_loss
+from corral.algorithms.td3 import td3_loss
 from corral.errors import ConfigError
 from corral.modules.categorical_critics import CategoricalSACModule, CategoricalTD3Module
+from corral.modules.critic_heads import AtomHead
 from corral.modules.sac_module import SACModule
 from corral.modules.td3_module import TD3Module
 from corral.testing import BitFlippingEnv
@@ -70,7 +72,7 @@ def rows_of(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 @torch.no_grad()
 def test_the_losses_of_sac_match_a_slow_loop() -> None:
     module, batch = make_module(CategoricalSACModule), make_batch()
-    total, reported = categorical_sac_loss(module, batch, {}, target_entropy=None)
+    total, reported = sac_loss(module, batch, {}, target_entropy=None)
     alpha, critic_loss, actor_loss, entropy, td_errors = float(module.log_alpha.exp()), 0.0, 0.0, 0.0, []
     for row in rows_of(batch):
         next_action, next_logp = module.sample(row["next_obs"], row["next_noise"])
@@ -94,7 +96,7 @@ def test_the_losses_of_sac_match_a_slow_loop() -> None:
 def test_the_losses_of_td3_match_a_slow_loop() -> None:
     module, batch = make_module(CategoricalTD3Module), make_batch()
     settings: Any = {"target_noise": 0.4, "target_noise_clip": 0.5}
-    losses, reported = categorical_td3_loss(module, batch, {"actor_coeff": 1.0}, **settings)
+    losses, reported = td3_loss(module, batch, {"actor_coeff": 1.0}, **settings)
     critic_loss, actor_loss = 0.0, 0.0
     for row in rows_of(batch):
         noise = (0.4 * row["next_noise"]).clamp(-0.5, 0.5)
@@ -106,7 +108,7 @@ def test_the_losses_of_td3_match_a_slow_loop() -> None:
         actor_loss -= float(slow_softmax(module.q[0](row["obs"], module.actor(row["obs"]).tanh())[0]) @ ATOMS) / 6
     assert losses["critic"].item() == pytest.approx(critic_loss, rel=1e-4)
     assert losses["actor"].item() == pytest.approx(actor_loss, rel=1e-4)
-    without, _ = categorical_td3_loss(module, batch, {"actor_coeff": 0.0}, **settings)
+    without, _ = td3_loss(module, batch, {"actor_coeff": 0.0}, **settings)
     assert without.keys() == {"critic"} and reported.keys() >= {"critic_loss", "actor_loss", "td_error"}
 
 
@@ -116,13 +118,13 @@ def test_each_loss_has_gradients_in_its_own_group(cls: Any) -> None:
     outputs: dict[str, torch.Tensor] = {}
     groups = module.parameter_groups()
     if cls is CategoricalSACModule:
-        total, _ = categorical_sac_loss(module, batch, {}, target_entropy=-1.0, outputs=outputs)
+        total, _ = sac_loss(module, batch, {}, target_entropy=-1.0, outputs=outputs)
         of_actor = torch.autograd.grad(outputs["actor_loss"], groups["actor"], retain_graph=True)
         total.backward()  # type: ignore[no-untyped-call]
         for parameter, gradient in zip(groups["actor"], of_actor, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
     else:
-        losses, _ = categorical_td3_loss(module, batch, {"actor_coeff": 0.0}, target_noise=0.2, target_noise_clip=0.5)
+        losses, _ = td3_loss(module, batch, {"actor_coeff": 0.0}, target_noise=0.2, target_noise_clip=0.5)
         losses["critic"].backward()  # type: ignore[no-untyped-call]
         assert all_of(parameter.grad is None for parameter in groups["actor"])
     assert all_of(parameter.grad is not None for parameter in groups["critic"])
@@ -130,13 +132,13 @@ def test_each_loss_has_gradients_in_its_own_group(cls: Any) -> None:
 
 
 def test_a_terminated_step_has_the_reward_as_its_target() -> None:
-    atoms = torch.linspace(-1, 1, 5)
     batch = {
         "rewards": torch.tensor([0.5, 0.25, 9.0]),
         "discounts": torch.tensor([0.9, 0.9, 0.9]),
         "terminated": torch.tensor([True, True, True]),
     }
-    found = target_probs(batch, torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)), atoms, 7.0)
+    outputs = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    found = AtomHead(5, -1, 1).targets(batch, outputs, torch.full((3,), 7.0))
     expected = [[0, 0, 0, 1, 0], [0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 1]]
     torch.testing.assert_close(found, torch.tensor(expected))
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from at_least import all_of
 from corral import TQCConfig
-from corral.algorithms.tqc import tqc_loss
+from corral.algorithms.sac import sac_loss
 from corral.errors import ConfigError
 from corral.modules.tqc_module import TQCModule, quantile_huber_loss
 
@@ -71,7 +71,7 @@ def test_the_losses_match_a_slow_loop() -> None:
     with torch.no_grad():  # the target critics are others than the critics
         for parameter in module.target_q.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    total, reported = tqc_loss(module, batch, {}, target_entropy=None)
+    total, reported = sac_loss(module, batch, {}, target_entropy=None)
     with torch.no_grad():
         expected = slow_losses(module, batch)
     found = [float(reported[name]) for name in ("critic_loss", "actor_loss", "alpha_loss")]
@@ -82,7 +82,7 @@ def test_the_losses_match_a_slow_loop() -> None:
 def test_each_loss_has_gradients_in_its_own_group() -> None:
     module, batch = make_module(), make_batch()
     outputs: dict[str, torch.Tensor] = {}
-    total, reported = tqc_loss(module, batch, {}, target_entropy=-1.0, outputs=outputs)
+    total, reported = sac_loss(module, batch, {}, target_entropy=-1.0, outputs=outputs)
     groups = module.parameter_groups()
     of_actor = torch.autograd.grad(outputs["actor_loss"], groups["actor"], retain_graph=True)
     total.backward()
@@ -170,7 +170,7 @@ def test_the_value_is_the_mean_of_the_kept_quantiles_of_the_squashed_action() ->
         for parameter in module.parameters():
             parameter.mul_(3.0)
         obs = make_batch()["obs"] * 30
-        means = module.actor_outputs(obs).chunk(2, -1)[0]
+        means = module.policy(obs).chunk(2, -1)[0]
         assert means.abs().max() > 0.1
         expected = module.quantiles(obs, means.tanh()).transpose(0, 1).flatten(1).sort(-1).values[:, : module.num_kept]
         torch.testing.assert_close(module.value(obs), expected.mean(-1))

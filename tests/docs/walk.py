@@ -208,7 +208,7 @@ class Reader:
             self._make(GIVEN_FILES[name], self.folder)
         elif (text := titled(name)) is not None:
             file.write_text(text, encoding="utf-8")
-        elif "20260101-120000" in name and (own := sorted(self.folder.glob(re.sub(r"\d{8}-\d{6}", "*", name)))):
+        elif "20260101-120000" in name and (own := self._own_runs(name)):
             file.symlink_to(own[-1])  # a reader writes the date of the run
         elif re.fullmatch(r"runs/[\w-]+", name) or name in ("RUN", "cartpole"):
             self._copy(self._given_run("Pendulum-v1" if "Pendulum" in name else "CartPole-v1"), file)
@@ -216,6 +216,11 @@ class Reader:
             self._copy(sorted((self._given_run("CartPole-v1") / "checkpoints").iterdir())[-1], file)
         elif name.startswith("recorded/"):
             self._copy(self._given_data(), file)
+
+    def _own_runs(self, name: str) -> list[Path]:
+        """Return what commands of the page made of this name with another date, and no search or seeds of that name."""
+        pattern = re.compile(re.escape(Path(name).name).replace(r"20260101\-120000", r"\d{8}-\d{6}"))
+        return sorted(path for path in (self.folder / name).parent.glob("*") if pattern.fullmatch(path.name))
 
     def _given_run(self, env: str) -> Path:
         home = self.given / env

@@ -26,7 +26,8 @@ from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchPendulum
 from corral.episodes.rollout import Rollout
 from corral.episodes.tensor_rollout import TensorRollout, empty_steps
-from corral.errors import CheckpointError, LossError
+from corral.errors import CheckpointError, DataError, LossError
+from corral.offline.sources import open_source
 from corral.replay import EmptyReplayBufferError, ReplayBuffer
 from corral.replay.device_buffer import DeviceReplayBuffer
 from exact_runs import check_continuation
@@ -134,24 +135,18 @@ def test_an_empty_buffer_has_nothing_to_draw() -> None:
         DeviceReplayBuffer(10, torch.device("cpu")).sample(4)
 
 
-def test_a_state_continues_the_draws_and_another_capacity_is_refused() -> None:
-    rng = np.random.default_rng(0)
-    buffer = DeviceReplayBuffer(30, torch.device("cpu"), seed=7)
-    tensors, _ = make_rollouts(rng, 5, continues=False, first=None)
-    buffer.add([tensors])
-    other = DeviceReplayBuffer(30, torch.device("cpu"), seed=8)
-    shorter, _ = make_rollouts(rng, 2, continues=False, first=None)
-    other.add([shorter])
-    other.sample(16, n_step=3)
-    other.set_state(buffer.get_state())
-    mine, theirs = buffer.sample(64, n_step=3), other.sample(64, n_step=3)
-    assert torch.equal(mine["obs"], theirs["obs"])
-    assert torch.equal(mine["num_steps"], theirs["num_steps"])
-    assert len(other) == 15
-    with pytest.raises(CheckpointError, match="its capacity is another one"):
+def test_states_of_other_buffers_are_refused() -> None:
+    buffer, arrays = DeviceReplayBuffer(30, torch.device("cpu"), seed=7), ReplayBuffer(30)
+    with pytest.raises(CheckpointError, match="capacity=30, and this buffer has capacity=60"):
         DeviceReplayBuffer(60, torch.device("cpu")).set_state(buffer.get_state())
-    with pytest.raises(CheckpointError, match="on arrays cannot continue"):
-        other.set_state(ReplayBuffer(30).get_state())
+    for one, other in ((buffer, arrays), (arrays, buffer)):
+        with pytest.raises(CheckpointError, match="on arrays cannot continue"):
+            one.set_state(other.get_state())
+
+
+def test_a_buffer_on_a_device_is_no_recorded_data() -> None:
+    with pytest.raises(DataError, match="is no data that Corral reads"):
+        open_source(DeviceReplayBuffer(30, torch.device("cpu")))
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
@@ -176,7 +171,7 @@ def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, setti
     transforms = training.pop("transforms", [])
     for arrays in (False, True):
         algo = make_config(config_class, arrays=arrays, **training).env_runners(transforms=transforms).build()
-        assert isinstance(algo.local_replay_buffer, ReplayBuffer if arrays else DeviceReplayBuffer)
+        assert type(algo.local_replay_buffer) is (ReplayBuffer if arrays else DeviceReplayBuffer)
         # CrossQ, with batch statistics and a large learning rate, multiplies differences of rounding soon.
         results.append([numbers_of(algo.train()) for _ in range(2 if config_class is CrossQConfig else 4)])
         algo.stop()
@@ -297,7 +292,7 @@ def test_a_frozen_group_stays_and_the_others_learn(arrays: bool) -> None:
 
 def test_whole_episodes_are_replayed_on_arrays() -> None:
     algo = make_config().env_runners(batch_mode="complete_episodes").build()
-    assert isinstance(algo.local_replay_buffer, ReplayBuffer)
+    assert type(algo.local_replay_buffer) is ReplayBuffer
     algo.stop()
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from streams import Reference, assert_same
 
-from corral.checkpoint import codec
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.episodes.rollout import Rollout
 from corral.errors import ColumnError, ConfigError
@@ -145,22 +144,6 @@ def test_draws_have_the_axes_of_the_env() -> None:
         batch = buffer.sample(3)
         assert batch["obs"].shape == batch["next_obs"].shape == shape
         assert batch["obs"].dtype == np.uint8 and batch["obs"].flags.c_contiguous
-
-
-@pytest.mark.parametrize("same_step", [False, True])
-@pytest.mark.parametrize("padding", ["reset", "zero"])
-def test_a_state_continues_with_stacks(same_step: bool, padding: str) -> None:
-    stacks = Stacks(3, padding=padding, same_step=same_step)
-    buffer, other = (ReplayBuffer(30, frame_stack=3, seed=seed) for seed in (0, 1))
-    buffer.add([stacks.next(7) for _ in range(6)])
-    other.set_state(codec.decode(codec.encode(buffer.get_state())))
-    for _ in range(3):
-        for left, right in zip(buffer.sample(50).values(), other.sample(50).values(), strict=True):
-            np.testing.assert_array_equal(left, right)
-        rollout = stacks.next(7)
-        buffer.add(rollout)
-        other.add(rollout)
-        assert len(buffer) == len(other)
 
 
 def test_a_rollout_left_out_is_not_bridged() -> None:

@@ -195,23 +195,9 @@ def test_rewards_are_changed_before_they_are_summed() -> None:
     assert set(batch["rewards"].tolist()) <= sums and len(set(batch["rewards"].tolist())) > 3
 
 
-def test_a_buffer_continues_from_its_state() -> None:
-    runner, buffer = make_runner(autoreset_mode="same_step"), make_buffer(100)
-    for _ in range(30):
-        buffer.add(runner.sample(num_timesteps=9))
-    copied = make_buffer(100)
-    copied.set_state(buffer.get_state())
-    for _ in range(3):
-        rollout = runner.sample(num_timesteps=9)
-        for each in (buffer, copied):
-            each.add(rollout)
-        first, second = (each.sample(64, n_step=2) for each in (buffer, copied))
-        for name in ("rewards", "indices", "num_steps"):
-            np.testing.assert_array_equal(first[name], second[name])
-        np.testing.assert_array_equal(first["obs"]["desired_goal"], second["obs"]["desired_goal"])
+def test_a_state_of_another_strategy_is_refused() -> None:
     with pytest.raises(CheckpointError, match="strategy='future'"):
-        make_buffer(100, strategy="final").set_state(buffer.get_state())
-    runner.stop()
+        make_buffer(100, strategy="final").set_state(make_buffer(100).get_state())
 
 
 def test_the_size_has_the_columns_of_the_episodes() -> None:

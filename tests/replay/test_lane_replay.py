@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from streams import Stream
 from taking_turns import TakingTurns
 
 from at_least import all_of
 from corral import DQNConfig
 from corral.episodes.lanes import LaneRollout
 from corral.episodes.rollout import EpisodeCarry
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ColumnError
 from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 
 
@@ -241,28 +242,22 @@ def test_priorities_follow_the_steps() -> None:
             by_index.setdefault(index, set()).add(obs)
     assert all_of(len(obs) == 1 for obs in by_index.values())
     drawn = buffer.sample(2000, beta=1.0)
-    powers = buffer._tree.leaves
+    powers, num_rows = buffer._tree.leaves, buffer._links.num_rows
     assert np.count_nonzero(powers) == len(buffer)
-    share = np.bincount(drawn["indices"] % buffer._num_rows, minlength=buffer._num_rows) / 2000
+    share = np.bincount(drawn["indices"] % num_rows, minlength=num_rows) / 2000
     assert np.abs(share - powers / powers.sum()).max() < 0.01
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
-@pytest.mark.parametrize("stacks", [1, 3])
-def test_a_restored_buffer_continues_its_lanes(kind: type[ReplayBuffer], stacks: int) -> None:
-    world = World(2, ["a", "b"], stacks=stacks, seed=4)
-    one, other = (kind(80, frame_stack=stacks, seed=seed) for seed in range(2))
-    for _ in range(30):
-        one.add(world.rollout(3, 0.8, 0.8))
-    other.set_state(one.get_state())
-    for _ in range(5):
-        rollout = world.rollout(3, 0.8, 0.8)
-        one.add(rollout)
-        other.add(rollout)
-        mine, theirs = (buffer.sample(32, n_step=3, gamma=0.9, beta=0.5) for buffer in (one, other))
-        for name in mine:
-            assert np.array_equal(mine[name], theirs[name]), name
-    check(other, world, 3)
+def test_steps_of_agents_do_not_go_where_steps_of_sub_envs_are() -> None:
+    world, stream = World(2, ["a"]), Stream()
+    for first, second, held in (
+        (world.rollout(3), stream.next(3), "several"),
+        (stream.next(3), world.rollout(3), "one"),
+    ):
+        buffer = ReplayBuffer(100, seed=0)
+        buffer.add(first)
+        with pytest.raises(ColumnError, match=f"holds steps of {held} agent"):
+            buffer.add(second)
 
 
 def test_a_state_of_another_number_of_lanes_is_refused() -> None:

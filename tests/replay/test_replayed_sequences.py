@@ -104,14 +104,6 @@ def test_rewards_are_changed_before_they_are_summed(make_runner: Any) -> None:
     assert np.allclose(batch["rewards"][rows], expected) and (batch["obs"][rows, 1] > 3).any()
 
 
-def test_a_restored_buffer_draws_the_same_sequences(make_runner: Any) -> None:
-    buffer, other = filled(make_runner, 3), ReplayBuffer(400, seed=5)
-    other.set_state(buffer.get_state())
-    drawn = [one.sample_sequences(8, INITIAL, seq_len=4, gamma=1.0) for one in (buffer, other)]
-    assert np.array_equal(drawn[0]["obs"], drawn[1]["obs"])
-    assert np.array_equal(drawn[0]["states"]["count"], drawn[1]["states"]["count"])
-
-
 @pytest.mark.parametrize("capacity", [500, 60])
 def test_sequences_follow_the_lanes_of_several_agents(capacity: int) -> None:
     config = PPOConfig().environment(RandomAgents, disable_env_checking=True).rl_module(module_class=CountsSteps)

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from corral import Callback, NormalizeObservations, NormalizeRewards, PPOConfig
 from corral.envs.tensor_env import TensorVectorEnv
-from corral.episodes.lanes import LaneRollout
 from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import EnvError
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
@@ -151,27 +149,6 @@ def test_callbacks_see_whole_episodes_of_all_agents() -> None:
     for length, lengths, _ in Watched.ends:
         assert lengths == dict.fromkeys(AGENTS, length)
     assert max(length for length, _, _ in Watched.ends) == 13
-
-
-def test_rollouts_on_the_device_have_the_episodes_of_their_arrays() -> None:
-    found = []
-    for arrays in (False, True):
-        algo = make_config(arrays=arrays).build()
-        [rollout] = algo.sample(20 * N)
-        kinds = {type(part) for part in rollout.by_module().values()}
-        assert type(rollout) is MultiAgentRollout and kinds == {LaneRollout if arrays else TensorRollout}
-        found.append(
-            [
-                (len(episode), episode.is_terminated, episode.is_truncated, agent, part.get_return(), len(part))
-                for episode in rollout.episodes()
-                for agent, part in sorted(episode.agent_episodes.items())
-            ]
-        )
-        algo.stop()
-    assert len(found[0]) >= 2 * N * len(AGENTS)
-    for on_device, on_arrays in zip(*found, strict=True):
-        assert on_device[:4] == on_arrays[:4]
-        assert on_device[4:] == pytest.approx(on_arrays[4:], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -255,16 +255,6 @@ def test_the_value_of_a_final_observation_is_that_of_the_observation_which_the_r
     assert next_values[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]  # 3 is the final observation
 
 
-def test_episodes_of_a_rollout_on_the_device_are_those_of_its_arrays() -> None:
-    algo = make_config(Line).build()
-    [rollout] = algo.sample(7 * N)
-    episodes = rollout.episodes()
-    algo.stop()
-    assert [len(episode) for episode in episodes[:3]] == [3, 3, 1]
-    assert episodes[0].get_observations()[:, 0].tolist() == [0, 1, 2, 3]
-    assert episodes[0].is_truncated
-
-
 def test_an_env_without_final_observations_gets_the_value_before_the_last_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

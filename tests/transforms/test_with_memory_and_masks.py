@@ -139,7 +139,7 @@ def test_sequences_of_a_replay_buffer_keep_to_masks_and_transforms(
             steps = module.at_steps({**tensors, "noise": tensors["rewards"], "next_noise": tensors["rewards"]})
             rows = tensors["learns"].nonzero().squeeze(1)
             for name, places in (("obs", rows), ("next_obs", rows + tensors["num_steps"][rows])):
-                logits = module.actor_outputs(steps[name])
+                logits = module.policy(steps[name])
                 assert ((logits < -1e6) == illegal[places]).all() and illegal[places].any()
         else:
             values = module.q_values(*module_inputs(tensors))

@@ -223,7 +223,7 @@ def _imitation_loss(module: CQLModule, batch: Batch, outputs: Mapping[str, Tenso
     alpha = module.log_alpha.detach().exp()
     logp = outputs["logp"]
     actions = module.distribution.inside_bounds(batch["actions"])
-    recorded = module.distribution.logp(module.actor_outputs(batch["obs"]), actions)
+    recorded = module.distribution.logp(module.policy(batch["obs"]), actions)
     entropy = -(logp.exp() * logp).sum(-1) if module.is_discrete else -logp
     return (-alpha * entropy - recorded).mean()
 
@@ -244,7 +244,7 @@ def _sampled_soft_maxima(module: CQLModule, batch: Batch, temperature: float) ->
     actions, log_densities = [uniform.reshape(flat)], [uniform.new_full(flat[:1], -num_dims * math.log(2.0))]
     with torch.no_grad():
         for obs, noise in ((batch["obs"], batch["action_noise"]), (batch["next_obs"], batch["next_action_noise"])):
-            outputs = module.actor_outputs(obs).repeat_interleave(num_actions, 0)  # all actions of a row need one pass
+            outputs = module.policy(obs).repeat_interleave(num_actions, 0)  # all actions of a row need one pass
             sampled, logp = module.distribution.squashed_sample(outputs, noise.reshape(flat))
             actions.append(sampled)
             log_densities.append(logp)

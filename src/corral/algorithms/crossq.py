@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyConfig
-from corral.algorithms.sac import SAC, SACSettings, reported_values, soft_targets
+from corral.algorithms.sac import SAC, SACSettings, reported_values
 from corral.core.settings import Need, NonNegativeSchedule, PositiveInt, never
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
@@ -131,28 +130,24 @@ def crossq_loss(
         The scalars to minimise by group, and what to report: scalars, and the column `td_error`, float32 `[B]`, the
         absolute errors averaged over the critics.
     """
-    alpha = module.log_alpha.detach().exp()
+    alpha, head = module.log_alpha.detach().exp(), module.head
     with torch.no_grad(), evaluating(module.actor):
         next_actions, next_logp = module.sample(batch["next_obs"], batch["next_noise"])
     taken = batch["actions"].reshape(len(next_logp), -1).tanh()
     q_taken, next_q = module.joint_q_values(batch["obs"], taken, batch["next_obs"], next_actions)
-    targets = soft_targets(batch, next_q.detach().amin(0) - alpha * next_logp)
-    errors = q_taken - targets
-    if huber:
-        critic_losses = functional.huber_loss(q_taken, targets.expand_as(q_taken), reduction="none")
-    else:
-        critic_losses = 0.5 * errors.square()
-    losses = {"critic": (batch["weights"] * critic_losses).mean(-1).sum()}
+    targets = head.targets(batch, next_q.detach(), alpha * next_logp)
+    losses = {"critic": head.loss(q_taken, targets, batch["weights"], huber=huber)}
     outputs = {} if outputs is None else outputs
     outputs |= {"q_taken": q_taken, "targets": targets}
     if coefficients["actor_coeff"]:
-        dist_inputs = module.actor_outputs(batch["obs"])
+        # The outputs hold `dist_inputs`, because another pass for them would move the running statistics.
+        dist_inputs = module.policy(batch["obs"])
         assert isinstance(module.distribution, SquashedGaussian)
         actions, logp = module.distribution.squashed_sample(dist_inputs, batch["noise"])
-        with evaluating(module.q):
-            losses["actor"] = (alpha * logp - module.q_values(batch["obs"], actions).amin(0)).mean()
+        with module.frozen_critics():
+            losses["actor"] = (alpha * logp - head.sought(module.q_values(batch["obs"], actions))).mean()
         aim = module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy
         losses["alpha"] = module.log_alpha * (-logp.detach().mean() - aim)
         outputs |= {"dist_inputs": dist_inputs, "actions": actions, "logp": logp}
-    reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {"alpha": alpha}
-    return losses, reported | reported_values(q_taken.detach(), errors.detach().abs().mean(0), next_logp)
+    td_error = (q_taken.detach() - targets).abs().mean(0)
+    return losses, reported_values(losses, alpha, q_taken.detach(), td_error, next_logp)

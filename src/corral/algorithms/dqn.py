@@ -24,6 +24,7 @@ from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, Positive
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.losses import Batch, Loss
+from corral.modules.critic_heads import projected
 from corral.modules.memory import at_rows, burn_in, find_learned_steps, module_inputs
 from corral.modules.module import Module
 from corral.modules.q_module import QModule
@@ -243,28 +244,6 @@ def outputs_at_steps(
     steps: Batch = {name: batch[name][at.rows] for name in ("actions", "rewards", "discounts", "terminated", "weights")}
     steps["next_obs"] = map_tree(lambda leaf: leaf[at.next_rows], batch["obs"])
     return steps, outputs[at.places], next_outputs, outputs.detach()[at.next_places] if double_q else next_outputs
-
-
-def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
-    """Project a distribution over returns onto evenly spaced atoms, each return onto its two nearest atoms.
-
-    Args:
-        returns: Returns, float32 `[B, K]`; returns beyond the atoms count as the nearest atom.
-        probs: Probabilities of the returns, float32 `[B, K]`.
-        atoms: Increasing atoms, float32 `[K]`.
-
-    Returns:
-        Probabilities of the atoms, float32 `[B, K]`.
-    """
-    position = (returns.clamp(atoms[0], atoms[-1]) - atoms[0]) / (atoms[1] - atoms[0])
-    position = position.clamp(0, len(atoms) - 1)  # rounding may exceed the ends
-    lower = position.floor()
-    above = position - lower
-    upper = (lower + 1).clamp(max=len(atoms) - 1)
-    moved = torch.zeros_like(probs)
-    moved.scatter_add_(1, lower.long(), probs * (1 - above))
-    moved.scatter_add_(1, upper.long(), probs * above)
-    return moved
 
 
 def _reported(batch: Batch, q_taken: Tensor, td_error: Tensor) -> dict[str, Tensor]:

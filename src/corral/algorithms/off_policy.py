@@ -696,7 +696,7 @@ def check_sub_envs(buffers: Iterable[Any], runners: Iterable[Any], num_envs: int
     Raises:
         CheckpointError: The runners had another number of sub-envs.
     """
-    has_rows = any("lanes" not in buffer and (buffer.get("layout") or buffer.get("num_lanes")) for buffer in buffers)
+    has_rows = any("lanes" not in buffer and buffer.get("layout") for buffer in buffers)
     for runner in runners:
         saved = len(runner.get("num_episodes_over") or ()) or num_envs
         if has_rows and saved != num_envs:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpac
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.critic_atoms import CriticAtomSettings
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from corral.config.setter_types import SACTrainingArgs
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Terms of a batch: values of the actions taken, by critic, `[C, B]`; targets of these values, `[B]`; loss of the
-actor; log-likelihood of the policy's own actions, `[B]`, detached."""
+"""Terms of a batch: what the critics give for the actions taken, such as values `[C, B]`; targets, such as `[B]`; loss
+of the actor; log-likelihood of the policy's own actions, `[B]`, detached."""
 
 
 HAS_NO_ATOMS = Need("num_atoms=1 (the architecture simba_v2 sets 101)", lambda config: config.num_critic_atoms == 1)
@@ -132,10 +131,6 @@ class SAC(OffPolicyAlgorithm):
         """Return the loss with a config's constants."""
         given = config.target_entropy
         target_entropy = None if given == "auto" else given
-        if config.num_critic_atoms > 1:
-            from corral.algorithms.categorical_critics import categorical_sac_loss
-
-            return partial(categorical_sac_loss, target_entropy=target_entropy)
         return partial(sac_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
@@ -161,44 +156,42 @@ def sac_loss(
     pass computes all of them. The equations refer to arXiv:1812.05905.
 
     - Critics, eq. 5: half the mean squared error of each critic, or its Huber loss. The target is the discounted sum of
-      the rewards and, where the episode did not terminate, the discounted soft value of the next observation.
+      the rewards and, where the episode did not terminate, the discounted soft value of the next observation. Critics
+      of quantiles (TQC) or atoms have targets and losses of their own: `corral.modules.critic_heads`.
     - Actor, eq. 9: the temperature times the log-likelihood of the policy's actions, minus their value.
     - Temperature, eq. 18, with log alpha in place of alpha, as in the authors' code.
 
     Args:
-        module: Module with a policy, values and a temperature.
+        module: Module with a policy, critics with a head, and a temperature.
         batch: Columns `[B, ...]` of a replay buffer, and for Box actions `noise` and `next_noise`, as tensors.
         coefficients: Not used.
         target_entropy: Target of the entropy in nats; `None` is the module's `auto_target_entropy`.
-        huber: Whether the loss of the critics is linear for errors above 1.
+        huber: Whether the loss of critics of the mean return is linear for errors above 1.
         entropy_in_targets: Whether the value of the next observation includes the entropy there.
-        outputs: Receives `q_taken`, `[C, B]`, and `targets`, `[B]`; for Box actions the policy's `actions`, `[B, d]`,
-            and their `logp`, `[B]`; for Discrete actions `q_values`, `[C, B, n]`, and the `logp` of all actions,
-            `[B, n]`; and `actor_loss`, `[]`.
+        outputs: Receives `predicted`, what the critics give for the actions taken, its means `q_taken`, `[C, B]`, and
+            `targets`; for Box actions the policy's `actions`, `[B, d]`, and their `logp`, `[B]`; for Discrete actions
+            `q_values`, `[C, B, n]`, and the `logp` of all actions, `[B, n]`; and `actor_loss`, `[]`.
 
     Returns:
         The scalar to minimise, and what to report: scalars, and the column `td_error`, float32 `[B]`, the absolute
         errors averaged over the critics.
     """
-    alpha = module.log_alpha.detach().exp()
-    terms = discrete_terms if module.is_discrete else continuous_terms
     outputs = {} if outputs is None else outputs
+    # With memory, the steps to learn from are some of the rows, and their observations are features.
     steps = cast(RecurrentSACModule, module).at_steps(batch) if "learns" in batch else batch
+    alpha, head = module.log_alpha.detach().exp(), module.head
     target_alpha = alpha if entropy_in_targets else torch.zeros_like(alpha)
-    q_taken, targets, actor_loss, logp = terms(module, steps, alpha, target_alpha, outputs)
-    outputs |= {"q_taken": q_taken, "targets": targets, "actor_loss": actor_loss}
-    errors = q_taken - targets
-    if huber:
-        critic_losses = functional.huber_loss(q_taken, targets.expand_as(q_taken), reduction="none")
-    else:
-        critic_losses = 0.5 * errors.square()
-    critic_loss = (steps["weights"] * critic_losses).mean(-1).sum()
+    terms = discrete_terms if module.is_discrete else continuous_terms
+    predicted, targets, actor_loss, logp = terms(module, steps, alpha, target_alpha, outputs)
+    critic_loss = head.loss(predicted, targets, steps["weights"], huber=huber)
     aim = module.auto_target_entropy(steps["obs"]) if target_entropy is None else target_entropy
     alpha_loss = module.log_alpha * (-logp.mean() - aim)
-    td_error = errors.detach().abs().mean(0)
-    reported = reported_values(q_taken.detach(), td_error if steps is batch else at_rows(batch, td_error), logp)
-    losses = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "alpha": alpha}
-    return critic_loss + actor_loss + alpha_loss, {name: loss.detach() for name, loss in losses.items()} | reported
+    q_taken = head.means(predicted)
+    outputs |= {"predicted": predicted, "q_taken": q_taken, "targets": targets, "actor_loss": actor_loss}
+    td_error = (q_taken.detach() - head.target_means(targets)).abs().mean(0)
+    losses = {"critic": critic_loss, "actor": actor_loss, "alpha": alpha_loss}
+    td_error = td_error if steps is batch else at_rows(batch, td_error)
+    return critic_loss + actor_loss + alpha_loss, reported_values(losses, alpha, q_taken.detach(), td_error, logp)
 
 
 def continuous_terms(
@@ -208,16 +201,17 @@ def continuous_terms(
 
     The columns hold actions before the tanh.
     """
+    critics, head = getattr(module, module.head.METHOD), module.head
     with torch.no_grad():
         next_actions, next_logp = module.sample(batch["next_obs"], batch["next_noise"])
-        next_q = module.q_values(batch["next_obs"], next_actions, target=True).amin(0)
-        targets = soft_targets(batch, next_q - target_alpha * next_logp)
-    q_taken = module.q_values(batch["obs"], batch["actions"].reshape(len(next_q), -1).tanh())
+        next_outputs = critics(batch["next_obs"], next_actions, target=True)
+        targets = head.targets(batch, next_outputs, target_alpha * next_logp)
+    predicted = critics(batch["obs"], batch["actions"].reshape(len(next_logp), -1).tanh())
     actions, logp = module.sample(batch["obs"], batch["noise"])
     with module.frozen_critics():
-        q_policy = module.q_values(batch["obs"], actions).amin(0)
+        value = head.sought(critics(batch["obs"], actions))
     outputs |= {"actions": actions, "logp": logp}
-    return q_taken, targets, (alpha * logp - q_policy).mean(), logp.detach()
+    return predicted, targets, (alpha * logp - value).mean(), logp.detach()
 
 
 def discrete_terms(
@@ -225,10 +219,11 @@ def discrete_terms(
 ) -> Terms:
     """Return the terms for Discrete actions, with exact expectations (Christodoulou 2019, eqs. 10 to 12)."""
     with torch.no_grad():
-        next_logp = categorical_logp(module.actor_outputs(batch["next_obs"]))
-        next_q = module.q_values(batch["next_obs"], target=True).amin(0)
-        targets = soft_targets(batch, (next_logp.exp() * (next_q - target_alpha * next_logp)).sum(-1))
-    logp = categorical_logp(module.actor_outputs(batch["obs"]))
+        next_logp = categorical_logp(module.policy(batch["next_obs"]))
+        next_q = module.q_values(batch["next_obs"], target=True)
+        expected = (next_logp.exp() * (next_q.amin(0) - target_alpha * next_logp)).sum(-1)
+        targets = module.head.targets(batch, expected[None])
+    logp = categorical_logp(module.policy(batch["obs"]))
     probs = logp.exp()
     q_values = module.q_values(batch["obs"])
     q_taken = q_values[:, torch.arange(q_values.shape[1], device=q_values.device), batch["actions"]]
@@ -237,16 +232,13 @@ def discrete_terms(
     return q_taken, targets, actor_loss, (probs * logp).sum(-1).detach()
 
 
-def soft_targets(batch: Batch, next_value: Tensor) -> Tensor:
-    """Return the targets of the critics, float32 `[B]`; a terminated step has no next value."""
-    targets: Tensor = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_value
-    return targets
-
-
-def reported_values(q_taken: Tensor, td_error: Tensor, logp: Tensor) -> dict[str, Tensor]:
-    """Return what to report of the values of the actions taken, `[C, B]`, of their errors and of the policy, `[B]`."""
+def reported_values(
+    losses: Mapping[str, Tensor], alpha: Tensor, q_taken: Tensor, td_error: Tensor, logp: Tensor
+) -> dict[str, Tensor]:
+    """Return what to report: losses by group, values of the actions taken, `[C, B]`, their errors and the policy's."""
     smallest, largest = q_taken.aminmax()
-    return {
+    return {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {
+        "alpha": alpha,
         "entropy": -logp.mean(),
         "qf_mean": q_taken.mean(),
         "qf_min": smallest,

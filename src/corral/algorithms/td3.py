@@ -8,7 +8,7 @@ implementation details by number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -150,12 +150,7 @@ class TD3(OffPolicyAlgorithm):
 
     def make_loss(self, config: Any) -> Loss:
         """Return the loss with a config's constants."""
-        loss: Callable[..., Any] = td3_loss
-        if config.num_critic_atoms > 1:
-            from corral.algorithms.categorical_critics import categorical_td3_loss
-
-            loss = categorical_td3_loss
-        return partial(loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
+        return partial(td3_loss, target_noise=config.target_noise, target_noise_clip=config.target_noise_clip)
 
     def prepare_batch(self, module_id: str, batch: Batch) -> Batch:
         """Return the batch with `next_noise`, float32 `[B, d]`: standard normal noise for the targets' actions."""
@@ -187,7 +182,7 @@ def td3_loss(
 
     - Critics, eqs. 10 and 14: the mean squared error of each critic. The target is the discounted sum of the rewards
       and, where the episode did not terminate, the discounted lower value of the target actor's action with clipped
-      noise.
+      noise. Critics over atoms have targets and losses of their own: `corral.modules.critic_heads`.
     - Actor, algorithm 1: minus the first critic's value of the actor's action.
 
     Args:
@@ -196,31 +191,32 @@ def td3_loss(
         coefficients: `actor_coeff`; with 0 the loss of the actor is not computed.
         target_noise: Standard deviation of the noise on the target actor's actions.
         target_noise_clip: Largest absolute value of this noise.
-        outputs: Receives `q_taken`, `[C, B]`, `targets`, `[B]`, and the actor's `actions`, `[B, d]`, if its loss is
-            computed.
+        outputs: Receives `predicted`, what the critics give for the actions taken, its means `q_taken`, `[C, B]`,
+            `targets`, and the actor's `actions`, `[B, d]`, if its loss is computed.
 
     Returns:
         The scalars to minimise by group, `critic` and, if it is computed, `actor`; and what to report: scalars, and the
         column `td_error`, float32 `[B]`, the absolute errors averaged over the critics.
     """
+    critics, head = getattr(module, module.head.METHOD), module.head
     with torch.no_grad():
         noise = (target_noise * batch["next_noise"]).clamp(-target_noise_clip, target_noise_clip)
         next_actions = (module.target_policy(batch["next_obs"]) + noise).clamp(-1, 1)
-        next_q = module.q_values(batch["next_obs"], next_actions, target=True).amin(0)
-        targets = batch["rewards"] + batch["discounts"] * (~batch["terminated"]) * next_q
-    q_taken = module.q_values(batch["obs"], batch["actions"].reshape(len(next_q), -1))
-    errors = q_taken - targets
-    losses = {"critic": (batch["weights"] * errors.square()).mean(-1).sum()}
+        targets = head.targets(batch, critics(batch["next_obs"], next_actions, target=True))
+    predicted = critics(batch["obs"], batch["actions"].reshape(len(targets), -1))
+    losses = {"critic": head.loss(predicted, targets, batch["weights"])}
+    q_taken = head.means(predicted)
     outputs = {} if outputs is None else outputs
-    outputs |= {"q_taken": q_taken, "targets": targets}
+    outputs |= {"predicted": predicted, "q_taken": q_taken, "targets": targets}
     if coefficients["actor_coeff"]:
         outputs["actions"] = module.policy(batch["obs"])
-        losses["actor"] = -module.q[0](batch["obs"], outputs["actions"]).mean()
-    smallest, largest = q_taken.detach().aminmax()
+        losses["actor"] = -head.means(module.q[0](batch["obs"], outputs["actions"])).mean()
+    q_taken = q_taken.detach()
+    smallest, largest = q_taken.aminmax()
     reported = {f"{name}_loss": loss.detach() for name, loss in losses.items()} | {
-        "qf_mean": q_taken.detach().mean(),
+        "qf_mean": q_taken.mean(),
         "qf_min": smallest,
         "qf_max": largest,
-        "td_error": errors.detach().abs().mean(0),
+        "td_error": (q_taken - head.target_means(targets)).abs().mean(0),
     }
     return losses, reported

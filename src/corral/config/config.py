@@ -479,11 +479,6 @@ class AlgorithmConfig(
     # What rooms read of several groups.
 
     @property
-    def total_train_batch_size(self) -> int:
-        """Env steps in the batch of one iteration, over all learners."""
-        return self.train_batch_size_per_learner * max(1, self.num_learners)
-
-    @property
     def all_wrappers(self) -> list[Any]:
         """The wrappers of each sub-env, and one that blanks what transforms leave out and nothing can read."""
         if not any(getattr(each, "left_out", ()) for each in self.transforms):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Collection, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from corral.callbacks.dispatch import check_callbacks, events_with_sub_envs
@@ -17,14 +16,11 @@ from corral.config.without_effect import (
     without_unused_settings,
 )
 from corral.core.paths import resolve_path
-from corral.core.settings import LARGEST_SEED, check_values, import_path, same_value
-from corral.engines import engine_for
-from corral.engines.base import TRAITS
+from corral.core.settings import LARGEST_SEED, check_called, check_values, import_path, same_value
 from corral.envs.env_arguments import check_env_config
 from corral.envs.episode_resets import RESET_FN_ARGUMENTS, reset_fn_arguments
 from corral.envs.vector import env_name, resolve_env
-from corral.errors import ConfigError, MissingPackageError, nearest, nearest_name
-from corral.evaluation.config import EvaluationSettings
+from corral.errors import ConfigError, nearest, nearest_name
 from corral.exploration import check_exploration, exploration_class
 from corral.exploration.build import resolved
 from corral.loggers.named import check_loggers
@@ -58,26 +54,14 @@ def validate(config: AlgorithmConfig) -> None:
     check_loggers(config.loggers, "reporting: loggers")
     check_values(config)  # a subclass may have bad defaults, and lists may have been changed in place
     if callable(config.policies_to_train):
-        _check_called("policies_to_train", config.policies_to_train, "module_id")
+        check_called("policies_to_train", config.policies_to_train, "module_id")
     if config.seed is not None and config.seed > LARGEST_SEED:
         raise ConfigError(f"debugging: seed={config.seed} must be at most {LARGEST_SEED}.")
     _validate_batch(config)
     _validate_module(config)
     _validate_sampling(config)
-    if config.num_learners and not TRAITS[engine_for(config.engine_name)].has_own_process:
-        raise ConfigError(
-            f"num_learners={config.num_learners} learners wait for each other, so each needs its own process, and "
-            f"engine_name={config.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
-        )
     _validate_evaluation(config)
-    _check_called("loss", config.loss, "module", "batch", "coefficients", "default_loss", group="training")
-    if config.learner_class is not None and not callable(config.learner_class):
-        raise ConfigError(
-            f"learner_class={config.learner_class!r:.80} must be a subclass of corral.learners.learner.Learner, or a "
-            "function that returns one."
-        )
     _validate_optimizer(config)
-    _validate_device(config.device)
     _validate_modules(config)
     refuse_settings_without_effect(config)
 
@@ -135,7 +119,7 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
         raise ConfigError(f"env_runners: episode_class={own!r:.80} must be a subclass of corral.{base.__name__}.")
     _validate_env_functions(config)
     _validate_actions(config)
-    _check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
+    check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
     if not config.is_multi_agent:
         _refuse_settings_of_agents(config)
 
@@ -170,19 +154,6 @@ _INSTEAD = {
 
 
 def _validate_evaluation(config: AlgorithmConfig) -> None:
-    """Refuse settings of evaluation that contradict each other or the other settings, or could have no effect."""
-    if config.in_evaluation:
-        raise ConfigError("in_evaluation=True is set by the code that makes evaluation runners: leave it out.")
-    _validate_overrides(config)
-    _validate_parallel_evaluation(config)
-    if config.custom_evaluation_function is not None:
-        _validate_custom_evaluation(config)
-    _validate_reset_arguments(config)
-    if config.evaluation_num_videos and find_spec("av") is None:
-        raise MissingPackageError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
-
-
-def _validate_overrides(config: AlgorithmConfig) -> None:
     """Refuse overrides that evaluation runners never read, or that contradict each other."""
     homes = {name: group for group, names in config.group_fields().items() for name in names}
     for name, value in config.overrides(**config.evaluation_config).items():
@@ -198,69 +169,6 @@ def _validate_overrides(config: AlgorithmConfig) -> None:
             _validate_sampling(config.for_evaluation())
         except ConfigError as error:
             raise ConfigError(f"evaluation_config: {error}") from error
-
-
-def _validate_parallel_evaluation(config: AlgorithmConfig) -> None:
-    """Refuse settings that contradict evaluation parallel to training."""
-    is_local = not TRAITS[engine_for(config.engine_name)].has_own_process
-    if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
-        raise ConfigError(
-            "evaluation_duration='auto' is as long as training takes, so it needs "
-            "evaluation_parallel_to_training=True; or give a number of episodes or env steps."
-        )
-    if config.evaluation_parallel_to_training and is_local and config.for_evaluation().env_step_timeout_s is not None:
-        raise ConfigError(
-            "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
-            "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
-        )
-
-
-def _validate_reset_arguments(config: AlgorithmConfig) -> None:
-    """Refuse seeds and tasks of evaluation that no round could play."""
-    duration, seeds = config.evaluation_duration, config.evaluation_seeds
-    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
-        value = getattr(config, name)
-        if value in (None, 0):
-            continue
-        if not value:
-            raise ConfigError(f"{name} is empty: give at least one, or leave it out.")
-        if config.evaluation_duration_unit == "timesteps":
-            raise ConfigError(
-                f"{name} needs whole episodes, but evaluation_duration_unit='timesteps' counts env steps: leave one "
-                "of them out."
-            )
-    if seeds is not None and duration not in (len(seeds), EvaluationSettings.evaluation_duration):
-        raise ConfigError(
-            f"evaluation_duration={duration!r} contradicts {len(seeds)} evaluation_seeds, which are the seeds of one "
-            "episode each: leave evaluation_duration out."
-        )
-    tasks, num_episodes = config.evaluation_tasks, duration if seeds is None else len(seeds)
-    if isinstance(tasks, list) and isinstance(num_episodes, int) and num_episodes < len(tasks):
-        raise ConfigError(
-            f"a round of {num_episodes} episodes plays only the first {num_episodes} of {len(tasks)} evaluation_tasks: "
-            "set evaluation_duration to a multiple of their number."
-        )
-
-
-def _validate_custom_evaluation(config: AlgorithmConfig) -> None:
-    function = config.custom_evaluation_function
-    if not callable(function):
-        raise ConfigError(f"custom_evaluation_function must be a function, got {function!r:.80}.")
-    try:
-        inspect.signature(function).bind(None, None)
-    except ValueError:
-        return  # some functions of C have no signature
-    except TypeError as error:
-        raise ConfigError(
-            f"custom_evaluation_function is called as fn(algorithm, env_runner_group), and {function!r:.80} cannot be: "
-            f"{error}."
-        ) from None
-    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"custom_evaluation_function chooses its episodes itself, so {name}={getattr(config, name)!r:.80} has "
-                "no effect: leave one of them out."
-            )
 
 
 def _validate_env_functions(config: AlgorithmConfig) -> None:
@@ -307,17 +215,6 @@ def warn_of_mistakes(config: AlgorithmConfig) -> None:
             )
 
 
-def _validate_device(device: str) -> None:
-    import torch
-
-    try:
-        kind = "cpu" if device == "auto" else torch.device(device).type
-    except RuntimeError as error:
-        raise ConfigError(f"device={device!r} is not a torch device: {error}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")
-
-
 # Groups of the settings that can differ for a module, and the settings in them that are the same for all modules.
 _OF_MODULES = ("training", "exploration", "rl_module")
 _ALSO_OF_MODULES = frozenset({"transforms"})
@@ -334,7 +231,6 @@ def _validate_modules(config: AlgorithmConfig) -> None:
     for module_id in named:
         if module_id not in config.policies:
             raise ConfigError(f"multi_agent: there is no module {module_id!r}. {nearest(module_id, config.policies)}")
-    _validate_shared_layers(config)
     for module_id in config.policies:
         try:
             _validate_overrides_of_module(config, overrides.get(module_id, {}))
@@ -343,53 +239,11 @@ def _validate_modules(config: AlgorithmConfig) -> None:
             raise ConfigError(f"module {module_id!r}: {error}") from error
 
 
-def _validate_shared_layers(config: AlgorithmConfig) -> None:
-    """Refuse groups of modules that do not exist or share nothing, and layers that would be shared twice."""
-    taken: dict[str, list[str]] = {}
-    for path, groups in config.shared_layers.items():
-        for group in groups:
-            for module_id in group:
-                if module_id not in config.policies:
-                    raise ConfigError(
-                        f"shared_layers: there is no module {module_id!r}. {nearest(module_id, config.policies)}"
-                    )
-            if len(set(group)) < 2:
-                raise ConfigError(
-                    f"shared_layers: {path!r} has the modules {group}: name at least two, or leave it out."
-                )
-            for module_id in dict.fromkeys(group):
-                for other in taken.get(module_id, []):
-                    if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
-                        raise ConfigError(
-                            f"shared_layers: module {module_id!r} shares {other!r} and {path!r}, which overlap: name "
-                            "its layers once."
-                        )
-                taken.setdefault(module_id, []).append(path)
-
-
 def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
     """Refuse settings of several agents without modules for them."""
     for name, unset in vars(MultiAgentSettings()).items():
         if (value := getattr(config, name)) != unset:
             raise ConfigError(f"multi_agent: {name}={value!r:.80} needs policies={{...}}, the ids of the modules.")
-
-
-def _check_called(name: str, function: Any, *arguments: str, group: str = "multi_agent") -> None:
-    """Refuse what is no function of these arguments; `policy_mapping_fn` may take `worker` too."""
-    if function is None:
-        return
-    form = f"{name}({', '.join(arguments)})"
-    if not callable(function):
-        raise ConfigError(f"{group}: {name} must be a function {form}, got {function!r:.80}.")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return  # some functions of C have no signature
-    worker = {"worker": None} if name == "policy_mapping_fn" and "worker" in signature.parameters else {}
-    try:
-        signature.bind(*arguments, **worker)
-    except TypeError as error:
-        raise ConfigError(f"{group}: {name} is called as {form}, and {function!r:.80} cannot be: {error}.") from None
 
 
 def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:

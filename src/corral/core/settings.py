@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import operator
 import sys
 import traceback
@@ -349,6 +350,24 @@ def check_values(settings: Any, place: str = "") -> None:
     """
     for field in dataclasses.fields(settings):
         check_setting(type(settings), field.name, getattr(settings, field.name), f"{place}: " if place else "")
+
+
+def check_called(name: str, function: Any, *arguments: str, group: str = "multi_agent") -> None:
+    """Refuse what is no function of these arguments; `policy_mapping_fn` may take `worker` too."""
+    if function is None:
+        return
+    form = f"{name}({', '.join(arguments)})"
+    if not callable(function):
+        raise ConfigError(f"{group}: {name} must be a function {form}, got {function!r:.80}.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # some functions of C have no signature
+    worker = {"worker": None} if name == "policy_mapping_fn" and "worker" in signature.parameters else {}
+    try:
+        signature.bind(*arguments, **worker)
+    except TypeError as error:
+        raise ConfigError(f"{group}: {name} is called as {form}, and {function!r:.80} cannot be: {error}.") from None
 
 
 def check_setting(owner: type, name: str, value: Any, prefix: str = "") -> Any:

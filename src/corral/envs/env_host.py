@@ -258,6 +258,7 @@ class EnvHost:
 
     @contextmanager
     def _timed(self, time_limit_s: float | None) -> Iterator[None]:
+        # Inside the block, `step` and `timed` return functions that the timer calls; whoever asked before has others.
         if time_limit_s is not None:
             self._timer.sample_deadline_s = time.monotonic() + time_limit_s
         self._is_timed = True

@@ -61,7 +61,6 @@ class ParallelPettingZooEnv(FromPettingZoo):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode; see `MultiAgentEnv.reset`."""
         found: tuple[dict[Any, Any], dict[Any, Any]] = self.env.reset(seed=seed, options=options)
         self.agents = self.env.agents
         return found
@@ -86,7 +85,6 @@ class PettingZooEnv(FromPettingZoo):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Begin an episode; see `MultiAgentEnv.reset`."""
         self.env.reset(seed=seed, options=options)
         obs, _, _, _, infos = self._see_agents()
         return obs, infos

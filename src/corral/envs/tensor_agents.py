@@ -94,14 +94,12 @@ class TensorAgentsAdapter(TensorEnvAdapter):
     # As arrays.
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all sub-envs; see `gymnasium.vector.VectorEnv.reset`."""
         obs, infos = self.reset_tensors(seed, options)
         self._latest = map_tree(to_array, obs)
         everybody = np.ones(self.num_envs, np.bool_)
         return self._seated(obs, everybody), as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all sub-envs; see `gymnasium.vector.VectorEnv.step`."""
         on_device = map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), actions)
         obs, rewards, terminated, truncated, infos, final = self.step_tensors(on_device)
         flags = to_array(terminated), to_array(truncated)

@@ -103,7 +103,6 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     """
 
     def __init__(self, env: Any) -> None:
-        """Find the spaces, the device and the autoreset mode."""
         super().__init__(env)
         self.device = torch.device(env.device)
         mode = self.metadata["autoreset_mode"]
@@ -163,13 +162,11 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     # As arrays.
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all sub-envs; see `gymnasium.vector.VectorEnv.reset`."""
         obs, infos = self.reset_tensors(seed, options)
         self._latest = map_tree(to_array, obs)
         return self._latest, as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all sub-envs; see `gymnasium.vector.VectorEnv.step`."""
         on_device = map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), actions)
         obs, rewards, terminated, truncated, infos, final = self.step_tensors(on_device)
         ends = to_array(terminated | truncated)

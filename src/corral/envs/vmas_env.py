@@ -93,7 +93,6 @@ class VmasVectorEnv(TensorVectorEnv):
     def step(
         self, actions: Mapping[AgentID, Tensor]
     ) -> tuple[dict[str, Tree], dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
-        """Step all sub-envs; see `TensorVectorEnv.step`."""
         # VMAS adds an axis to actions [N] in place: a view keeps the tensors of the caller as they are.
         columns = [actions[agent].view(self.num_envs, -1) for agent in self.possible_agents]
         with self._use_random_states():

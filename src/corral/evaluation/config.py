@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BeforeValidator
 
-from corral.core.settings import Importable, Need, NonNegativeInt, PositiveFloat, PositiveInt, same_value
+from corral.core.settings import Importable, Need, NonNegativeInt, PositiveFloat, PositiveInt, check_called, same_value
+from corral.engines import engine_for
+from corral.engines.base import TRAITS
+from corral.errors import ConfigError, MissingPackageError
 from corral.runners.config import RunnerConfig
 
 
@@ -98,6 +102,22 @@ class EvaluationSettings:
     evaluation_num_videos: NonNegativeInt = 0
     in_evaluation: bool = False
 
+    def check_settings(self: Any) -> None:
+        """Refuse settings of evaluation that contradict each other or the other settings, or could have no effect.
+
+        Raises:
+            ConfigError: Names the settings and the remedy.
+            MissingPackageError: Videos need a package that is not installed.
+        """
+        if self.in_evaluation:
+            raise ConfigError("in_evaluation=True is set by the code that makes evaluation runners: leave it out.")
+        _check_parallel(self)
+        if self.custom_evaluation_function is not None:
+            _check_custom_function(self)
+        _check_reset_arguments(self)
+        if self.evaluation_num_videos and find_spec("av") is None:
+            raise MissingPackageError("evaluation_num_videos needs av: run `pip install 'corral[play]'`.")
+
 
 class EvaluationConfig(RunnerConfig, Protocol):
     """What evaluation reads of a config, and what its runners are made from."""
@@ -112,6 +132,7 @@ class EvaluationConfig(RunnerConfig, Protocol):
     custom_evaluation_function: Any
     evaluation_sample_timeout_s: float
     enable_async_evaluation: bool
+    engine_name: Literal["auto", "local", "process", "ray"]
     on_evaluation_failure: Literal["skip", "raise"]
     evaluation_seeds: list[int] | None
     evaluation_tasks: list[Any] | Literal["training"] | None
@@ -119,3 +140,56 @@ class EvaluationConfig(RunnerConfig, Protocol):
 
     def for_evaluation(self) -> Self:
         """Return a copy for evaluation runners."""
+
+
+def _check_parallel(config: EvaluationConfig) -> None:
+    """Refuse settings that contradict evaluation parallel to training."""
+    is_local = not TRAITS[engine_for(config.engine_name)].has_own_process
+    if config.evaluation_duration == "auto" and not config.evaluation_parallel_to_training:
+        raise ConfigError(
+            "evaluation_duration='auto' is as long as training takes, so it needs "
+            "evaluation_parallel_to_training=True; or give a number of episodes or env steps."
+        )
+    if config.evaluation_parallel_to_training and is_local and config.for_evaluation().env_step_timeout_s is not None:
+        raise ConfigError(
+            "evaluation_parallel_to_training=True with engine_name='local' runs evaluation envs in a thread, where "
+            "env_step_timeout_s cannot interrupt them: use engine_name='process', or leave env_step_timeout_s unset."
+        )
+
+
+def _check_reset_arguments(config: EvaluationConfig) -> None:
+    """Refuse seeds and tasks of evaluation that no round could play."""
+    duration, seeds = config.evaluation_duration, config.evaluation_seeds
+    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
+        value = getattr(config, name)
+        if value in (None, 0):
+            continue
+        if not value:
+            raise ConfigError(f"{name} is empty: give at least one, or leave it out.")
+        if config.evaluation_duration_unit == "timesteps":
+            raise ConfigError(
+                f"{name} needs whole episodes, but evaluation_duration_unit='timesteps' counts env steps: leave one "
+                "of them out."
+            )
+    if seeds is not None and duration not in (len(seeds), EvaluationSettings.evaluation_duration):
+        raise ConfigError(
+            f"evaluation_duration={duration!r} contradicts {len(seeds)} evaluation_seeds, which are the seeds of one "
+            "episode each: leave evaluation_duration out."
+        )
+    tasks, num_episodes = config.evaluation_tasks, duration if seeds is None else len(seeds)
+    if isinstance(tasks, list) and isinstance(num_episodes, int) and num_episodes < len(tasks):
+        raise ConfigError(
+            f"a round of {num_episodes} episodes plays only the first {num_episodes} of {len(tasks)} evaluation_tasks: "
+            "set evaluation_duration to a multiple of their number."
+        )
+
+
+def _check_custom_function(config: EvaluationConfig) -> None:
+    name = "custom_evaluation_function"
+    check_called(name, config.custom_evaluation_function, "algorithm", "env_runner_group", group="evaluation")
+    for name in ("evaluation_seeds", "evaluation_tasks", "evaluation_num_videos"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"custom_evaluation_function chooses its episodes itself, so {name}={getattr(config, name)!r:.80} has "
+                "no effect: leave one of them out."
+            )

@@ -168,7 +168,6 @@ class UpperConfidenceBound(LinearBandit):
     paper = "Li et al. 2010, arXiv:1003.0146"
 
     def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Return the upper bounds `[B, A]`."""
         bounds: FloatArray = self.expected(features) + self.alpha * self.deviations(features)
         return bounds
 

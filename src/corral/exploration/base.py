@@ -291,7 +291,6 @@ class Delegating(Exploration):
     def get_exploration_action(
         self, *, action_distribution: RowDistribution, timestep: int, explore: bool = True
     ) -> tuple[Any, Any]:
-        """Return the actions that `sub` chooses."""
         return self.sub.get_exploration_action(
             action_distribution=action_distribution, timestep=timestep, explore=explore
         )
@@ -309,11 +308,9 @@ class Delegating(Exploration):
         return self.sub.learn(rollouts, timestep=timestep)
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return the metrics of `sub`."""
         return self.sub.get_metrics(timestep)
 
     def get_weights(self) -> dict[str, NDArray[Any]]:
-        """Return the weights of `sub`."""
         return self.sub.get_weights()
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -326,7 +323,6 @@ class Delegating(Exploration):
         return {"sub": state} if state else {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `sub`."""
         restore_exploration(self.sub, state.get("sub", {}))
 
 

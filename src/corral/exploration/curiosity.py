@@ -65,7 +65,6 @@ class Curiosity(IntrinsicReward):
         lr: float = 1e-3,
         **kwargs: Any,
     ) -> None:
-        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.feature_dim = at_least_1(self, "feature_dim", feature_dim)
         self.features = net_config(self, "feature_net_config", feature_net_config)
@@ -82,7 +81,6 @@ class Curiosity(IntrinsicReward):
         return CuriosityNet(self.model, self.features, self.feature_dim, self.inverse_layers, self.forward_layers)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return the rewards `[B]` and the losses to report, and learn."""
         forward_errors, inverse_errors = self.train(steps, timestep).astype(np.float64)
         losses = {"forward_loss": float(forward_errors.mean()), "inverse_loss": float(inverse_errors.mean())}
         return self.eta * forward_errors, losses

@@ -58,7 +58,6 @@ class RND(IntrinsicReward):
         normalize: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.embed_dim = at_least_1(self, "embed_dim", embed_dim)
         self.distill = net_config(self, "distill_net_config", distill_net_config)
@@ -69,11 +68,9 @@ class RND(IntrinsicReward):
         self._returns: dict[int, FloatArray] = {}  # discounted sums [N] at the end of the last rollout, by runner
 
     def make_net(self) -> nn.Module:
-        """Return one module with both nets."""
         return DistillationNet(self.model.features_space, self.distill, self.embed_dim, self.normalize)
 
     def judge(self, steps: Steps, shares: Sequence[Share], timestep: int) -> tuple[FloatArray, dict[str, float]]:
-        """Return the rewards `[B]` and the loss to report, and learn."""
         if self.normalize:
             cast(DistillationNet, self.net).observe(steps.next_obs)
         errors = self.train(steps, timestep)[0].astype(np.float64)
@@ -112,7 +109,6 @@ class RND(IntrinsicReward):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `get_state` returned."""
         super().set_state(state)
         self._returns = {index: total.copy() for index, total in state.get("returns", {}).items()}
         self._return_moments = Moments(**state.get("return_moments", {}))

@@ -46,7 +46,6 @@ class EpsilonGreedy(Exploration):
         epsilon_schedule: Schedule | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take the settings."""
         super().__init__(action_space, **kwargs)
         if epsilon_schedule is None:
             warmup = not_negative(self, "warmup_timesteps", warmup_timesteps)
@@ -92,7 +91,6 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
     paper = "Horgan et al. 2018, arXiv:1803.00933, section 4.1"
 
     def epsilons(self, timestep: int, num_envs: int) -> float | NDArray[np.float64]:
-        """Return epsilon per sub-env, `[N]`."""
         spread = per_actor(self)
         return super().epsilons(timestep, num_envs) if spread is None else np.resize(spread, num_envs)
 
@@ -124,7 +122,6 @@ class SoftQ(Exploration):
     paper = "Sutton 1990, doi:10.1016/B978-1-55860-141-3.50030-4"
 
     def __init__(self, action_space: spaces.Space[Any], *, temperature: Schedule = 1.0, **kwargs: Any) -> None:
-        """Take the settings."""
         super().__init__(action_space, **kwargs)
         validate_schedule("exploration_config of SoftQ: temperature", temperature)
         values = [temperature] if isinstance(temperature, (int, float)) else [value for _, value in temperature]

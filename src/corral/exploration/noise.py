@@ -51,7 +51,6 @@ class ActionNoise(Exploration, ABC):
         scale_schedule: Schedule | None = None,
         **kwargs: Any,
     ) -> None:
-        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
         if scale_schedule is None:
@@ -100,12 +99,10 @@ class GaussianNoise(ActionNoise):
     paper = "Fujimoto et al. 2018, arXiv:1802.09477, section 6.1"
 
     def __init__(self, action_space: spaces.Space[Any], *, stddev: float = 0.1, **kwargs: Any) -> None:
-        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.stddev = not_negative(self, "stddev", stddev)
 
     def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-        """Return Gaussian noise."""
         noise: FloatArray = self.stddev * rng.standard_normal(shape)
         return noise
 

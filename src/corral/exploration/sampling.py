@@ -21,7 +21,6 @@ class StochasticSampling(Exploration):
     paper = "Williams 1992, doi:10.1007/BF00992696"
 
     def __init__(self, action_space: spaces.Space[Any], *, random_timesteps: int = 0, **kwargs: Any) -> None:
-        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.random_timesteps = not_negative(self, "random_timesteps", random_timesteps)
 

@@ -57,7 +57,6 @@ class RE3(IntrinsicReward):
         memory_size: int = 4096,
         **kwargs: Any,
     ) -> None:
-        """Keep the settings."""
         super().__init__(action_space, **kwargs)
         self.embeds_dim = at_least_1(self, "embeds_dim", embeds_dim)
         self.encoder = net_config(self, "encoder_net_config", encoder_net_config)
@@ -95,7 +94,6 @@ class RE3(IntrinsicReward):
         return {**state, "memory": self._memory, "beta": self.beta} if len(self._memory) else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `get_state` returned."""
         super().set_state(state)
         memory, self.beta = (state["memory"], state["beta"]) if "memory" in state else self._first
         self._memory = memory[-self.memory_size :].copy()

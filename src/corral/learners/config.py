@@ -17,8 +17,11 @@ from corral.core.settings import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    check_called,
 )
-from corral.engines.base import Resources
+from corral.engines import engine_for
+from corral.engines.base import TRAITS, Resources
+from corral.errors import ConfigError
 
 
 @dataclass(kw_only=True)
@@ -70,6 +73,14 @@ class TrainingSettings:
     LEARNS_SEQUENCES: ClassVar[bool] = False
     """Whether the algorithm can train modules with memory."""
 
+    def check_settings(self) -> None:
+        """Refuse a loss that cannot be called.
+
+        Raises:
+            ConfigError: Names the arguments.
+        """
+        check_called("loss", self.loss, "module", "batch", "coefficients", "default_loss", group="training")
+
     def lrs_of_groups(self) -> dict[str, Schedule]:
         """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
         own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
@@ -119,6 +130,30 @@ class LearnersSettings:
     compile: bool | Literal["cuda_graphs"] = False
     precision: Literal["float32", "bfloat16"] = "float32"
 
+    def check_settings(self: Any) -> None:
+        """Refuse learners that cannot run here.
+
+        Raises:
+            ConfigError: Names the setting and the remedy.
+        """
+        if self.num_learners and not TRAITS[engine_for(self.engine_name)].has_own_process:
+            raise ConfigError(
+                f"num_learners={self.num_learners} learners wait for each other, so each needs its own process, and "
+                f"engine_name={self.engine_name!r} runs all in one process: use 'process' or 'ray', or num_learners=0."
+            )
+        if self.learner_class is not None and not callable(self.learner_class):
+            raise ConfigError(
+                f"learner_class={self.learner_class!r:.80} must be a subclass of corral.learners.learner.Learner, or a "
+                "function that returns one."
+            )
+        _check_device(self.device)
+
+    @property
+    def total_train_batch_size(self: Any) -> int:
+        """Env steps in the batch of one iteration, over all learners."""
+        size: int = self.train_batch_size_per_learner * max(1, self.num_learners)
+        return size
+
     @property
     def learner_resources(self) -> Resources:
         """The resources that each learner needs."""
@@ -146,3 +181,14 @@ class LearnerConfig(Config, Protocol):
     @property
     def learner_resources(self) -> Resources:
         """The resources that each learner needs."""
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is not a torch device: {error}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}, but torch finds no CUDA device here; use 'auto' or 'cpu'.")

@@ -102,7 +102,6 @@ class CSVLogger(Logger):
         self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -181,7 +180,6 @@ class JSONLinesLogger(Logger):
         return [self._plain(value) for value in values]
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

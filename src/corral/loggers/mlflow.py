@@ -74,7 +74,6 @@ class MLflowLogger(KindLogger):
         self.run_id = ""
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
-        """Start a run."""
         self._connect(self._uri)
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "corral"
         found = self.client.get_experiment_by_name(name)

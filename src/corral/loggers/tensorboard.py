@@ -129,6 +129,5 @@ class TensorBoardLogger(KindLogger):
         self._pending.value.add(tag=path, image=image)
 
     def close(self) -> None:
-        """Close the file."""
         if hasattr(self, "writer"):
             self.writer.close()

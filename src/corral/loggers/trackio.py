@@ -59,7 +59,6 @@ class TrackioLogger(KindLogger):
         self.run: Any = None
 
     def open(self, run_dir: Path, config: dict[str, Any]) -> None:
-        """Start a run."""
         name = _free_name(self._project, self._name or name_of_run(run_dir))
         self._begin(run_dir, config, {"project": self._project, "name": name}, resume="never")
 

@@ -14,7 +14,7 @@ from corral.core.config import Config
 from corral.core.familiar_names import ALIASES
 from corral.core.ids import ALL_MODULES, DEFAULT_MODULE_ID
 from corral.core.settings import Importable, Need, check_names, imported
-from corral.errors import ConfigError
+from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from corral.modules.module import Module
@@ -167,6 +167,15 @@ class MultiAgentSettings:
     algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
     shared_layers: Annotated[dict[str, list[list[str]]], BeforeValidator(_sharing)] = field(default_factory=dict)
 
+    def check_settings(self) -> None:
+        """Refuse layers that are shared with modules that do not exist, or shared twice.
+
+        Raises:
+            ConfigError: Names the module and the layers.
+        """
+        if self.is_multi_agent:
+            _check_shared_layers(self)
+
     @property
     def is_multi_agent(self) -> bool:
         """Whether the env has several agents, whose modules are set with `.multi_agent(...)`."""
@@ -198,3 +207,27 @@ class MultiAgentSettings:
                     f"multi_agent: policies_to_train({module_id!r}) raised {type(error).__name__}: {error}"
                 ) from error
         return chosen is None or module_id in chosen
+
+
+def _check_shared_layers(config: MultiAgentSettings) -> None:
+    """Refuse groups of modules that do not exist or share nothing, and layers that would be shared twice."""
+    taken: dict[str, list[str]] = {}
+    for path, groups in config.shared_layers.items():
+        for group in groups:
+            for module_id in group:
+                if module_id not in config.policies:
+                    raise ConfigError(
+                        f"shared_layers: there is no module {module_id!r}. {nearest(module_id, config.policies)}"
+                    )
+            if len(set(group)) < 2:
+                raise ConfigError(
+                    f"shared_layers: {path!r} has the modules {group}: name at least two, or leave it out."
+                )
+            for module_id in dict.fromkeys(group):
+                for other in taken.get(module_id, []):
+                    if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
+                        raise ConfigError(
+                            f"shared_layers: module {module_id!r} shares {other!r} and {path!r}, which overlap: name "
+                            "its layers once."
+                        )
+                taken.setdefault(module_id, []).append(path)

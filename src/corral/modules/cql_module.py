@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import nn
 
+from corral.modules.critic_heads import ScalarHead
 from corral.modules.sac_module import SACModule
 
 
@@ -19,17 +18,11 @@ class CQLModule(SACModule):
         log_cql_weight: Logarithm of the weight, float32 `[]`; `None` without the setting `lagrangian`.
     """
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        model_config: Mapping[str, Any],
-    ) -> None:
-        """Build the networks; see `SACModule`."""
-        given = dict(model_config)
-        is_adapted = given.pop("lagrangian", False)
-        super().__init__(observation_space, action_space, given)
-        self.log_cql_weight = nn.Parameter(torch.zeros(())) if is_adapted else None
+    def read_settings(self, settings: dict[str, Any]) -> ScalarHead:
+        """Read `lagrangian`, make the weight and the temperature, and return the head of the critics."""
+        head = super().read_settings(settings)
+        self.log_cql_weight = nn.Parameter(torch.zeros(())) if settings.pop("lagrangian", False) else None
+        return head
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor`, `critic` and `alpha`; the weight belongs to `alpha`."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
 from corral.core.settings import Need, NonNegativeInt, PositiveInt, never
 from corral.core.tree import Tree, map_tree
-from corral.errors import ConfigError
-from corral.modules.batch_renorm import BatchRenorm, RenormLinear
+from corral.modules.batch_renorm import BatchRenorm, RenormLinear, evaluating
 from corral.modules.networks import linear
 from corral.modules.sac_module import SACModule, SACNetworkConfig
 
@@ -47,32 +46,18 @@ class CrossQModule(SACModule):
     """SAC's module for Box actions, without target critics."""
 
     CONFIG = CrossQNetworkConfig
-
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        model_config: Mapping[str, Any],
-    ) -> None:
-        """Build the networks.
-
-        Args:
-            observation_space: Space of one observation.
-            action_space: Space of one action.
-            model_config: The algorithm's settings `num_critics` and `initial_alpha`, and the settings of the networks.
-
-        Raises:
-            ConfigError: The actions are no floats with finite bounds.
-        """
-        if isinstance(action_space, spaces.Discrete):
-            raise ConfigError(
-                f"CrossQ takes a Box of floats, and the env's actions are {action_space}: use SAC or DQN."
-            )
-        super().__init__(observation_space, action_space, model_config)
+    BOX_ONLY = ("CrossQ takes", "use SAC or DQN")
+    has_targets = False
 
     def make_targets(self) -> nn.ModuleList:
         """Return no networks."""
         return nn.ModuleList()
+
+    @contextmanager
+    def frozen_critics(self) -> Iterator[None]:
+        """Let the critics use running statistics inside the block, and not move them."""
+        with evaluating(self.q):
+            yield
 
     def joint_q_values(self, obs: Tree, actions: Tensor, next_obs: Tree, next_actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of all critics for two sets of Box actions in [-1, 1], both `[C, B]`.

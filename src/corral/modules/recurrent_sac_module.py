@@ -84,13 +84,7 @@ class RecurrentSACModule(SACModule):
     def make_actor(self) -> nn.Module:
         """Return a new network from features `[B, H]` to `[B, distribution.num_inputs]`."""
         space, config = self._head_config()
-        return ActorNetwork(
-            space,
-            self.distribution.num_inputs,
-            config,
-            clamp_log_std=not self.is_discrete,
-            log_std_bounds=SACMemoryConfig.parse(self.model_config).log_std_bounds,
-        )
+        return ActorNetwork(space, self.num_actor_outputs, config, clamp_log_std=not self.is_discrete)
 
     def make_critic(self) -> nn.Module:
         """Return a new critic of features `[B, H]`."""
@@ -101,25 +95,26 @@ class RecurrentSACModule(SACModule):
         """Return zeros; see `RecurrentEncoder.initial_state`."""
         return self.encoder.initial_state()
 
-    def policy(self, obs: Tree, state: State, *, target: bool = False) -> tuple[Tensor, State]:  # type: ignore[override]
-        """Return `dist_inputs`, float32 `[B, D]`, and the next states of the encoder, or of the target encoder."""
+    def policy(self, obs: Tree, state: State | None = None, *, target: bool = False) -> Any:
+        """Return `dist_inputs`, float32 `[B, D]`, and the next states of the encoder, or of the target encoder.
+
+        Without states `obs` are `Features`, and only `dist_inputs` are returned; gradients reach the actor alone.
+        """
+        if state is None:
+            return self.mask_outputs(obs, self.actor(obs["online"].detach()))
         features, after = (self.target_encoder if target else self.encoder).step(obs, state)
-        return self.actor_outputs(self._with_mask(obs, {"online": features})), after
+        return self.policy(self._with_mask(obs, {"online": features})), after
 
     def value(self, obs: Tree, state: State) -> Tensor:  # type: ignore[override]
         """Return the lowest of the critics' values of the most likely action, float32 `[B]`."""
         return super().value(self._with_mask(obs, {"online": self.encoder.step(obs, state)[0]}))
-
-    def actor_outputs(self, obs: Features) -> Tensor:
-        """Return `dist_inputs` `[B, D]` for features; gradients reach the actor alone."""
-        return self.mask_outputs(obs, self.actor(obs["online"].detach()))
 
     def _with_mask(self, obs: Any, features: Features) -> Features:
         """Return features with the mask of the observations that they come from, if there is one."""
         return {**features, MASK_KEY: obs[MASK_KEY]} if self.has_action_mask else features
 
     def q_values(self, obs: Features, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
-        """Return the values of all critics for features; see `SACModule.q_values`."""
+        """Return the values of all critics for features; see `ActorAndCritics.q_values`."""
         features = obs["target" if target else "online"]
         return super().q_values(features.detach() if self._critics_are_frozen else features, actions, target=target)
 

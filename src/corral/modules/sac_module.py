@@ -1,4 +1,8 @@
-"""The module of soft actor-critic: an actor, critics, target critics and a temperature."""
+"""The modules of soft actor-critic and its kin: an actor, critics with a head, target critics and a temperature.
+
+The head says what the outputs of the critics stand for: `corral.modules.critic_heads`. The modules of TQC, CrossQ, CQL,
+TD3 and IQL derive from the classes here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,8 @@ from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.distributions import SquashedGaussian
+from corral.modules.critic_heads import ScalarHead
+from corral.modules.distributions import ActionDistribution, SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
 from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp
 from corral.modules.targets import Follower
@@ -76,8 +81,7 @@ class ActorNetwork(nn.Module):
         num_inputs: int,
         config: NetworkConfig,
         *,
-        clamp_log_std: bool,
-        log_std_bounds: tuple[float, float] | None = None,
+        clamp_log_std: bool = False,
     ) -> None:
         """Build the layers; the weights of the head start small, so the initial policy is almost constant."""
         super().__init__()
@@ -93,7 +97,8 @@ class ActorNetwork(nn.Module):
             config.make_last_layer(num_features, num_inputs, 0.01),
         ]
         if clamp_log_std:
-            head.append(LogStdClamp() if log_std_bounds is None else LogStdBounds(*log_std_bounds))
+            bounds = getattr(config, "log_std_bounds", None)
+            head.append(LogStdClamp() if bounds is None else LogStdBounds(*bounds))
         self.head = nn.Sequential(*head)
 
     def forward(self, obs: Tree) -> Tensor:
@@ -158,7 +163,7 @@ def shared_encoder(actor: nn.Module, config: Any) -> Encoder | None:
     Raises:
         ConfigError: They should share it, and the actor is of another class.
     """
-    if not config.share_features:
+    if not getattr(config, "share_features", False):
         return None
     if not isinstance(actor, ActorNetwork):
         raise ConfigError(
@@ -191,23 +196,33 @@ def own_parameters(actor: nn.Module) -> list[nn.Parameter]:
     return list(actor.parameters())
 
 
-class SACModule(Module):
-    """An actor, one or two critics with target critics that follow them slowly, and a temperature.
+class ActorAndCritics:
+    """Mixed into a `Module`: an actor, one or more critics, and target critics that follow them slowly.
 
     For custom networks, define `make_actor` or `make_critic`, or both, in a subclass. The constructor calls them; they
-    may read `observation_space`, `action_space`, `distribution`, `is_discrete` and `model_config`. No parameter may
-    belong to two of the networks: each group of parameters has its own optimizer settings and its own loss.
+    may read `observation_space`, `features_space`, `action_space`, `distribution`, `is_discrete` and `model_config`. No
+    parameter may belong to two of the networks: each group of parameters has its own optimizer settings and its own
+    loss.
 
     Attributes:
-        actor: Network from observations to `dist_inputs`.
+        actor: Network from observations to the parameters of the policy.
         q: Critics.
         target_q: Target critics, without gradients.
-        log_alpha: Logarithm of the temperature, float32 `[]`.
+        head: What the outputs of the critics stand for.
         is_discrete: Whether actions are Discrete; otherwise they are Box.
+        model_config: Settings of the networks.
+        FIXED: Settings of the distribution that users cannot change.
     """
 
-    MUST_DEFINE = ()
-    CONFIG: ClassVar[type[NetworkConfig]] = SACNetworkConfig
+    CONFIG: ClassVar[type[NetworkConfig]]
+    FIXED: ClassVar[Mapping[str, Any]] = {}
+
+    # What `Module` has.
+    observation_space: spaces.Space[Any]
+    features_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    distribution: ActionDistribution
+    policy: Any
 
     def __init__(
         self,
@@ -220,56 +235,64 @@ class SACModule(Module):
         Args:
             observation_space: Space of one observation.
             action_space: Space of one action.
-            model_config: The algorithm's settings `twin_q` and `initial_alpha`, and the settings of the networks.
+            model_config: The algorithm's settings of the module, and the settings of the networks.
 
         Raises:
-            ConfigError: The actions are neither Discrete nor floats with finite bounds.
+            ConfigError: The algorithm does not take the actions.
         """
         self.is_discrete = isinstance(action_space, spaces.Discrete)
-        if not self.is_discrete and not is_bounded_floats(action_space):
-            raise ConfigError(
-                "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
-                f"{action_space}: {remedy_for_bounds(action_space)}."
-            )
-        own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
-        super().__init__(observation_space, action_space, {"action_bounds": "squash", **own})
-        self.model_config = dict(model_config)
-        num_critics = self.model_config.pop("num_critics", 2 if self.model_config.pop("twin_q", True) else 1)
-        initial_alpha = float(self.model_config.pop("initial_alpha", 1.0))
+        self.check_actions(action_space)
+        settings = dict(model_config)
+        names = ("action_masks", "action_bounds", "max_seq_len")
+        own = {name: settings[name] for name in names if name in settings}
+        super().__init__(observation_space, action_space, {**own, **self.FIXED})  # type: ignore[call-arg]
+        self.head = self.read_settings(settings)
+        num_critics = settings.pop("num_critics", 2 if settings.pop("twin_q", True) else 1)
+        self.model_config = settings
         self.actor = self.make_actor()
         self.q = nn.ModuleList(self.make_critic() for _ in range(num_critics))
         self.shares_features = shares_features(self.actor, self.q)
+        # Critics whose encoders have no weights read the same features, too.
+        self._encodes_once = self.shares_features or all(
+            type(critic) is CriticNetwork and not critic.encoder.state_dict() and critic.encoder.extractor is None
+            for critic in self.q
+        )
         self.target_q = self.make_targets()
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self._targets = Follower({self.target_q: self.q})
+
+    def check_actions(self, action_space: spaces.Space[Any]) -> None:
+        """Refuse an action space that the algorithm does not take.
+
+        Raises:
+            ConfigError: Names the algorithm and the space.
+        """
+
+    def read_settings(self, settings: dict[str, Any]) -> ScalarHead:
+        """Take the settings that are not of the networks out of `settings`, and return the head of the critics."""
+        return ScalarHead(0.5)
 
     @property
     def critic_shape(self) -> tuple[int, ...]:
         """Shape of what a critic gives for one observation and a Box action."""
-        return ()
+        return self.head.shape
+
+    @property
+    def num_actor_outputs(self) -> int:
+        """Number of outputs of the actor."""
+        return self.distribution.num_inputs
 
     # Methods that a subclass may define.
 
     def make_actor(self) -> nn.Module:
-        """Return a new network from observations (a tree of `[B, ...]`) to `[B, distribution.num_inputs]`.
-
-        For Box actions the outputs are means and log standard deviations before the tanh; `LogStdClamp` keeps the
-        latter in a safe range. For Discrete actions they are logits.
-        """
-        config: Any = self.CONFIG.parse(self.model_config)
-        return ActorNetwork(
-            self.features_space,
-            self.distribution.num_inputs,
-            config,
-            clamp_log_std=not self.is_discrete,
-            log_std_bounds=config.log_std_bounds,
-        )
+        """Return a new network from observations (a tree of `[B, ...]`) to `[B, num_actor_outputs]`."""
+        return ActorNetwork(self.features_space, self.num_actor_outputs, self.CONFIG.parse(self.model_config))
 
     def make_critic(self) -> nn.Module:
         """Return a new critic.
 
-        For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]` in [-1, 1], and returns
-        `[B, *critic_shape]`. For Discrete actions it is called as `critic(obs)` and returns `[B, n]`.
+        For Box actions it is called as `critic(obs, actions)`, with actions float32 `[B, d]`, in [-1, 1] if they have
+        bounds, and returns `[B, *critic_shape]`. For Discrete actions it is called as `critic(obs)` and returns
+        `[B, n]`.
         """
         config: Any = self.CONFIG.parse(self.model_config)
         encoder, num_outputs = shared_encoder(self.actor, config), next(iter(self.critic_shape), None)
@@ -281,17 +304,104 @@ class SACModule(Module):
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
-        yield "actor(obs)", self.actor(obs), (self.distribution.num_inputs,)
-        for index, critic in enumerate((*self.q, *self.target_q)):
-            name = f"q[{index}]" if index < len(self.q) else f"target_q[{index - len(self.q)}]"
-            if isinstance(self.action_space, spaces.Discrete):
-                yield f"{name}(obs)", critic(obs), (int(self.action_space.n),)
-            else:
-                zeros = torch.zeros(2, self.distribution.num_noise)
-                yield f"{name}(obs, actions)", critic(obs, zeros), self.critic_shape
-        yield from super().outputs(obs)
+        yield "actor(obs)", self.actor(obs), (self.num_actor_outputs,)
+        for name in ("q", "target_q"):
+            for index, critic in enumerate(getattr(self, name)):
+                if isinstance(self.action_space, spaces.Discrete):
+                    yield f"{name}[{index}](obs)", critic(obs), (int(self.action_space.n),)
+                else:
+                    zeros = torch.zeros(2, self.distribution.num_noise)
+                    yield f"{name}[{index}](obs, actions)", critic(obs, zeros), self.critic_shape
+        yield from super().outputs(obs)  # type: ignore[misc]
 
     # Methods that the algorithm calls.
+
+    def q_values(self, obs: Tree, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
+        """Return the values of all critics: `[C, B]` for Box actions, `[C, B, n]` for Discrete ones.
+
+        Box actions are in [-1, 1] if they have bounds. This method returns what the critics give; a module with another
+        head names it otherwise, and returns the means here.
+        """
+        critics: Any = self.target_q if target else self.q
+        if self._encodes_once:
+            features = critics[0].encoder(obs)
+            return torch.stack([critic(obs, actions, features) for critic in critics])
+        arguments = (obs,) if actions is None else (obs, actions)
+        return torch.stack([critic(*arguments) for critic in critics])
+
+    def update_target(self, tau: float) -> None:
+        """Move all targets towards their networks by a fraction `tau`; 1 copies the networks."""
+        self._targets.move(tau)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of `actor` and `critic`, and of what else the module has."""
+        return {"actor": own_parameters(self.actor), "critic": list(self.q.parameters())}
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the policy."""
+        return {f"actor.{name}": value for name, value in self.actor.state_dict().items()}
+
+    def layers_after(
+        self, policy: Any, *last: nn.Module, log_std: nn.Parameter | None = None
+    ) -> tuple[list[nn.Module], nn.Parameter | None] | None:
+        """Return what `policy_layers` returns: the layers of the default actor on flat observations, and later ones.
+
+        Args:
+            policy: The method `policy` that computes these layers; with another one there is no such stack.
+            *last: Layers after the actor.
+            log_std: What the policy appends.
+        """
+        if type(self).policy is not policy or type(self.actor) is not ActorNetwork or not self.actor.encoder.is_flat:
+            return None
+        return [*self.actor.encoder.mlp, *self.actor.head, *last], log_std
+
+
+class SACModule(ActorAndCritics, Module):
+    """An actor, one or two critics with target critics that follow them slowly, and a temperature.
+
+    For custom networks, define `make_actor` or `make_critic`, or both, in a subclass; see `ActorAndCritics`.
+
+    Attributes:
+        actor: Network from observations to `dist_inputs`.
+        q: Critics.
+        target_q: Target critics, without gradients.
+        log_alpha: Logarithm of the temperature, float32 `[]`.
+        is_discrete: Whether actions are Discrete; otherwise they are Box.
+        has_targets: Whether there are target critics.
+        BOX_ONLY: What a class takes that does not take Discrete actions, and the remedy.
+    """
+
+    MUST_DEFINE = ()
+    CONFIG: ClassVar[type[NetworkConfig]] = SACNetworkConfig
+    FIXED: ClassVar[Mapping[str, Any]] = {"action_bounds": "squash"}
+    BOX_ONLY: ClassVar[tuple[str, str] | None] = None
+    has_targets: ClassVar[bool] = True
+
+    def check_actions(self, action_space: spaces.Space[Any]) -> None:
+        """Refuse actions that are neither Discrete nor floats with finite bounds."""
+        if self.is_discrete and self.BOX_ONLY:
+            takes, remedy = self.BOX_ONLY
+            raise ConfigError(f"{takes} a Box of floats, and the env's actions are {action_space}: {remedy}.")
+        if not self.is_discrete and not is_bounded_floats(action_space):
+            raise ConfigError(
+                "SAC takes Discrete actions, or a Box of floats whose bounds are all finite, and the env's actions are "
+                f"{action_space}: {remedy_for_bounds(action_space)}."
+            )
+
+    def read_settings(self, settings: dict[str, Any]) -> ScalarHead:
+        """Make the temperature, and return the head of the critics."""
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(float(settings.pop("initial_alpha", 1.0)))))
+        return super().read_settings(settings)
+
+    def make_actor(self) -> nn.Module:
+        """Return a new network from observations (a tree of `[B, ...]`) to `[B, distribution.num_inputs]`.
+
+        For Box actions the outputs are means and log standard deviations before the tanh; `LogStdClamp` keeps the
+        latter in a safe range. For Discrete actions they are logits.
+        """
+        config = self.CONFIG.parse(self.model_config)
+        clamps = not self.is_discrete
+        return ActorNetwork(self.features_space, self.num_actor_outputs, config, clamp_log_std=clamps)
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""
@@ -304,29 +414,16 @@ class SACModule(Module):
         Both are differentiable in the actor (reparameterisation, Haarnoja et al. 2018, eq. 11 and appendix C).
         """
         assert isinstance(self.distribution, SquashedGaussian)
-        return self.distribution.squashed_sample(self.actor_outputs(obs), noise)
-
-    def actor_outputs(self, obs: Tree) -> Tensor:
-        """Return what the loss takes as the outputs of the policy, float32 `[B, D]`; `policy(obs)` without memory."""
-        return self.policy(obs)
-
-    def q_values(self, obs: Tree, actions: Tensor | None = None, *, target: bool = False) -> Tensor:
-        """Return the values of all critics: `[C, B]` for Box actions in [-1, 1], `[C, B, n]` for Discrete ones."""
-        critics: Any = self.target_q if target else self.q
-        if self.shares_features:
-            features = critics[0].encoder(obs)
-            return torch.stack([critic(obs, actions, features) for critic in critics])
-        arguments = (obs,) if actions is None else (obs, actions)
-        return torch.stack([critic(*arguments) for critic in critics])
+        return self.distribution.squashed_sample(self.policy(obs), noise)
 
     def value(self, obs: Tree) -> Tensor:
-        """Return the lowest of the critics' values of the most likely action, float32 `[B]`."""
-        outputs = self.actor_outputs(obs)
+        """Return a low value of the most likely action, float32 `[B]`; see `ScalarHead.lowest`."""
+        outputs = self.policy(obs)
         if self.is_discrete:
             best = outputs.argmax(-1, keepdim=True)
             return self.q_values(obs).amin(0).gather(-1, best).squeeze(-1)
         mean = outputs[:, : outputs.shape[1] // 2]
-        return self.q_values(obs, mean.tanh()).amin(0)
+        return self.head.lowest(getattr(self, self.head.METHOD)(obs, mean.tanh()))
 
     @contextmanager
     def frozen_critics(self) -> Iterator[None]:
@@ -355,26 +452,10 @@ class SACModule(Module):
             return TARGET_ENTROPY_SHARE * math.log(int(self.action_space.n))
         return -float(self.distribution.num_noise)
 
-    def update_target(self, tau: float) -> None:
-        """Move the target critics towards the critics by a fraction `tau`; 1 copies the critics."""
-        self._targets.move(tau)
-
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor`, `critic` and `alpha`."""
-        return {
-            "actor": own_parameters(self.actor),
-            "critic": list(self.q.parameters()),
-            "alpha": [self.log_alpha],
-        }
-
-    def acting_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the actor."""
-        return {f"actor.{name}": value for name, value in self.actor.state_dict().items()}
+        return {**super().parameter_groups(), "alpha": [self.log_alpha]}
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the actor, if it is the default actor on flat observations."""
-        if type(self).policy is not SACModule.policy or type(self.actor) is not ActorNetwork:
-            return None
-        if not self.actor.encoder.is_flat:
-            return None
-        return [*self.actor.encoder.mlp, *self.actor.head], None
+        return self.layers_after(SACModule.policy)

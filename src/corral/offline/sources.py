@@ -45,7 +45,7 @@ def open_source(given: Any) -> Source:
         return _arrays(given.columns)
     if isinstance(given, Mapping):
         return _state(given) if "layout" in given else _arrays(given)
-    if isinstance(given, ReplayBuffer):
+    if isinstance(given, ReplayBuffer) and given.kind != "device":
         return _buffer(given)
     if hasattr(given, "iterate_episodes"):
         from corral.offline.minari_data import minari_source

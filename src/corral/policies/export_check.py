@@ -42,7 +42,6 @@ class WatchedPolicy(Policy):
         self.num_rows = 0
 
     def act(self, obs: Tree, states: Tree = None, *, explore: bool = False) -> tuple[Any, Tree]:
-        """Return the policy's actions and states; see `Policy.act`."""
         actions, after = super().act(obs, states, explore=explore)
         if self.num_rows < MAX_ROWS:
             self.num_rows += num_rows(obs)

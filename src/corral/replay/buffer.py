@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ from corral.episodes.lanes import LaneRollout
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
 from corral.replay.frames import MAX_FRAMES
 from corral.replay.layout import Layout
-from corral.replay.links import GridLinks, LaneLinks, lane_keys
-from corral.replay.observations import Arrays, Observations, StackedObservations, array_of
-from corral.replay.storage import Column, Storage, put_rows, spans
+from corral.replay.links import GridLinks, LaneLinks, Place
+from corral.replay.observations import Arrays, Observations, StackedObservations
+from corral.replay.storage import Column, Storage, array_of, arrays_of, columns_in, put_rows, with_arrays
 
 if TYPE_CHECKING:
     from corral.episodes.rollout import Rollout
@@ -41,6 +41,9 @@ BATCH_COLUMNS = (
 
 NumSteps = int | tuple[int, int]
 """Number of steps of a transition, or the smallest and the largest number, from which each transition draws its own."""
+
+RewardFn = Callable[[NDArray[Any]], NDArray[Any]]
+"""Function of the rewards of single steps."""
 
 SEQUENCE_COLUMNS = ("states", "sequence_starts", "unit_starts", "burns_in", "learns")
 """Names of the other columns of batches of sequences."""
@@ -87,6 +90,7 @@ class ReplayBuffer:
     """
 
     kind = "uniform"
+    LINKS: ClassVar[type[GridLinks]] = GridLinks
 
     num_env_steps_added: int
     """Number of valid steps that were ever added, of which the ring has overwritten some."""
@@ -117,15 +121,12 @@ class ReplayBuffer:
     def _forget(self) -> None:
         """Return to the state without any rollout."""
         self._layout: Layout | None = None
-        self._observations: Observations | None = None
+        self._links: Any = None  # how the lanes of the ring are linked
+        self._observations: Any = None
         self._columns: dict[str, Column] = {}
         self._added: list[str] = []  # names of columns that user code added
-        self._workers: list[int] = []  # the runner of each block of lanes, in the order in which they came
-        self._lanes: LaneLinks | None = None  # if lanes have clocks of their own
-        self._links = GridLinks(0)
-        self._written = np.zeros(self.num_runners, np.int64)  # rows ever written to each block, the gap included
-        self._num_rows = self._num_lanes = self._num_valid = self.num_env_steps_added = 0
-        self._candidates: NDArray[np.int64] | None = None
+        self._num_valid = self.num_env_steps_added = 0
+        self._derived: dict[str, Any] = {}  # what was computed from the rows since they changed
 
     def __len__(self) -> int:
         """Return the number of transitions that can be drawn."""
@@ -134,8 +135,10 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes of memory, or of disk space, that the columns take."""
-        observations = 0 if self._observations is None else self._observations.nbytes
-        return observations + sum(column.grid.nbytes for column in self._columns.values())
+        if self._layout is None:
+            return 0
+        num_bytes: int = self._observations.nbytes
+        return num_bytes + sum(column.grid.nbytes for column in columns_in(self._stored()))
 
     def close(self) -> None:
         """Free memory and disk space; the buffer is empty afterwards."""
@@ -158,153 +161,96 @@ class ReplayBuffer:
             ConfigError: The first rollout does not fit `frame_stack`, or the disk has too little space.
         """
         for rollout in rollouts if isinstance(rollouts, Sequence) else (rollouts,):
-            if not rollout.num_rows:
+            if not rollout.num_rows or (isinstance(rollout, LaneRollout) and not rollout.valid.any()):
                 continue
             was_empty = self._layout is None
             try:
-                if isinstance(rollout, LaneRollout):
-                    self._add_lanes(rollout, self._layout or self._make_ring(rollout))
-                else:
-                    self._add(rollout, self._layout or self._make_columns(Layout.of(rollout)))
+                self._add(rollout, self._layout or self._begin(rollout))
             except BaseException:
                 if was_empty:
                     self._forget()
                 raise
 
-    def _make_ring(self, rollout: LaneRollout) -> Layout:
-        """Make the columns of one ring, for lanes with clocks of their own."""
+    def _begin(self, rollout: Rollout) -> Layout:
+        """Make the columns for rollouts like the first one."""
+        layout = Layout.of(rollout)
+        if not isinstance(rollout, LaneRollout):
+            return self._make_columns(layout)
+        # One ring of lanes with clocks of their own. Besides the transitions: a row for the tail of each lane, and rows
+        # for older frames.
         num_lanes = rollout.num_envs * self.num_runners
-        # Besides the transitions: a row for the tail of each lane, and rows for older frames.
         num_rows = max(self.capacity, num_lanes) + num_lanes * self.frame_stack
-        return self._make_columns(replace(Layout.of(rollout), num_envs=1), num_rows)
+        return self._make_columns(replace(layout, num_envs=1), num_rows)
 
     def _make_columns(self, layout: Layout, num_linked_rows: int | None = None) -> Layout:
         """Make all columns except those that user code adds; with a number of linked rows, one ring of them."""
-        zeros = self._storage.zeros
+        make, num_frames = self._storage.column, self.frame_stack
         if num_linked_rows is None:
-            lanes = layout.num_envs * self.num_runners
             # Besides the transitions: a row for the gap, and the rows whose older frames have been overwritten.
-            rows = -(-self.capacity // lanes) + self.frame_stack
-            self._links = GridLinks(lanes)
+            num_rows = -(-self.capacity // (layout.num_envs * self.num_runners)) + num_frames
+            self._links = self.LINKS(num_rows, layout.num_envs, self.num_runners, num_frames)
         else:
-            lanes, rows = 1, num_linked_rows
-            self._links = self._lanes = LaneLinks(rows, self._storage)
-            self._written = np.zeros(1, np.int64)
-        self._columns = {name: Column(zeros((rows, lanes), np.bool_)) for name in ("valid", "terminated", "truncated")}
-        self._columns["rewards"] = Column(zeros((rows, lanes), np.float32))
-        self._columns["actions"] = Column(zeros((rows, lanes, *layout.actions[1]), layout.actions[0]))
-        if self.frame_stack == 1:
-            self._observations = Observations(layout, self._storage, rows, lanes, self._links)
-        else:
-            self._observations = StackedObservations(self.frame_stack, layout, self._storage, rows, lanes, self._links)
-        self._num_rows, self._num_lanes, self._layout = rows, lanes, layout
+            self._links = LaneLinks(num_linked_rows, num_frames, self._storage)
+        shape = self._links.num_rows, self._links.num_lanes
+        self._columns = {
+            "valid": make(shape, np.bool_, on_host=True),
+            "terminated": make(shape, np.bool_),
+            "truncated": make(shape, np.bool_),
+            "rewards": make(shape, np.float32),
+            "actions": make((*shape, *layout.actions[1]), layout.actions[0]),
+        }
+        self._observations = self._make_observations(layout)
+        self._layout = layout
         return layout
 
+    def _make_observations(self, layout: Layout) -> Observations:
+        kind = Observations if self.frame_stack == 1 else StackedObservations
+        return kind(layout, self._storage, self._links)
+
     def _add(self, rollout: Rollout, layout: Layout) -> None:
-        assert self._observations is not None
+        observations, links, valid = self._observations, self._links, self._columns["valid"]
+        # All checks come first.
         obs, columns = self._checked(rollout, layout)
         num_added = int(np.count_nonzero(columns["valid"]))
-        kept = min(rollout.num_rows, self._num_rows - self.frame_stack)
-        skipped = rollout.num_rows - kept
-        block = self._block_of(rollout.worker_index)
-        lanes = slice(block * layout.num_envs, (block + 1) * layout.num_envs)
-        joined = not skipped and self._continues(rollout, obs, block, lanes)
-        final = rollout.final_obs
-        if skipped:
-            obs, columns = [leaf[skipped:] for leaf in obs], {name: part[skipped:] for name, part in columns.items()}
-            final = {(t - skipped, n): leaf for (t, n), leaf in final.items() if t >= skipped}
-        first = int(self._written[block]) - joined  # its observation 0 is in the gap already, or goes after the gap
-        rows = self._observations.prepare(obs, final, first if joined else None, lanes)
+        place = links.place(rollout, obs, columns["valid"], observations)
+        if place.kept is not None:
+            obs, columns = (
+                [leaf[place.kept] for leaf in obs],
+                {name: part[place.kept] for name, part in columns.items()},
+            )
+        skipped = rollout.num_rows - len(columns["valid"])
+        final = {(t - skipped, n): leaf for (t, n), leaf in rollout.final_obs.items() if t >= skipped}
+        rows = observations.prepare(obs, final, place)
         if columns.keys() != self._columns.keys():
-            columns |= self._level_added(columns, (kept, layout.num_envs))
-        # From here on nothing can fail.
-        start = first if joined else first + self.frame_stack - 1
-        stop = start + kept + 1
-        # The gap is cleared, and so are the oldest rows whose older frames are overwritten.
-        where = spans(first, stop + self.frame_stack - 1, self._num_rows)
-        self._clear(where, lanes)
-        self._observations.put(rows, start, lanes)
-        put_rows([(self._columns[name], column) for name, column in columns.items()], start, lanes)
-        self._workers[block : block + 1] = [rollout.worker_index]
-        self._written[block] = stop
+            columns |= self._level_added(columns)
+        # From here on nothing can fail. First what is overwritten becomes invalid, and what needs a frame of it.
+        if place.outdated is not None:
+            place.outdated = place.outdated[valid.flat[place.outdated]]
+            valid.flat[place.outdated] = False
+            self._num_valid -= len(place.outdated)
+        for span in place.overwritten:
+            self._num_valid -= int(np.count_nonzero(valid.grid[span, place.lanes]))
+            valid.grid[span, place.lanes] = False
+        # Then the rows are written and linked.
+        observations.put(rows, place)
+        put_rows([(self._columns[name], column) for name, column in columns.items()], place.steps_at, place.lanes)
+        links.note(place, rollout.worker_index)
         self._num_valid += int(np.count_nonzero(columns["valid"]))
         self.num_env_steps_added += num_added
-        self._candidates = None
-        self._rewritten(where, lanes)
-
-    def _add_lanes(self, rollout: LaneRollout, layout: Layout) -> None:
-        """Store the steps of lanes that have clocks of their own, and the observation after the last step of each.
-
-        This observation has a row of its own, the tail of the lane. If the next rollout continues the lane, the tail
-        becomes the row of its first step.
-        """
-        assert self._observations is not None and self._lanes is not None
-        observations, links, num_rows = self._observations, self._lanes, self._num_rows
-        obs, columns = self._checked(rollout, replace(layout, num_envs=rollout.num_envs))
-        if columns.keys() != self._columns.keys():
-            columns |= self._level_added(columns, (rollout.num_rows, rollout.num_envs))
-        num_added = int(np.count_nonzero(columns["valid"]))
-        lengths = _lengths(columns["valid"])
-        first, lanes = _latest_that_fit(lengths, num_rows, self.frame_stack)
-        lengths = lengths[lanes] - first
-        obs = [leaf[first:, lanes] for leaf in obs]
-        columns = {name: column[first:, lanes] for name, column in columns.items()}
-        keys = lane_keys(rollout.worker_index, rollout.lane_envs[lanes], [rollout.lane_agents[n] for n in lanes])
-
-        tails = np.array([links.tails.get(key, -1) for key in keys], np.int64)
-        if first or not rollout.continues:
-            tails[:] = -1
-        elif rollout.carry is not None:  # equal observations do not make steps of two episodes one
-            tails = np.where(rollout.carry.lengths[lanes] > 0, tails, -1)
-        tails = np.where(observations.same_lanes(tails, obs), tails, -1)
-        written, num_older = int(self._written[0]), self.frame_stack - 1
-        oldest = np.where(tails >= 0, observations.oldest_needed(tails), -1)
-        while True:  # a tail that this rollout overwrites is of no use, and its lane then takes more rows
-            count = int((lengths + 1 + num_older).sum()) - (1 + num_older) * int(np.count_nonzero(tails >= 0))
-            lost = (tails >= 0) & (oldest < written + count - num_rows)
-            if not lost.any():
-                break
-            tails[lost] = -1
-        joined = tails >= 0
-        rows = observations.prepare_lanes(obs, lengths, tails)
-        # From here on nothing can fail.
-        times = np.arange(-num_older, len(obs[0]))[:, None]
-        present = (times <= lengths) & ((times >= 0) | ~joined)
-        is_new = present & ((times != 0) | ~joined)
-        positions = np.full(present.shape, -1, np.int64)
-        positions[is_new] = np.arange(written, written + count)
-        positions[num_older, joined] = tails[joined]
-        where = spans(written, written + count, num_rows)
-        stale = self._outdated(where)
-        self._columns["valid"].flat[stale] = False
-        self._num_valid -= len(stale)
-        self._clear(where, slice(0, 1))
-        observations.put_lanes(rows, written, is_new, positions)
-        links.connect(positions, present, joined)
-        links.tails |= dict(
-            zip(keys, np.take_along_axis(positions, lengths[None] + num_older, 0)[0].tolist(), strict=True)
-        )
-        is_step = times[num_older:-1] < lengths
-        taken = positions[num_older:-1][is_step] % num_rows
-        for name, column in columns.items():
-            self._columns[name].flat[taken] = column[is_step]
-        self._written[0] = written + count
-        self._num_valid += int(np.count_nonzero(columns["valid"][is_step]))
-        self.num_env_steps_added += num_added
-        self._candidates = None
-        self._rewritten(where, slice(0, 1))
-        self._revalued(np.concatenate([stale, taken]))
+        self._derived.clear()
+        self._note_written(place)
 
     def _checked(self, rollout: Rollout, layout: Layout) -> tuple[Arrays, dict[str, NDArray[Any]]]:
         """Return the leaves of the observations and the other columns to keep, after checking all of them."""
-        num_rows, given = rollout.num_rows, rollout.columns
-        obs = layout.leaves(given["obs"])
-        layout.check(zip(layout.paths, obs, layout.obs, strict=True), num_rows + 1)
+        num_rows, given, has_lanes = rollout.num_rows, rollout.columns, isinstance(self._links, LaneLinks)
+        if isinstance(rollout, LaneRollout) != has_lanes:
+            raise ColumnError(
+                "the replay buffer holds steps of " + ("several agents" if has_lanes else "one agent") + ", and this "
+                "rollout has other ones: give each its own buffer."
+            )
         columns = {name: given[name] for name in _OWN}
-        layout.check([("actions", columns["actions"], layout.actions)], num_rows)
-        for name in _OWN[1:]:
-            if columns[name].shape != (num_rows, layout.num_envs):
-                layout.check([(name, columns[name], (str(columns[name].dtype), ()))], num_rows)
+        shape = (num_rows, rollout.num_envs if has_lanes else layout.num_envs)
+        obs = layout.checked(given["obs"], columns, *shape)
         states = _columns_of_states(rollout.states) if "states" in given else []
         added = rollout.added
         taken = (*BATCH_COLUMNS, *SEQUENCE_COLUMNS, *(name for name, _ in states)) if states else BATCH_COLUMNS
@@ -317,67 +263,32 @@ class ReplayBuffer:
         if rollout.intrinsic_rewards is not None:
             others.append((INTRINSIC, rollout.intrinsic_rewards.astype(np.float32)))
         for name, column in [*added.items(), *others]:
-            columns[name] = check_new_column(name, column, (num_rows, layout.num_envs))
+            columns[name] = check_new_column(name, column, shape)
             held = self._columns.get(name)
-            if held is not None and (held.grid.shape[2:], held.grid.dtype) != (column.shape[2:], column.dtype):
+            if held is not None and (held.grid.shape[2:], held.dtype) != (column.shape[2:], column.dtype):
                 raise ColumnError(
                     f"column {name!r} was added as {describe(column)}, but the replay buffer holds it as "
-                    f"{held.grid.dtype}{[num_rows, layout.num_envs, *held.grid.shape[2:]]}: entries must have the same "
-                    "shape and dtype in all rollouts."
+                    f"{held.dtype}{[*shape, *held.grid.shape[2:]]}: entries must have the same shape and dtype in all "
+                    "rollouts."
                 )
         return obs, columns
 
-    def _block_of(self, worker_index: int) -> int:
-        """Return the block of lanes of a runner; a runner beyond `num_runners` takes over the block of another."""
-        if worker_index in self._workers:
-            return self._workers.index(worker_index)
-        return len(self._workers) if len(self._workers) < self.num_runners else worker_index % self.num_runners
-
-    def _continues(self, rollout: Rollout, obs: Arrays, block: int, lanes: slice) -> bool:
-        """Return whether observation 0 of a rollout is the one in the gap; some rollouts may not have been added."""
-        if not rollout.continues or self._workers[block : block + 1] != [rollout.worker_index]:
-            return False
-        assert self._observations is not None
-        return self._observations.same((int(self._written[block]) - 1) % self._num_rows, lanes, obs)
-
-    def _level_added(self, columns: dict[str, NDArray[Any]], shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
+    def _level_added(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Make the columns that are new here, and return the columns that a rollout lacks, without values."""
         for name in [name for name in columns if name not in self._columns]:
             self._make_added(name, columns[name].shape[2:], columns[name].dtype)
-        lacking = {name: self._columns[name].grid for name in self._added if name not in columns}
-        return {name: empty_column(grid.dtype, (*shape, *grid.shape[2:])) for name, grid in lacking.items()}
+        lacking = {name: self._columns[name] for name in self._added if name not in columns}
+        lead = columns["valid"].shape
+        return {name: empty_column(held.dtype, (*lead, *held.grid.shape[2:])) for name, held in lacking.items()}
 
     def _make_added(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        grid = self._storage.zeros((self._num_rows, self._num_lanes, *shape), dtype)
+        column = self._storage.column((self._links.num_rows, self._links.num_lanes, *shape), dtype)
         if dtype.kind == "f":
-            grid.fill(np.nan)
-        self._columns[name] = Column(grid)
+            column.grid.fill(np.nan)
+        self._columns[name] = column
         self._added.append(name)
 
-    def _clear(self, where: list[slice], lanes: slice) -> None:
-        """Make rows invalid before they are written."""
-        assert self._observations is not None
-        self._observations.clear(where, lanes)
-        valid = self._columns["valid"].grid
-        for span in where:
-            self._num_valid -= int(np.count_nonzero(valid[span, lanes]))
-            valid[span, lanes] = False
-
-    def _outdated(self, where: list[slice]) -> NDArray[np.int64]:
-        """Return the valid rows that need a frame of rows that are about to be overwritten."""
-        assert self._observations is not None
-        if self.frame_stack == 1:
-            return np.empty(0, np.int64)
-        old = np.concatenate([np.arange(span.start, span.stop) for span in where])
-        old = old[old < self._num_rows_in_use]
-        flat = np.unique(self._observations.outdated(old) % self._num_rows)
-        stale: NDArray[np.int64] = flat[self._columns["valid"].flat[flat]]
-        return stale
-
-    def _revalued(self, flat: NDArray[np.int64]) -> None:
-        """Update what depends on rows, by flat index, that became valid or not."""
-
-    def _rewritten(self, where: list[slice], lanes: slice) -> None:
+    def _note_written(self, place: Place) -> None:
         """Update what depends on rows that were written or made invalid."""
 
     # Batches out.
@@ -389,7 +300,7 @@ class ReplayBuffer:
         n_step: NumSteps = 1,
         gamma: float = 1.0,
         beta: float = 0.0,
-        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+        reward_fn: RewardFn | None = None,
     ) -> dict[str, Tree]:
         """Return a batch of drawn transitions, columns `[B, ...]`.
 
@@ -415,32 +326,10 @@ class ReplayBuffer:
             EmptyReplayBufferError: The buffer holds no transitions.
             ValueError: `batch_size` or `n_step` is less than 1, or the range of `n_step` is empty.
         """
-        _check_numbers("batch_size", batch_size, n_step)
-        if not self._num_valid:
-            raise EmptyReplayBufferError(
-                "the replay buffer holds no transitions to draw: add rollouts first. Algorithms wait for "
-                "num_steps_sampled_before_learning_starts env steps."
-            )
-        assert self._observations is not None
+        self._check_draw("batch_size", batch_size, n_step)
         flat, weights = self._draw(batch_size, beta)
         columns = self._columns
-        if n_step == 1:
-            last, rewards = flat, columns["rewards"].at(flat)
-            if reward_fn is not None:
-                rewards = self._changed_rewards(reward_fn, rewards, flat)
-            num_steps, discounts = np.ones(batch_size, np.int64), np.full(batch_size, gamma, np.float32)
-        else:
-            within = self._within_steps(n_step, batch_size)
-            steps = self._links.window(flat, len(within))
-            done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
-            rewards = columns["rewards"].at(steps)
-            rewards, num_steps, discounts = n_step_returns(
-                rewards if reward_fn is None else self._changed_rewards(reward_fn, rewards, steps),
-                columns["valid"].at(steps) & within,
-                done,
-                gamma=gamma,
-            )
-            last = steps[num_steps - 1, np.arange(batch_size)]
+        last, rewards, num_steps, discounts = self._n_steps(flat, n_step, gamma, reward_fn)
         return {
             "obs": self._observations.at(flat),
             "actions": columns["actions"].at(flat),
@@ -450,10 +339,32 @@ class ReplayBuffer:
             "truncated": columns["truncated"].at(last),
             "num_steps": num_steps,
             "discounts": discounts,
-            "indices": self._stamped(flat),
+            "indices": self._links.stamped(flat),
             "weights": weights,
             **{name: columns[name].at(flat) for name in self._added if name != INTRINSIC},
         }
+
+    def _n_steps(self, flat: Any, n_step: NumSteps, gamma: float, reward_fn: RewardFn | None) -> tuple[Any, ...]:
+        """Return the last step of transitions, their rewards, numbers of steps and discounts, `[B]` each."""
+        if n_step == 1:
+            rewards = self._columns["rewards"].at(flat)
+            if reward_fn is not None:
+                rewards = self._changed_rewards(reward_fn, rewards, flat)
+            return flat, rewards, np.ones(len(flat), np.int64), np.full(len(flat), gamma, np.float32)
+        within = self._within_steps(n_step, len(flat))
+        steps = self._links.window(flat, len(within))
+        found = self._sums(steps, self._columns["valid"].at(steps) & within, gamma, reward_fn)
+        return steps[found[1] - 1, np.arange(len(flat))], *found
+
+    def _sums(
+        self, steps: NDArray[np.int64], inside: NDArray[np.bool_], gamma: float, reward_fn: RewardFn | None
+    ) -> tuple[NDArray[Any], ...]:
+        """Return what `n_step_returns` does for windows of steps `[n, B]`, of which those `inside` may be taken."""
+        done = self._columns["terminated"].at(steps) | self._columns["truncated"].at(steps)
+        rewards = self._columns["rewards"].at(steps)
+        if reward_fn is not None:
+            rewards = self._changed_rewards(reward_fn, rewards, steps)
+        return n_step_returns(rewards, inside, done, gamma=gamma)
 
     def sample_steps(self, batch_size: int) -> dict[str, Tree]:
         """Return drawn single steps `[B, ...]` without their next observations, in about half the time of `sample`.
@@ -465,15 +376,12 @@ class ReplayBuffer:
             EmptyReplayBufferError: The buffer holds no transitions.
             ValueError: `batch_size` is less than 1.
         """
-        _check_numbers("batch_size", batch_size, 1)
-        if not self._num_valid:
-            raise EmptyReplayBufferError("the replay buffer holds no transitions to draw: add rollouts first.")
-        assert self._observations is not None
+        self._check_draw("batch_size", batch_size, 1)
         flat, weights = self._draw(batch_size, 0.0)
         return {
             "obs": self._observations.at(flat),
             "actions": self._columns["actions"].at(flat),
-            "indices": self._stamped(flat),
+            "indices": self._links.stamped(flat),
             "weights": weights,
             **{name: self._columns[name].at(flat) for name in self._added if name != INTRINSIC},
         }
@@ -485,9 +393,9 @@ class ReplayBuffer:
             indices: The column `indices` of the batch, int64 `[B]`.
             num_steps: Number of steps, at least 1 each and all in the buffer, `[B]`; lanes must be in step.
         """
-        assert self._observations is not None and self._lanes is None
-        flat = indices % (self._num_rows * self._num_lanes)
-        return self._observations.after(flat + (num_steps.astype(np.int64) - 1) * self._num_lanes)
+        assert type(self._links) is GridLinks
+        flat = indices % self._links.size
+        return self._observations.after(flat + (num_steps.astype(np.int64) - 1) * self._links.num_lanes)
 
     def get_steps(self) -> dict[str, Any]:
         """Return all steps, in the order of time within their episodes, with what they led to.
@@ -496,9 +404,9 @@ class ReplayBuffer:
             Columns `[S, ...]`: `obs`, `actions`, `rewards`, `terminated`, `truncated`, `next_obs`, and `starts`, bool,
             the first steps of episodes or of the parts of episodes that the buffer holds.
         """
-        columns, size = self._columns, self._num_rows * self._num_lanes
-        if self._observations is None or not self._num_valid:
+        if not self._num_valid:
             return {"rewards": np.zeros(0, np.float32)}
+        columns, size = self._columns, self._links.size
         done = columns["terminated"].flat | columns["truncated"].flat
         goes_on = columns["valid"].flat & ~done  # steps after which another one of their episode may follow
         flat = np.flatnonzero(columns["valid"].flat)
@@ -531,7 +439,7 @@ class ReplayBuffer:
         burn_in: int = 0,
         n_step: NumSteps = 1,
         gamma: float = 1.0,
-        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+        reward_fn: RewardFn | None = None,
     ) -> dict[str, Tree]:
         """Return drawn sequences of consecutive steps, each from any step on, for a module with memory.
 
@@ -561,10 +469,7 @@ class ReplayBuffer:
             EmptyReplayBufferError: The buffer holds no transitions.
             ValueError: `num_sequences` or `n_step` is less than 1, or the range of `n_step` is empty.
         """
-        _check_numbers("num_sequences", num_sequences, n_step)
-        if not self._num_valid:
-            raise EmptyReplayBufferError("the replay buffer holds no transitions to draw: add rollouts first.")
-        assert self._observations is not None
+        self._check_draw("num_sequences", num_sequences, n_step)
         columns = self._columns
         firsts, _ = self._draw(num_sequences, 0.0)
         named = dict(_columns_of_states(initial_state))
@@ -587,15 +492,8 @@ class ReplayBuffer:
         window = place + np.arange(len(within))[:, None]
         inside = (window < ends[sequence]) & within
         window = flat[np.minimum(window, ends[sequence])]
-        ended = columns["terminated"].at(window) | columns["truncated"].at(window)
         inside[0] = True  # also in the rows after the steps, which nobody reads
-        rewards = columns["rewards"].at(window)
-        rewards, num_steps, discounts = n_step_returns(
-            rewards if reward_fn is None else self._changed_rewards(reward_fn, rewards, window),
-            inside,
-            ended,
-            gamma=gamma,
-        )
+        rewards, num_steps, discounts = self._sums(window, inside, gamma, reward_fn)
         last = window[num_steps - 1, place]
         after = self._observations.after(flat[ends - 1])
         obs = self._observations.at(flat)
@@ -614,7 +512,7 @@ class ReplayBuffer:
             "truncated": columns["truncated"].at(last),
             "num_steps": num_steps,
             "discounts": discounts,
-            "indices": self._stamped(flat % (self._num_rows * self._num_lanes)),
+            "indices": self._links.stamped(flat % self._links.size),
             "weights": np.ones(len(place), np.float32),
             "states": map_tree(lambda _: next(states), initial_state),
             "sequence_starts": time == 0,
@@ -626,7 +524,7 @@ class ReplayBuffer:
 
     def _starts_before(self, flat: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows up to `most` steps before rows of steps, in the same episodes, and the numbers of steps."""
-        columns, size = self._columns, self._num_rows * self._num_lanes
+        columns, size = self._columns, self._links.size
         counts = np.zeros(len(flat), np.int64)
         for _ in range(most):
             before = self._links.before(flat) % size
@@ -640,7 +538,7 @@ class ReplayBuffer:
         return flat, counts
 
     def _changed_rewards(
-        self, reward_fn: Callable[[NDArray[Any]], NDArray[Any]], rewards: NDArray[np.float32], flat: NDArray[np.int64]
+        self, reward_fn: RewardFn, rewards: NDArray[np.float32], flat: NDArray[np.int64]
     ) -> NDArray[Any]:
         """Return what a function makes of rewards, plus the intrinsic rewards of the same steps, where there are any.
 
@@ -665,40 +563,40 @@ class ReplayBuffer:
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return flat indices and weights, `[B]` each."""
         weights = np.ones(batch_size, np.float32)
-        num_valid, num_entries = self._num_valid, self._num_rows_in_use * self._num_lanes
+        num_valid, num_entries = self._num_valid, self._links.num_rows_in_use * self._links.num_lanes
         if 4 * num_valid < num_entries:  # so few that most draws would be rejected
-            if self._candidates is None:
-                self._candidates = np.flatnonzero(self._columns["valid"].flat[:num_entries])
-            return self._candidates.take(self._evenly(num_valid, batch_size)), weights
+            if "valid" not in self._derived:
+                self._derived["valid"] = np.flatnonzero(self._columns["valid"].flat[:num_entries])
+            return self._derived["valid"].take(self._evenly(num_valid, batch_size)), weights
         # Draws are rejected where no step is valid. Enough are made at once that a second attempt is rare.
         num_draws = batch_size * num_entries // num_valid + batch_size // 8 + 8
         valid = self._columns["valid"]
-        drawn = self._evenly(num_entries, num_draws)
-        flat = drawn[valid.at(drawn)]
+        flat = np.empty(0, np.int64)
         while len(flat) < batch_size:
             drawn = self._evenly(num_entries, num_draws)
-            flat = np.concatenate([flat, drawn[valid.at(drawn)]])
+            drawn = drawn[valid.at(drawn)]
+            flat = np.concatenate([flat, drawn]) if len(flat) else drawn
         return flat[:batch_size], weights
 
     def _evenly(self, stop: int, size: int) -> NDArray[np.int64]:
         """Return random integers from 0 to `stop` - 1, in half the time of `integers`, and uniform up to 53 bits."""
         return (self._rng.random(size) * stop).astype(np.int64)
 
-    @property
-    def _num_rows_in_use(self) -> int:
-        return min(int(self._written.max()), self._num_rows)
+    def _check_draw(self, name: str, size: int, n_step: NumSteps) -> None:
+        """Refuse to draw from an empty buffer, and numbers with which nothing can be drawn.
 
-    def _stamped(self, flat: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return indices that keep counting past the end of the ring, so that no row ever gets the same ones again."""
-        size = self._num_rows * self._num_lanes
-        if len(self._written) == 1:
-            lap, head = divmod(int(self._written[0]), self._num_rows)
-            return flat + size * (lap - (flat >= head * self._num_lanes))
-        assert self._layout is not None
-        blocks = flat % self._num_lanes // self._layout.num_envs
-        laps, heads = np.divmod(self._written, self._num_rows)
-        stamped: NDArray[np.int64] = flat + size * (laps[blocks] - (flat >= heads[blocks] * self._num_lanes))
-        return stamped
+        Raises:
+            EmptyReplayBufferError: The buffer holds no transitions.
+            ValueError: A number is less than 1, or the range of `n_step` is empty.
+        """
+        smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
+        if size < 1 or not 1 <= smallest <= largest:
+            raise ValueError(f"{name}={size} and n_step={n_step} must be at least 1, and a range is (min, max).")
+        if not self._num_valid:
+            raise EmptyReplayBufferError(
+                "the replay buffer holds no transitions to draw: add rollouts first. Algorithms wait for "
+                "num_steps_sampled_before_learning_starts env steps."
+            )
 
     # State.
 
@@ -719,26 +617,23 @@ class ReplayBuffer:
             copy: Whether to copy the arrays. Otherwise they are views, which change when rollouts are added: write
                 them first. Columns that are larger than the memory can only be written in this way.
         """
-        num_rows = self._num_rows_in_use
         state: dict[str, Any] = {"version": _STATE_VERSION, **self._settings(), "rng": _plain_rng(self._rng)}
-        if self._layout is None or self._observations is None:
+        if self._layout is None:
             return {**state, "layout": None}
+        num_rows, own = self._links.num_rows_in_use, [(name, self._columns[name]) for name in self._added]
         return {
             **state,
             "layout": self._layout.to_state(),
-            "workers": list(self._workers),
-            "written": self._written.tolist(),
             "num_env_steps_added": self.num_env_steps_added,
-            "columns": {
-                name: np.array(column.grid[:num_rows], copy=copy or None) for name, column in self._columns.items()
-            },
-            "added": [
-                [name, str(self._columns[name].grid.dtype), list(self._columns[name].grid.shape[2:])]
-                for name in self._added
-            ],
+            "added": [[name, str(column.dtype), list(column.grid.shape[2:])] for name, column in own],
             "obs": self._observations.get_state(num_rows, copy=copy),
-            **({} if self._lanes is None else {"lanes": self._lanes.get_state(num_rows, copy=copy)}),
+            **arrays_of(self._stored(), num_rows, copy=copy),
+            **self._links.get_state(copy=copy),
         }
+
+    def _stored(self) -> dict[str, Any]:
+        """Return the columns that this class keeps besides the observations, by their keys in a state."""
+        return {"columns": self._columns}
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that must be the same in a state."""
@@ -755,17 +650,22 @@ class ReplayBuffer:
         Raises:
             CheckpointError: The state is from a buffer with other settings or columns, or damaged. Nothing is changed.
         """
+        if ("generator" in state) != (self.kind == "device"):
+            raise CheckpointError(
+                "the state of a replay buffer on arrays cannot continue in one on the device of an env of tensors, nor "
+                "the other way round: build with the env and the callbacks of that run, or continue without the state."
+            )
+        if state.get("version") != _STATE_VERSION:
+            raise CheckpointError(
+                f"the state of the replay buffer has format {state.get('version')}, and this version of Corral reads "
+                f"{_STATE_VERSION}: use the version that wrote it, or continue without the state."
+            )
         for name, value in self._settings().items():
             if state.get(name) != value:
                 raise CheckpointError(
                     f"the state is from a replay buffer with {name}={state.get(name)!r}, and this buffer has "
                     f"{name}={value!r}: make the buffer with {name}={state.get(name)!r}, or continue without the state."
                 )
-        if state.get("version") != _STATE_VERSION:
-            raise CheckpointError(
-                f"the state of the replay buffer has format {state.get('version')}, and this version of Corral reads "
-                f"{_STATE_VERSION}: use the version that wrote it, or continue without the state."
-            )
         was_empty = self._layout is None
         try:
             self._restore(state)
@@ -795,65 +695,32 @@ class ReplayBuffer:
     @interruptible
     def _load(self, state: Mapping[str, Any]) -> None:
         """Check all of a state, then restore it."""
-        assert self._observations is not None
-        rng, written = _rng_of(state["rng"]), np.array(state["written"], np.int64).reshape(self._written.shape)
-        num_rows = min(int(written.max()), self._num_rows)
-        num_added, shape, added = int(state["num_env_steps_added"]), (num_rows, self._num_lanes), state["added"]
-        specs = {name: (self._columns[name].grid.dtype, self._columns[name].grid.shape[2:]) for name in _OWN}
-        specs |= {name: (np.dtype(dtype), tuple(entry)) for name, dtype, entry in added}
-        columns = {
-            name: array_of(state["columns"][name], dtype, (*shape, *entry)) for name, (dtype, entry) in specs.items()
-        }
-        obs = self._observations.checked_state(state["obs"], num_rows)
-        lanes = None if self._lanes is None else self._lanes.checked_state(state["lanes"], num_rows)
+        rng, (num_rows, restore_links) = _rng_of(state["rng"]), self._links.load(state)
+        num_added = int(state["num_env_steps_added"])
+        added = [(name, np.dtype(dtype), tuple(entry)) for name, dtype, entry in state["added"]]
+        own = {name: column for name, column in self._columns.items() if name not in self._added}
+        columns = with_arrays({**self._stored(), "columns": own}, state, num_rows)
+        lead = num_rows, self._links.num_lanes
+        more = [(*one, array_of(state["columns"][one[0]], one[1], (*lead, *one[2]))) for one in added]
+        restore_observations = self._observations.load(state["obs"], num_rows)
         # From here on nothing can fail.
-        if self._lanes is not None and lanes is not None:
-            self._lanes.set_state(lanes, num_rows)
-        for name in self._added:
-            del self._columns[name]
-        self._added = []
-        for name, dtype, entry in added:
-            self._make_added(name, tuple(entry), np.dtype(dtype))
+        restore_links()
+        self._columns, self._added = own, []
+        for name, dtype, entry, rows in more:
+            self._make_added(name, entry, dtype)
+            columns.append((self._columns[name], rows))
         self._columns["valid"].grid[num_rows:] = False
-        for name, column in columns.items():
-            self._columns[name].grid[:num_rows] = column
-        self._observations.set_state(obs, num_rows)
-        self._rng, self._written, self._workers = rng, written, list(state["workers"])
-        self._num_valid, self._candidates = int(np.count_nonzero(columns["valid"])), None
-        self.num_env_steps_added = num_added
-
-
-def _check_numbers(name: str, size: int, n_step: NumSteps) -> None:
-    """Refuse numbers with which nothing can be drawn.
-
-    Raises:
-        ValueError: One is less than 1, or the range of `n_step` is empty.
-    """
-    smallest, largest = n_step if isinstance(n_step, tuple) else (n_step, n_step)
-    if size < 1 or not 1 <= smallest <= largest:
-        raise ValueError(f"{name}={size} and n_step={n_step} must be at least 1, and a range is (min, max).")
+        for column, rows in columns:
+            column.set_first_rows(rows)
+        restore_observations()
+        self._derived.clear()
+        self._rng, self.num_env_steps_added = rng, num_added
+        self._num_valid = int(np.count_nonzero(self._columns["valid"].grid))
 
 
 def _columns_of_states(states: Tree) -> list[tuple[str, NDArray[Any]]]:
     """Return the names of the columns that hold states, each with its leaf; checkpoints use `/` for another purpose."""
     return [(name.replace("/", "."), np.asarray(leaf)) for name, leaf in named_leaves(states, STATES)]
-
-
-def _lengths(valid: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of rows of each lane up to its last valid one, `[L]`, for `[T, L]`."""
-    lengths: NDArray[np.int64] = np.where(valid.any(0), len(valid) - valid[::-1].argmax(0), 0)
-    return lengths
-
-
-def _latest_that_fit(lengths: NDArray[np.int64], num_rows: int, frame_stack: int) -> tuple[int, NDArray[np.int64]]:
-    """Return the first row of a rollout and the lanes whose steps fit into a ring of `num_rows` rows."""
-    lanes = np.flatnonzero(lengths)
-    rows = (lengths[lanes] > np.arange(lengths.max(initial=0))[:, None])[::-1]  # from the last row on
-    needed = np.cumsum(rows.sum(1)) + np.maximum.accumulate(rows.sum(1)) * frame_stack
-    num_kept = max(1, int(np.count_nonzero(needed <= num_rows)))
-    first = max(0, len(rows) - num_kept)
-    lanes = lanes[lengths[lanes] > first]
-    return first, lanes[-(num_rows // (frame_stack + 1)) :]
 
 
 def _plain_rng(rng: np.random.Generator) -> dict[str, str]:

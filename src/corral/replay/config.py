@@ -114,16 +114,7 @@ def make_replay_buffer(
         ConfigError: A value is out of range, or the directory does not exist.
     """
     check_values(config, "replay_buffer_config")
-    if config.type == "prioritized":
-        return PrioritizedReplayBuffer(
-            config.capacity,
-            alpha=config.alpha,
-            epsilon=config.epsilon,
-            num_runners=num_runners,
-            frame_stack=config.frame_stack,
-            directory=config.directory,
-            seed=seed,
-        )
+    settings: dict[str, Any] = {"num_runners": num_runners, "directory": config.directory, "seed": seed}
     if config.type == "hindsight":
         from corral.replay.hindsight import HindsightReplayBuffer
 
@@ -133,19 +124,9 @@ def make_replay_buffer(
                 "replay_buffer_config: type='hindsight' stores whole observations, and these are stacks of "
                 f"{config.frame_stack} frames: leave out frame_stack and the transform FrameStack, or use another type."
             )
-        return HindsightReplayBuffer(
-            config.capacity,
-            goals=find_goals(),
-            strategy=config.goal_strategy,
-            num_goals=config.num_goals,
-            num_runners=num_runners,
-            directory=config.directory,
-            seed=seed,
-        )
-    return ReplayBuffer(
-        config.capacity,
-        num_runners=num_runners,
-        frame_stack=config.frame_stack,
-        directory=config.directory,
-        seed=seed,
-    )
+        settings |= {"goals": find_goals(), "strategy": config.goal_strategy, "num_goals": config.num_goals}
+        return HindsightReplayBuffer(config.capacity, **settings)
+    settings["frame_stack"] = config.frame_stack
+    if config.type == "prioritized":
+        return PrioritizedReplayBuffer(config.capacity, alpha=config.alpha, epsilon=config.epsilon, **settings)
+    return ReplayBuffer(config.capacity, **settings)

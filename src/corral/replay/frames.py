@@ -63,13 +63,14 @@ class FrameStacks:
         return last
 
     def ages(
-        self, leaves: list[NDArray[np.generic]], first: NDArray[np.generic] | int
+        self, leaves: list[NDArray[np.generic]], first: NDArray[np.generic], in_use: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.uint8], str | None]:
         """Return the ages of observations.
 
         Args:
             leaves: Observations `[T + 1, N, ...]`.
             first: Ages of row 0, `[N]`.
+            in_use: Which observations count, bool `[T + 1, N]`; `None` is all.
 
         Returns:
             Ages, uint8 `[T + 1, N]`, and the kind of padding.
@@ -81,6 +82,8 @@ class FrameStacks:
         starts = np.zeros((num_rows, num_envs), np.bool_)
         for leaf, axis in zip(leaves, self.axes, strict=True):
             starts[1:] |= ~self._overlap(leaf, axis)
+        if in_use is not None:
+            starts &= in_use
         stacks = self.front(leaves, 2)
         padding = self._padding_of([stack[starts] for stack in stacks], starts) if starts.any() else self.padding
         rows = np.arange(num_rows)[:, None]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,10 @@ from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunctions
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
-from corral.replay.buffer import NumSteps, ReplayBuffer
+from corral.replay.buffer import NumSteps, ReplayBuffer, RewardFn
 from corral.replay.layout import Layout
-from corral.replay.observations import array_of
-from corral.replay.storage import Column, put_rows
-
-if TYPE_CHECKING:
-    from corral.episodes.lanes import LaneRollout
-    from corral.episodes.rollout import Rollout
+from corral.replay.links import Place
+from corral.replay.storage import array_of, put_rows
 
 Strategy = Literal["future", "final", "episode"]
 """From which steps of an episode goals come."""
@@ -65,12 +61,6 @@ class HindsightReplayBuffer(ReplayBuffer):
         self.strategy, self.num_goals = strategy, num_goals
         super().__init__(capacity, num_runners=num_runners, directory=directory, seed=seed)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, or of disk space, that the columns take."""
-        episodes = () if self._numbers is None else (self._numbers, *self._bounds)
-        return super().nbytes + sum(column.grid.nbytes for column in episodes)
-
     def close(self) -> None:
         """Free memory and disk space, and close the env that computes rewards."""
         super().close()
@@ -79,12 +69,12 @@ class HindsightReplayBuffer(ReplayBuffer):
     # The episodes of a lane are numbered. A table of R entries for each lane holds the first and the last row of each
     # episode by its number: no more than R episodes of a lane are in the ring.
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._numbers: Column | None = None  # of the episode of each row
-        self._bounds: list[Column] = []  # first and last row of each episode, counting all rows ever written
-
     def _make_columns(self, layout: Layout, num_linked_rows: int | None = None) -> Layout:
+        if num_linked_rows is not None:
+            raise ConfigError(
+                "replay_buffer_config: type='hindsight' needs one agent whose envs step together, and these steps come "
+                "from several agents or from clients of a policy server: use type='uniform'."
+            )
         keys = layout.tree.keys() if isinstance(layout.tree, dict) else ()
         missing = [key for key in GOAL_KEYS if key not in keys]
         if missing:
@@ -93,39 +83,34 @@ class HindsightReplayBuffer(ReplayBuffer):
                 f"{missing[0]!r} is not among {', '.join(layout.paths)}: use another type, or leave out transforms "
                 "that change the form of the observations before they are stored."
             )
-        super()._make_columns(layout, num_linked_rows)
-        shape = self._num_rows, self._num_lanes
-        self._numbers, *self._bounds = (Column(self._storage.zeros(shape, np.int64)) for _ in range(3))
-        self._latest = np.zeros(self._num_lanes, np.int64)  # number of the newest episode of each lane
-        self._is_over = np.ones(self._num_lanes, np.bool_)  # whether the next row begins another one
+        super()._make_columns(layout)
+        shape = self._links.num_rows, self._links.num_lanes
+        # The number of the episode of each row; by number, the first and the last row, counting all rows ever written.
+        self._numbers, *self._bounds = (self._storage.column(shape, np.int64) for _ in range(3))
+        self._latest = np.zeros(shape[1], np.int64)  # number of the newest episode of each lane
+        self._is_over = np.ones(shape[1], np.bool_)  # whether the next row begins another one
         return layout
 
-    def _add_lanes(self, rollout: LaneRollout, layout: Layout) -> None:
-        raise ConfigError(
-            "replay_buffer_config: type='hindsight' needs one agent whose envs step together, and these steps come "
-            "from several agents or from clients of a policy server: use type='uniform'."
-        )
+    def _stored(self) -> dict[str, Any]:
+        return {**super()._stored(), "episodes": [self._numbers, *self._bounds]}
 
-    def _add(self, rollout: Rollout, layout: Layout) -> None:
-        before = self._written.copy()
-        super()._add(rollout, layout)
-        assert self._numbers is not None
-        block = self._block_of(rollout.worker_index)
-        lanes = slice(block * layout.num_envs, (block + 1) * layout.num_envs)
-        stop = int(self._written[block]) - 1  # the row of the last observation
-        num_rows = min(rollout.num_rows, self._num_rows - self.frame_stack)
-        rows = np.arange(stop - num_rows, stop)
-        if rows[0] != before[block] - 1:  # the rollout does not continue the one before
+    def _note_written(self, place: Place) -> None:
+        lanes, num_rows = place.lanes, self._links.num_rows
+        assert isinstance(place.steps_at, int)  # lanes are in step
+        rows = np.arange(place.steps_at, place.stop - 1)
+        if place.tails[0] < 0:  # the rollout does not continue the one before
             self._is_over[lanes] = True
-        valid, over = (self._columns[name].grid[rows % self._num_rows, lanes] for name in ("valid", "terminated"))
-        over = over | self._columns["truncated"].grid[rows % self._num_rows, lanes] | ~valid
+        valid, terminated, truncated = (
+            self._columns[name].grid[rows % num_rows, lanes] for name in ("valid", "terminated", "truncated")
+        )
+        over = terminated | truncated | ~valid
         begins = np.concatenate([self._is_over[None, lanes], over[:-1]])
         numbers = self._latest[lanes] + np.cumsum(begins, 0)
         self._latest[lanes], self._is_over[lanes] = numbers[-1], over[-1]
         put_rows([(self._numbers, numbers)], int(rows[0]), lanes)
         for column, where in zip(self._bounds, (begins & valid, valid), strict=True):
             at, lane = where.nonzero()  # in the order of time, so the last one of several rows stays
-            column.grid[numbers[at, lane] % self._num_rows, lanes.start + lane] = rows[at]
+            column.grid[numbers[at, lane] % num_rows, lanes.start + lane] = rows[at]
 
     def _achieved_later(self, flat: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return a goal for each of the steps, `[M, ...]`.
@@ -134,21 +119,20 @@ class HindsightReplayBuffer(ReplayBuffer):
             flat: Flat indices of the steps, `[M]`.
             rows: Their rows, counting all rows ever written, `[M]`.
         """
-        assert self._numbers is not None and self._layout is not None
-        lanes = flat % self._num_lanes
-        entries = self._numbers.at(flat) % self._num_rows * self._num_lanes + lanes
+        num_rows, num_lanes = self._links.num_rows, self._links.num_lanes
+        lanes = flat % num_lanes
+        entries = self._numbers.at(flat) % num_rows * num_lanes + lanes
         first, last = (column.at(entries) for column in self._bounds)
         if self.strategy == "final":
             chosen = last
         else:
-            oldest = self._written[lanes // self._layout.num_envs] - self._num_rows
+            oldest = self._links.written[lanes * self.num_runners // num_lanes] - num_rows
             start = rows if self.strategy == "future" else np.maximum(first, oldest)
             chosen = start + (self._rng.random(len(rows)) * (last + 1 - start)).astype(np.int64)
-        return self._achieved_after(chosen % self._num_rows * self._num_lanes + lanes)
+        return self._achieved_after(chosen % num_rows * num_lanes + lanes)
 
     def _achieved_after(self, flat: NDArray[np.int64]) -> NDArray[Any]:
         """Return what was achieved after steps, `[M, ...]`."""
-        assert self._observations is not None
         achieved: NDArray[Any] = self._observations.after(flat)[ACHIEVED]
         return achieved
 
@@ -161,7 +145,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         n_step: NumSteps = 1,
         gamma: float = 1.0,
         beta: float = 0.0,
-        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+        reward_fn: RewardFn | None = None,
     ) -> dict[str, Tree]:
         """Return drawn transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
         batch = super().sample(batch_size, n_step=n_step, gamma=gamma, beta=beta, reward_fn=reward_fn)
@@ -169,8 +153,8 @@ class HindsightReplayBuffer(ReplayBuffer):
         if not len(at):
             return batch
         stamps: NDArray[np.int64] = batch["indices"][at]
-        flat = stamps % (self._num_rows * self._num_lanes)
-        goals = self._achieved_later(flat, stamps // self._num_lanes)
+        flat = stamps % self._links.size
+        goals = self._achieved_later(flat, stamps // self._links.num_lanes)
         self._relabel(batch, at, flat, goals, gamma, reward_fn)
         return batch
 
@@ -181,7 +165,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         flat: NDArray[np.int64],
         goals: NDArray[Any],
         gamma: float,
-        reward_fn: Callable[[NDArray[Any]], NDArray[Any]] | None,
+        reward_fn: RewardFn | None,
     ) -> None:
         """Give transitions of a batch other goals.
 
@@ -193,7 +177,6 @@ class HindsightReplayBuffer(ReplayBuffer):
             gamma: Discount per step.
             reward_fn: Function of the rewards of single steps.
         """
-        assert self._observations is not None
         num_steps = batch["num_steps"][at]
         longest = int(num_steps.max(initial=1))
         steps = self._links.window(flat, longest)
@@ -228,23 +211,14 @@ class HindsightReplayBuffer(ReplayBuffer):
     def get_state(self, *, copy: bool = True) -> dict[str, Any]:
         """Return the state as plain data; see `ReplayBuffer.get_state`."""
         state = super().get_state(copy=copy)
-        if self._numbers is None:
+        if self._layout is None:
             return state
-        num_rows = self._num_rows_in_use
-        parts = (self._numbers, *self._bounds)
-        episodes = [np.array(part.grid[:num_rows], copy=copy or None) for part in parts]
-        return {**state, "episodes": episodes, "latest": self._latest.copy(), "is_over": self._is_over.copy()}
+        return {**state, "latest": self._latest.copy(), "is_over": self._is_over.copy()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        assert self._numbers is not None
-        num_rows = min(max(state["written"]), self._num_rows)
-        shape = num_rows, self._num_lanes
-        episodes = [array_of(part, np.int64, shape) for part in state["episodes"]]
-        latest = array_of(state["latest"], np.int64, shape[1:])
-        is_over = array_of(state["is_over"], np.bool_, shape[1:])
+        latest = array_of(state["latest"], np.int64, self._latest.shape)
+        is_over = array_of(state["is_over"], np.bool_, self._is_over.shape)
         super()._load(state)
-        for column, rows in zip((self._numbers, *self._bounds), episodes, strict=True):
-            column.grid[:num_rows] = rows
         self._latest, self._is_over = latest.copy(), is_over.copy()
 
 

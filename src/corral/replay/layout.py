@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.columns import describe
@@ -21,8 +20,8 @@ Spec = tuple[str, tuple[int, ...]]
 
 
 def spec_of(column: NDArray[Any]) -> Spec:
-    """Return dtype and shape of one entry of a column `[T, N, ...]`."""
-    return str(column.dtype), column.shape[2:]
+    """Return dtype and shape of one entry of a column `[T, N, ...]`, an array or a tensor."""
+    return str(column.dtype).removeprefix("torch."), tuple(column.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -62,45 +61,36 @@ class Layout:
         Raises:
             ColumnError: The observation is nested differently.
         """
-        if type(self.tree) is int and isinstance(obs, np.ndarray):
-            return [obs]
-        found: list[NDArray[Any]] = []
-        try:
-            map_tree(lambda _, leaf: found.append(leaf), self.tree, obs)
-        except (KeyError, IndexError, TypeError, ValueError):
-            found.clear()
-        if not all(isinstance(leaf, np.ndarray) for leaf in found) or len(found) != len(list(named_leaves(obs))):
-            names = [path for path, _ in named_leaves(obs, "obs")]
+        named = {"obs": obs} if hasattr(obs, "shape") else dict(named_leaves(obs, "obs"))
+        if named.keys() != set(self.paths):
             raise ColumnError(
-                f"the replay buffer holds observations with the leaves {list(self.paths)}, and cannot store {names}: "
-                "add rollouts of one observation space."
+                f"the replay buffer holds observations with the leaves {list(self.paths)}, and cannot store "
+                f"{list(named)}: add rollouts of one observation space."
             )
-        return found
+        return [named[path] for path in self.paths]
 
     def unflatten(self, leaves: list[Any]) -> Tree:
         """Return the tree of leaves that are in the order of `paths`."""
-        if type(self.tree) is int:
-            return leaves[0]
         return map_tree(lambda index: leaves[index], self.tree)
 
-    def check(self, columns: Iterable[tuple[str, NDArray[Any], Spec]], num_rows: int) -> None:
-        """Check columns.
-
-        Args:
-            columns: Name, array, and spec of the entries of each column.
-            num_rows: Number of rows that they must have.
+    def checked(
+        self, obs: Tree, columns: Mapping[str, NDArray[Any]], num_rows: int, num_envs: int
+    ) -> list[NDArray[Any]]:
+        """Return the leaves of observations `[num_rows + 1, num_envs, ...]`, after checking them and columns.
 
         Raises:
-            ColumnError: The shape or dtype of a column differs; both are named.
+            ColumnError: The observation is nested differently, or the shape or dtype of a column differs.
         """
-        for name, column, (dtype, entry) in columns:
-            shape = (num_rows, self.num_envs, *entry)
+        leaves = [obs] if self.tree == 0 and hasattr(obs, "shape") else self.leaves(obs)
+        given = [(path, leaf, 1, spec) for path, leaf, spec in zip(self.paths, leaves, self.obs, strict=True)]
+        for name, column, more, (dtype, entry) in (*given, ("actions", columns["actions"], 0, self.actions)):
+            shape = (num_rows + more, num_envs, *entry)
             if column.shape != shape or column.dtype != dtype:
-                raise ColumnError(
-                    f"column {name!r} is {describe(column)}, but the replay buffer needs {dtype}{list(shape)}: all "
-                    "rollouts must come from envs with the same spaces, and all runners must have the same number of "
-                    "envs."
-                )
+                raise _misfit(name, column, dtype, shape)
+        for name in ("rewards", "terminated", "truncated", "valid"):
+            if columns[name].shape != (num_rows, num_envs):
+                raise _misfit(name, columns[name], str(columns[name].dtype), (num_rows, num_envs))
+        return leaves
 
     def to_state(self) -> dict[str, Any]:
         """Return the layout as plain data. Keys of observations are in lists, as they need not be strings."""
@@ -122,6 +112,13 @@ class Layout:
             obs=tuple((dtype, tuple(shape)) for dtype, shape in state["obs"]),
             actions=(state["actions"][0], tuple(state["actions"][1])),
         )
+
+
+def _misfit(name: str, column: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> ColumnError:
+    return ColumnError(
+        f"column {name!r} is {describe(column)}, but the replay buffer needs {dtype}{list(shape)}: all rollouts must "
+        "come from envs with the same spaces, and all runners must have the same number of envs."
+    )
 
 
 def _plain_tree(tree: Tree) -> Any:

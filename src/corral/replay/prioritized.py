@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from corral.errors import ConfigError
 from corral.replay.buffer import ReplayBuffer
 from corral.replay.layout import Layout
-from corral.replay.observations import array_of
+from corral.replay.links import Place
+from corral.replay.storage import Column
 from corral.replay.sum_tree import SumTree
 
 # Bounds of the powers of priorities, so that their sums are neither 0 nor infinite.
@@ -63,31 +64,35 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _make_columns(self, layout: Layout, num_linked_rows: int | None = None) -> Layout:
         super()._make_columns(layout, num_linked_rows)
-        self._tree = SumTree(self._num_rows * self._num_lanes)
+        self._tree = SumTree(self._links.size)
+        self._powers = Column(self._tree.leaves.reshape(-1, self._links.num_lanes))
         return layout
+
+    def _stored(self) -> dict[str, Any]:
+        return {**super()._stored(), "priorities": self._powers}
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory, or of disk space, that the columns take, and of memory that the priorities take."""
-        return super().nbytes + self._tree.nbytes
+        return super().nbytes + self._tree.nbytes - self._tree.leaves.nbytes
 
     def _set_max_priority(self, priority: float) -> None:
-        self.max_priority, self._newest = priority, float(self._powers(np.array(priority)))
+        self.max_priority, self._newest = priority, float(self._powers_of(np.array(priority)))
 
-    def _powers(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _powers_of(self, priorities: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore", under="ignore"):
             powers: NDArray[np.float64] = np.clip(priorities**self.alpha, _SMALLEST, _LARGEST)
         return powers
 
-    def _rewritten(self, where: list[slice], lanes: slice) -> None:
-        leaves, valid = self._tree.leaves.reshape(-1, self._num_lanes), self._columns["valid"].grid
-        for span in where:
-            np.multiply(valid[span, lanes], self._newest, out=leaves[span, lanes])
-            self._tree.update_range(span.start * self._num_lanes, span.stop * self._num_lanes)
-
-    def _revalued(self, flat: NDArray[np.int64]) -> None:
-        self._tree.leaves[flat] = self._columns["valid"].flat[flat] * self._newest
-        self._tree.update(flat)
+    def _note_written(self, place: Place) -> None:
+        powers, valid, num_lanes = self._powers.grid, self._columns["valid"], self._links.num_lanes
+        for span in place.overwritten:
+            np.multiply(valid.grid[span, place.lanes], self._newest, out=powers[span, place.lanes])
+            self._tree.update_range(span.start * num_lanes, span.stop * num_lanes)
+        if isinstance(place.steps_at, tuple):  # some are in the tails of their lanes, elsewhere in the ring
+            flat = np.concatenate([place.outdated, place.steps_at[1]])
+            self._tree.leaves[flat] = valid.flat[flat] * self._newest
+            self._tree.update(flat)
 
     def _draw(self, batch_size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return flat indices and weights: (len * P(i)) ** -beta over the largest of the batch, as in Dopamine."""
@@ -126,8 +131,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 f"update_priorities(): the priority of index {stamped[bad]} is {given[bad]}: priorities must be "
                 "finite and not negative. Give absolute TD errors; if these are not finite, neither is the loss."
             )
-        flat = stamped.astype(np.int64) % (self._num_rows * self._num_lanes)
-        there = (self._stamped(flat) == stamped) & self._columns["valid"].at(flat)
+        flat = stamped.astype(np.int64) % self._links.size
+        there = (self._links.stamped(flat) == stamped) & self._columns["valid"].at(flat)
         if not there.all():
             flat, given = flat[there], given[there]
             if not given.size:
@@ -135,7 +140,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         given = given + self.epsilon
         if given.max() > self.max_priority:
             self._set_max_priority(float(given.max()))
-        self._tree.leaves[flat] = self._powers(given)
+        self._tree.leaves[flat] = self._powers_of(given)
         self._tree.update(flat)
 
     def _settings(self) -> dict[str, Any]:
@@ -143,18 +148,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def get_state(self, *, copy: bool = True) -> dict[str, Any]:
         """Return the state as plain data; see `ReplayBuffer.get_state`. It holds priorities to the power of `alpha`."""
-        state = super().get_state(copy=copy)
-        if self._layout is not None:
-            leaves = self._tree.leaves.reshape(-1, self._num_lanes)
-            state["priorities"] = np.array(leaves[: self._num_rows_in_use], copy=copy or None)
-        return {**state, "max_priority": self.max_priority}
+        return {**super().get_state(copy=copy), "max_priority": self.max_priority}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        num_rows = min(max(state["written"]), self._num_rows)
-        priorities = array_of(state["priorities"], np.float64, (num_rows, self._num_lanes))
         max_priority = float(state["max_priority"])
         super()._load(state)
-        leaves = self._tree.leaves.reshape(-1, self._num_lanes)
-        leaves[:num_rows], leaves[num_rows:] = priorities, 0.0
-        self._tree.update_range(0, len(self._tree.leaves))
+        self._powers.grid[self._links.num_rows_in_use :] = 0.0
+        self._tree.update_range(0, self._links.size)
         self._set_max_priority(max_priority)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import weakref
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from corral.core.interrupts import interrupts_deferred
@@ -150,6 +150,7 @@ class Mailbox:
         self.num_env_steps = self.num_env_steps_returned = 0
         self.taken: list[tuple[int, Rollout]] = []
         self._arrived: deque[int] = deque()  # runners that have answered since all were looked at
+        self._arrival = threading.Event()  # set when one of them answers
         self._speeds = Speeds()
         # What came with fragments: index of the runner, metrics, seconds, and the fragment, which they wait for.
         self._logged: list[tuple[int, Parts, dict[str, float], Callable[[], Rollout | None]]] = []
@@ -194,7 +195,7 @@ class Mailbox:
 
         The index of its runner comes with it, for `put_back`.
         """
-        self.take_arrived(sorted({self._arrived.popleft() for _ in range(len(self._arrived))}))
+        self.take_arrived(new_only=True)
         if not self.taken:
             return None
         versions = [rollout.weights_version for _, rollout in self.taken]
@@ -221,14 +222,26 @@ class Mailbox:
         self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
-    def take_arrived(self, indices: Sequence[int] | None = None) -> None:
-        """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`."""
-        for index, call, reply in self.take_replies(indices):
+    def take_arrived(self, *, new_only: bool = False) -> int:
+        """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`.
+
+        Args:
+            new_only: Whether to look only at runners that have answered since all were looked at.
+
+        Returns:
+            How many runners were looked at, if `new_only`; otherwise 0.
+        """
+        indices: list[int] = []
+        if new_only:
+            self._arrival.clear()
+            indices = sorted({self._arrived.popleft() for _ in range(len(self._arrived))})
+        for index, call, reply in self.take_replies(indices if new_only else None):
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
             self._keep(index, reply)
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
+        return len(indices)
 
     def _keep(self, index: int, reply: SampleReply) -> None:
         """Keep a fragment until a call returns it."""
@@ -256,8 +269,12 @@ class Mailbox:
             runner.send_weights(self._weights)
         runner.ask(request, timeout_s)
         call = runner.requests[-1]
-        call.future.add_done_callback(lambda _: self._arrived.append(index))
+        call.future.add_done_callback(lambda _: self._note_arrival(index))
         return call
+
+    def _note_arrival(self, index: int) -> None:
+        self._arrived.append(index)
+        self._arrival.set()
 
     def take_replies(
         self, indices: Sequence[int] | None = None
@@ -323,19 +340,28 @@ class Mailbox:
     def _straggler_factor(self) -> float | None:
         return self._config.straggler_factor if self._config.batch_mode == "truncate_episodes" else None
 
-    def worth_waiting_for(self) -> list[tuple[Future[SampleReply], float]]:
-        """Return the fragments to wait for, each with the clock reading until which it is worth waiting.
+    def receive_round(self, deadline_s: float) -> None:
+        """Receive the fragments that runners are at, as long as each is worth waiting for.
 
         If nothing has been received, and none is worth it, any of them is.
+
+        Args:
+            deadline_s: Clock reading after which none is waited for.
         """
-        now = time.perf_counter()
-        calls = [
-            (runner.sampling.future, patience_ends_s(runner, self._speeds, self._straggler_factor))
-            for runner in self._runners.values()
-            if runner.sampling is not None
-        ]
-        patient = [(future, until_s) for future, until_s in calls if until_s > now]
-        return patient if patient or self.taken else [(future, math.inf) for future, _ in calls]
+        waiting: Iterable[RemoteRunner] = self._runners.values()
+        while waiting := [runner for runner in waiting if runner.sampling is not None]:
+            now = time.perf_counter()
+            ends_s = [patience_ends_s(runner, self._speeds, self._straggler_factor) for runner in waiting]
+            ends_s = [end_s for end_s in ends_s if end_s > now]
+            if self.taken and not ends_s:
+                break
+            # Answers move the ends, so all are computed again soon. After each answer it would cost the square of the
+            # number of runners: half of the runners answer before.
+            look_s, num_new = min(deadline_s, now + PATIENCE_S, *ends_s), 0
+            while num_new <= (len(waiting) - 1) // 2 and self._arrival.wait(max(0.0, look_s - time.perf_counter())):
+                num_new += self.take_arrived(new_only=True)
+            if time.perf_counter() >= deadline_s:
+                break
 
     # Metrics and state.
 

@@ -309,13 +309,7 @@ class EnvRunnerGroup:
                 # All have failed: wait until one that starts is ready again, or one whose restart is due.
                 while not self.restore_runners() and (left_s := deadline_s - time.perf_counter()) > 0:
                     self.recovery.wait([], left_s)
-            while calls := self.mail.worth_waiting_for():
-                now = time.perf_counter()
-                timeout_s = min(deadline_s, min(until_s for _, until_s in calls)) - now
-                wait([future for future, _ in calls], max(0.0, timeout_s), FIRST_COMPLETED)
-                self.mail.take_arrived()
-                if time.perf_counter() >= deadline_s:
-                    break
+            self.mail.receive_round(deadline_s)
         self.mail.report_late()
         return self.mail.return_taken()
 

@@ -98,7 +98,6 @@ class NormalizeObservations(Transform):
         return _is_float(leaf) or (self.integers and is_integer and name != MASK_KEY)
 
     def with_state(self, state: State) -> Self:
-        """Return the transform with other statistics."""
         return dataclasses.replace(self, _state=state)
 
     def measure(self, obs: Tree, returns: NDArray[np.float64]) -> State:
@@ -122,7 +121,6 @@ class NormalizeObservations(Transform):
         return _map_named(lambda name, leaf: self._normalized(leaf, name) if name in scales else leaf, obs)
 
     def transform_tensors(self, obs: Tree) -> Tree:
-        """Return what `transform_obs` returns, for tensors."""
         return self.tensor_form(leaves(obs)[0].device)(obs)
 
     def tensor_form(self, device: torch.device) -> Callable[[Tree], Tree]:
@@ -191,11 +189,9 @@ class ClipObservations(Transform):
         return _map_boxes(space, clipped)
 
     def transform_obs(self, obs: Tree) -> Tree:
-        """Return clipped observations, a tree of `[B, ...]`."""
         return map_tree(lambda leaf: leaf.clip(self.low, self.high) if leaf.dtype.kind == "f" else leaf, obs)
 
     def transform_tensors(self, obs: Tree) -> Tree:
-        """Return what `transform_obs` returns, for tensors."""
         return map_tree(lambda leaf: leaf.clip(self.low, self.high) if leaf.is_floating_point() else leaf, obs)
 
 
@@ -256,7 +252,6 @@ class FlattenObservations(Transform):
         return np.concatenate([np.asarray(part, np.float32) for part in self._parts(obs, np.eye)], -1)
 
     def transform_tensors(self, obs: Tree) -> Tree:
-        """Return what `transform_obs` returns, for tensors."""
         if has_mask_key(obs):
             return {MASK_KEY: obs[MASK_KEY], OBS_KEY: self.transform_tensors(_without_mask(obs))}
         eye = functools.partial(torch.eye, device=leaves(obs)[0].device)

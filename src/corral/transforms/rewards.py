@@ -64,12 +64,10 @@ class NormalizeRewards(Transform):
         return self if self.discount == gamma else dataclasses.replace(self, _algorithm_gamma=gamma)
 
     def initial_state(self, space: spaces.Space[Any]) -> State:
-        """Return the statistics of no rewards."""
         moments = no_moments({"return": ()})
         return moments if self.max_return is None else {**moments, "largest/return": np.zeros(())}
 
     def with_state(self, state: State) -> Self:
-        """Return the transform with other statistics."""
         return dataclasses.replace(self, _state=state)
 
     def measure(self, obs: Tree, returns: NDArray[np.float64]) -> State:
@@ -80,7 +78,6 @@ class NormalizeRewards(Transform):
         return {**moments, "largest/return": np.asarray(np.abs(returns).max(initial=0.0))}
 
     def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
-        """Return scaled rewards."""
         scaled: NDArray[Any] = rewards * self._scale  # type: ignore[attr-defined]
         return scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
@@ -104,7 +101,6 @@ class ClipRewards(Transform):
         set_checked(self)
 
     def transform_rewards(self, rewards: NDArray[Any]) -> NDArray[Any]:
-        """Return clipped rewards."""
         clipped: Any
         if self.limit == "sign":
             clipped = torch.sign(rewards) if isinstance(rewards, torch.Tensor) else np.sign(rewards)

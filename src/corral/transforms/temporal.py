@@ -45,7 +45,6 @@ class FrameStack(TemporalTransform):
             raise ConfigError(f"transforms: FrameStack: num_frames={self.num_frames!r} must be from 2 to {MAX_FRAMES}.")
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return the space of stacks."""
         k = self.num_frames
         if isinstance(space, spaces.Dict):
             return spaces.Dict(
@@ -122,11 +121,9 @@ class PrevActionsPrevRewards(TemporalTransform):
             raise ConfigError("transforms: PrevActionsPrevRewards: num_actions=0 and num_rewards=0 have no effect.")
 
     def with_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Self:
-        """Return the transform for actions of a space."""
         return replace(self, _action_space=module_actions(action_space))
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return the Dict space."""
         assert self._action_space is not None
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) and _is_open(space.spaces) else {OBS_KEY: space}
         if self.num_actions:

@@ -70,7 +70,6 @@ class AdaptedModule(Module):
     """Calls a module of RLlib without memory."""
 
     def __init__(self, observation_space: Any, action_space: Any, model_config: Mapping[str, Any]) -> None:
-        """Build the module of RLlib."""
         super().__init__(observation_space, action_space, model_config)
         self.rl_module = _build(model_config, observation_space, action_space)
         self._writes_to_batch: bool | None = None
@@ -92,7 +91,6 @@ class AdaptedModule(Module):
             yield "policy(obs)", self.policy(obs), (self.distribution.num_inputs,)
 
     def value(self, obs: Tree) -> Tensor:
-        """Return what `compute_values` returns."""
         if not hasattr(self.rl_module, "compute_values"):
             raise ConfigError(
                 f"{type(self.rl_module).__name__}.compute_values: the algorithm learns values, and the module lacks "
@@ -140,7 +138,6 @@ class AdaptedMemoryModule(Module):
     """Calls a module of RLlib with memory; observations have an axis of time."""
 
     def __init__(self, observation_space: Any, action_space: Any, model_config: Mapping[str, Any]) -> None:
-        """Build the module of RLlib."""
         super().__init__(
             observation_space, action_space, {"max_seq_len": model_config["rl_model_config"].get("max_seq_len")}
         )
@@ -148,7 +145,6 @@ class AdaptedMemoryModule(Module):
         _refuse_own_distribution(self.rl_module)
 
     def initial_state(self) -> Tree:
-        """Return the initial state."""
         return map_tree(torch.as_tensor, self.rl_module.get_initial_state())
 
     def policy(self, obs: Tree, state: Tree = None) -> Any:
@@ -158,7 +154,6 @@ class AdaptedMemoryModule(Module):
         return _inputs(self.rl_module, outputs).squeeze(1), outputs[_STATE_OUT]
 
     def value(self, obs: Tree, state: Tree = None) -> Tensor:
-        """Return values."""
         batch = {_OBS: map_tree(lambda leaf: leaf.unsqueeze(1), obs), _STATE_IN: state}
         values: Tensor = self.rl_module.compute_values(batch)
         return values.squeeze(1)
@@ -212,7 +207,6 @@ class AdaptedPart(Module):
         return _inputs(self.rl_module, outputs)
 
     def value(self, obs: Tree) -> Tensor:
-        """Return what `compute_values` returns."""
         values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
         return values
 

@@ -854,7 +854,6 @@ class PPOConfig(AlgorithmConfig):
     ALGORITHM = "PPO"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or PPO)
 
 
@@ -871,7 +870,6 @@ class IMPALAConfig(AlgorithmConfig):
     ALGORITHM = "IMPALA"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or IMPALA)
 
 
@@ -887,7 +885,6 @@ class APPOConfig(IMPALAConfig):
     ALGORITHM = "APPO"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or APPO)
 
 
@@ -903,7 +900,6 @@ class DQNConfig(AlgorithmConfig):
     ALGORITHM = "DQN"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or DQN)
 
 
@@ -919,7 +915,6 @@ class SACConfig(AlgorithmConfig):
     ALGORITHM = "SAC"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or SAC)
 
 
@@ -935,7 +930,6 @@ class TQCConfig(SACConfig):
     ALGORITHM = "TQC"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or TQC)
 
 
@@ -951,7 +945,6 @@ class MARWILConfig(AlgorithmConfig):
     ALGORITHM = "MARWIL"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or MARWIL)
 
 
@@ -967,7 +960,6 @@ class BCConfig(MARWILConfig):
     ALGORITHM = "BC"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or BC)
 
 
@@ -983,7 +975,6 @@ class CQLConfig(SACConfig):
     ALGORITHM = "CQL"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or CQL)
 
 
@@ -999,7 +990,6 @@ class IQLConfig(MARWILConfig):
     ALGORITHM = "IQL"
 
     def __init__(self, algo_class: Any = None) -> None:
-        """Set all defaults."""
         super().__init__(algo_class or IQL)
 
 

@@ -245,7 +245,6 @@ class BuiltIn(ConnectorV2, ABC):
         """Return the transforms of Corral that do the same."""
 
     def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
-        """Return the space of observations behind the transforms."""
         self._pipelines: dict[Any, Pipeline | None] = {}
         self._rows: dict[str, RowTransforms] = {}
         if not self.multi_agent or input_action_space is None:
@@ -300,14 +299,12 @@ class BuiltIn(ConnectorV2, ABC):
         return {"statistics": list(found.items())} if found else {}
 
     def set_state(self, state: Any) -> None:
-        """Use other statistics."""
         for agent_id, statistics in state.get("statistics", ()):
             pipeline = self._pipelines.get(agent_id)
             if pipeline is not None:
                 self._pipelines[agent_id] = pipeline.with_state(statistics)
 
     def reset_state(self) -> None:
-        """Forget the statistics."""
         self.input_observation_space = self.input_observation_space
 
     def _known(self) -> list[tuple[Any, Pipeline]]:
@@ -341,12 +338,10 @@ class FlattenObservations(BuiltIn):
         keys_to_remove: Sequence[str] | None = None,
         **settings: Any,
     ) -> None:
-        """Keep the settings."""
         self.multi_agent, self.agent_ids, self.keys_to_remove = multi_agent, agent_ids, tuple(keys_to_remove or ())
         super().__init__(input_observation_space, input_action_space)
 
     def to_transforms(self) -> list[Transform]:
-        """Return `FlattenObservations`."""
         return [NativeFlatten(left_out=self.keys_to_remove)]
 
 
@@ -375,14 +370,12 @@ class MeanStdFilter(BuiltIn):
         update_stats: bool = True,
         **settings: Any,
     ) -> None:
-        """Keep the settings."""
         self.multi_agent = multi_agent
         self.de_mean_to_zero, self.de_std_to_one = de_mean_to_zero, de_std_to_one
         self.clip_by_value, self.update_stats = clip_by_value, update_stats
         super().__init__(input_observation_space, input_action_space)
 
     def to_transforms(self) -> list[Transform]:
-        """Return `NormalizeObservations`."""
         if not self.update_stats:
             raise ConfigError(
                 "MeanStdFilter: update_stats=False is not in Corral: evaluation changes no statistics; leave it out."
@@ -416,12 +409,10 @@ class FrameStackingEnvToModule(BuiltIn):
         multi_agent: bool = False,
         **settings: Any,
     ) -> None:
-        """Keep the settings."""
         self.num_frames, self.multi_agent = num_frames, multi_agent
         super().__init__(input_observation_space, input_action_space)
 
     def to_transforms(self) -> list[Transform]:
-        """Return `FrameStack`."""
         return [FrameStack(self.num_frames)] if self.num_frames > 1 else []
 
 
@@ -462,12 +453,10 @@ class PrevActionsPrevRewards(BuiltIn):
         n_prev_rewards: int = 1,
         **settings: Any,
     ) -> None:
-        """Keep the settings."""
         self.multi_agent, self.n_prev_actions, self.n_prev_rewards = multi_agent, n_prev_actions, n_prev_rewards
         super().__init__(input_observation_space, input_action_space)
 
     def to_transforms(self) -> list[Transform]:
-        """Return `PrevActionsPrevRewards`."""
         return [NativePrevious(num_actions=self.n_prev_actions, num_rewards=self.n_prev_rewards)]
 
 

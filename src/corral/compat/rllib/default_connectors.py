@@ -37,7 +37,6 @@ class DefaultConnector(ConnectorV2):
         multi_agent: bool = False,
         **settings: Any,
     ) -> None:
-        """Keep the settings."""
         super().__init__(input_observation_space, input_action_space)
         self._as_learner_connector, self._multi_agent = as_learner_connector, multi_agent
 
@@ -115,7 +114,6 @@ class ComputeReturnsToGo(DefaultConnector):
     """
 
     def __init__(self, input_observation_space: Any = None, input_action_space: Any = None, *, gamma: float) -> None:
-        """Keep the discount."""
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
 
@@ -139,7 +137,6 @@ class GeneralAdvantageEstimation(DefaultConnector):
     def __init__(
         self, input_observation_space: Any = None, input_action_space: Any = None, *, gamma: float, lambda_: float
     ) -> None:
-        """Keep the settings."""
         super().__init__(input_observation_space, input_action_space)
         self.gamma, self.lambda_ = gamma, lambda_
 
@@ -284,7 +281,6 @@ class NormalizeAndClipActions(DefaultConnector):
         clip_actions: bool = False,
         **settings: Any,
     ) -> None:
-        """Keep the settings."""
         super().__init__(input_observation_space, input_action_space)
         self.normalize_actions, self.clip_actions = normalize_actions, clip_actions
 

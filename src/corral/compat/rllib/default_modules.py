@@ -63,7 +63,6 @@ class DefaultAPPOTorchRLModule(DefaultPPOTorchRLModule, TargetNetworkAPI):
         self._old_encoder, self._old_pi = make_target_network(self.encoder), make_target_network(self.pi)
 
     def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        """Return pairs of networks and their copies."""
         return [(self.encoder, self._old_encoder), (self.pi, self._old_pi)]
 
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:

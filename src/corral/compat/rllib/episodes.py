@@ -84,7 +84,6 @@ class SingleAgentEpisode(NativeEpisode, OldEpisode):
         return len(self)
 
     def to_numpy(self) -> SingleAgentEpisode:
-        """Return the episode, whose data are arrays already."""
         return self
 
     @property

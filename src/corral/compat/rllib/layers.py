@@ -91,7 +91,6 @@ class MLPEncoderConfig(MLPHeadConfig):
     """Settings of a perceptron that takes the observations of a batch."""
 
     def build(self, framework: str = "torch") -> nn.Module:
-        """Return the layers; see `MLPHeadConfig.build`."""
         return _Encoder(super().build(framework))
 
 

@@ -197,11 +197,9 @@ class TorchRLModule(nn.Module, RLModule):
         return self.forward_train(batch, **settings)
 
     def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, NDArray[Any]]:
-        """Return the weights by name."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.state_dict().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Set the weights by name."""
         self.load_state_dict({name: torch.as_tensor(np.asarray(value)) for name, value in state.items()})
 
     def compile(self, *args: Any, **settings: Any) -> None:
@@ -556,7 +554,6 @@ class MultiRLModule(RLModule):
         return {module_id: module.get_initial_state() for module_id, module in self._rl_modules.items()}
 
     def is_stateful(self) -> bool:
-        """Return whether a module has memory."""
         return any(module.is_stateful() for module in self._rl_modules.values())
 
     def as_multi_rl_module(self) -> MultiRLModule:

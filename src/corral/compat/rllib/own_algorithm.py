@@ -21,7 +21,6 @@ class OwnConfig(AlgorithmConfig):
 
     @property
     def algo_class(self) -> type[Algorithm]:
-        """`OwnAlgorithm`."""
         return OwnAlgorithm
 
 
