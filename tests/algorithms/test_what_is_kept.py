@@ -58,8 +58,10 @@ def restored(config: AlgorithmConfig, state: dict[str, Any]) -> dict[str, Any]:
     with config.build() as algo:
         assert np.isnan(algo.report.result()["restored"]["training_iteration"])
         algo.set_state(state)
-        result: dict[str, Any] = algo.train()["restored"]
-        return result
+        result: dict[str, Any] = algo.train()
+        assert result["time_total_s"] > state["attributes"]["time_total_s"] > 0
+        found: dict[str, Any] = result["restored"]
+        return found
 
 
 # Envs.
@@ -592,15 +594,20 @@ def test_other_vector_envs_continue_the_same_sub_envs() -> None:
 def test_steps_of_a_fragment_that_is_under_way_are_lost(tmp_path: Path) -> None:
     from corral.runners.requests import SampleRequest
 
+    request = SampleRequest(num_timesteps=30)
     config = make_config("PPO", num_env_runners=1, **LOCAL)
     with config.build() as algo:
         algo.train()
-        algo.env_runner_group.sample_async(SampleRequest(num_timesteps=30))
+        algo.env_runner_group.sample_async(request)
         in_flight = algo.env_runner_group.fault_results()["num_env_steps_in_flight"]
         state = algo.get_state()
     assert in_flight >= 30
     with config.build() as algo:
+        group = algo.env_runner_group
+        group.sample_async(request)
+        group.mail.receive_samples()  # which nobody has fetched, and which are of another run than the state
         algo.set_state(state)
+        assert group.fetch_samples() == []
         assert algo.train()["fault_tolerance"]["num_env_steps_lost"] == in_flight
 
 

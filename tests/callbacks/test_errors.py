@@ -106,6 +106,17 @@ def test_with_log_the_run_continues_and_each_callback_is_logged_once(caplog: pyt
     assert counts == [2 * ended[0] + 2, 2 * ended[1] + 4]
 
 
+def test_errors_in_callbacks_of_evaluation_runners_count_from_their_first_round_on() -> None:
+    def fail(env_runner: Any) -> None:
+        assert not env_runner.config.in_evaluation
+
+    with config(on_error="log", on_episode_end=fail).build() as algo:
+        counts = [algo.train()["fault_tolerance"]["num_callback_errors"]]
+        num_episodes = algo.evaluate()["env_runners"]["num_episodes"]
+        counts.append(algo.train()["fault_tolerance"]["num_callback_errors"])
+    assert counts == [0, num_episodes]
+
+
 def test_without_errors_the_count_is_in_the_result_from_the_start() -> None:
     with config().build() as algo:
         assert algo.train()["fault_tolerance"]["num_callback_errors"] == 0

@@ -151,7 +151,11 @@ def test_on_exception_sees_what_training_raises_once(tmp_path: Path) -> None:
             algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path / "a", loggers=[Full()])
         with pytest.raises(OSError, match="no space"):
             algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path / "b", loggers=[Full()])
-    assert [str(error) for error in seen] == ["no space left"] * 2 and seen[0] is not seen[1]
+        assert [str(error) for error in seen] == ["no space left"] * 2 and seen[0] is not seen[1]
+        algo.training_step = lambda: {}["nothing"]  # type: ignore[method-assign]
+        with pytest.raises(KeyError):
+            algo.fit(stop={"training_iteration": 9}, run_dir=tmp_path / "c", loggers=[])  # which calls `train`
+        assert len(seen) == 3
 
 
 def test_a_building_that_fails_fires_no_stop() -> None:

@@ -70,6 +70,19 @@ def test_episodes_are_shown_with_wrappers(policy: Policy, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines() == ["image 0", "image 1", "image 2"]
 
 
+def test_nobody_acts_after_the_end_of_an_episode(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, num_calls = policy.batch, 0
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return batch(*args, **settings)
+
+    monkeypatch.setattr(policy, "batch", counted)
+    played = list(play_episodes(policy, with_config, episodes=3, env_config={"num_steps": 4}))
+    assert num_calls == sum(episode.episode_len for episode in played) == 12
+
+
 def test_an_env_takes_render_mode_next_to_its_settings(policy: Policy, tmp_path: Path) -> None:
     settings = {"num_steps": 3}
     played = play_episodes(policy, WithBoth, episodes=1, env_config=settings, record=tmp_path, file_format="gif")
