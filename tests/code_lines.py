@@ -38,7 +38,7 @@ def count_lines(source: str) -> int:
 
 
 def lines_by_room() -> dict[str, int]:
-    """Return the lines of code of each room, and of the files beside the rooms as `"corral"`."""
+    """Return the lines of code of each room, and of the files outside of rooms as `"corral"`."""
     counts: Counter[str] = Counter()
     for file in SRC.rglob("*.py"):
         room, *inside = file.relative_to(SRC).parts

@@ -503,7 +503,7 @@ def check_alike(name: str, first: tuple[Any, Any, int], found: tuple[Any, Any, i
 
 
 def checked_step(env: VectorEnv[Any, Any, Any], actions: Any) -> tuple[Any, Any, Any, Any, Mapping[str, Any]]:
-    """Step a vector env whose rewards and flags nobody has checked yet."""
+    """Return what a step of a vector env gives, with its rewards and flags checked."""
     obs, rewards, terminated, truncated, infos = env.step(actions)
     columns = check_step_columns(env.num_envs, rewards, terminated, truncated)
     return obs, *columns, check_infos(infos, "step")

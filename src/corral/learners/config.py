@@ -157,12 +157,6 @@ class LearnersSettings:
         _check_device(self.device)
 
     @property
-    def total_train_batch_size(self: Any) -> int:
-        """Env steps in the batch of one iteration, over all learners."""
-        size: int = self.train_batch_size_per_learner * max(1, self.num_learners)
-        return size
-
-    @property
     def learner_resources(self) -> Resources:
         """The resources that each learner needs."""
         return Resources(self.num_cpus_per_learner, self.num_gpus_per_learner)

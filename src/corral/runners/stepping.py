@@ -61,7 +61,7 @@ class Stepping(ABC):
     """Whether all envs are reset after a sample that its time limit cut short: one of them may hang."""
 
     HAS_METRICS: ClassVar[bool] = False
-    """Whether there are numbers for the result in `get_metrics`, in addition to those of explorations."""
+    """Whether there are numbers for the result in `get_metrics`, in addition to the numbers of explorations."""
 
     is_on_device: ClassVar[bool] = False
     """Whether rollouts are written on the device of an env of tensors."""
