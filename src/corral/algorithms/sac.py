@@ -88,7 +88,7 @@ class SACSettings(CriticAtomSettings):
 
 @dataclass(kw_only=True)
 class SACConfig(SACSettings, OffPolicyConfig):
-    """Settings of SAC; those of its bases belong to `.training(...)`.
+    """Settings of SAC; the settings of its bases belong to `.training(...)`.
 
     Until learning starts, actions are drawn uniformly from the action space; `exploration_config` changes that.
     """

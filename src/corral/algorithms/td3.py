@@ -75,7 +75,7 @@ class TD3Settings(CriticAtomSettings):
 
 @dataclass(kw_only=True)
 class TD3Config(TD3Settings, OffPolicyConfig):
-    """Settings of TD3; those of its bases belong to `.training(...)`.
+    """Settings of TD3; the settings of its bases belong to `.training(...)`.
 
     Until learning starts, actions are drawn uniformly from the action space; after that, Gaussian noise is added to the
     actor's actions. `exploration_config` changes both.

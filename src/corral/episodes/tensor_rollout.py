@@ -80,7 +80,7 @@ class TensorRollout(Rollout):
         }
 
     def resize(self, capacity: int) -> None:
-        """Give the columns, and those of the modules, room for `capacity` rows; the rows so far are kept."""
+        """Give the columns, and the columns of the modules, room for `capacity` rows; the rows so far are kept."""
         super().resize(capacity)
         for part in self.modules.values():
             part.num_rows = self.num_rows

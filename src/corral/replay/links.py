@@ -30,7 +30,7 @@ class Place:
         lanes: Lanes of the ring that are written.
         tails: Flat index of the row that holds observation 0 of a lane already, or -1, int64 `[N]`.
         overwritten: Spans of rows that are written, or whose older frames are.
-        obs_at: Where the rows of observations go, with those of older frames before them.
+        obs_at: Where the rows of observations go, with the rows of older frames before them.
         steps_at: Where the rows of steps go.
         stop: Position after the last row.
         block: Index of the block of lanes.

@@ -103,7 +103,7 @@ class Column:
         grid: Array of all entries, `[R, L, ...]`; on a device, a tensor.
         flat: View of it, `[R * L, ...]`.
         at: Function that returns entries `[...]` by flat indices, which are taken modulo R * L.
-        dtype: Dtype of an entry, as that of an array.
+        dtype: Dtype of an entry, as NumPy has it.
     """
 
     __slots__ = ("at", "dtype", "flat", "grid")

@@ -248,7 +248,7 @@ class Actors(dict[str, Actor]):
         self.agents_of: dict[str, list[AgentID]] = {}
 
     def make(self, module_specs: Mapping[str, ModuleSpec]) -> None:
-        """Make actors for modules that have none, and drop those of modules without a spec.
+        """Make actors for modules that have none, and drop the actors of modules without a spec.
 
         A module for which the env has no agent gets no actor.
 
