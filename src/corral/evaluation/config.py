@@ -133,7 +133,6 @@ class EvaluationConfig(RunnerConfig, Protocol):
     custom_evaluation_function: Any
     evaluation_sample_timeout_s: float
     enable_async_evaluation: bool
-    engine_name: Literal["auto", "local", "process", "ray"]
     on_evaluation_failure: Literal["skip", "raise"]
     evaluation_seeds: list[int] | None
     evaluation_tasks: list[Any] | Literal["training"] | None
