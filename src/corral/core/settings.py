@@ -213,7 +213,7 @@ def never(config: object) -> bool:
 
 @functools.cache
 def needs_of(owner: type) -> dict[str, list[Need]]:
-    """Return the needs of the settings of a class by name; a need that a subclass gives replaces the one of its base."""
+    """Return the needs of the settings of a class by name; the need of a subclass replaces the one of its base."""
     found: dict[str, list[Need]] = {}
     for own, bounded, _ in _annotations(owner):
         needs = {name: [mark for mark in _marks(bounded[name]) if isinstance(mark, Need)] for name in own}
