@@ -45,7 +45,7 @@ class ServedMultiAgentStepping(ServedStepping):
         self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
 
     def set_modules(self) -> bool:
-        """Use the actors as they are now, and return whether an episode has lost one: its clients begin new episodes."""
+        """Use the actors as they are now, and return whether an episode lost one: its clients begin new episodes."""
         are_lost = self.agents.set_modules()
         for session in [*self._server.sessions.values()] if are_lost else ():
             self._server.lose(session)
