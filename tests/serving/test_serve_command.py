@@ -227,6 +227,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     assert not [*tmp_path.iterdir()]
 
 
+def test_an_env_without_arguments_is_evaluated_without_the_arguments_of_the_server() -> None:
+    config = PPOConfig().environment("CartPole-v1").evaluation(evaluation_interval=1, evaluation_duration=1)
+    serve_config(config, {"address": "127.0.0.1:0"}, None)
+    with config.build() as algorithm:
+        assert algorithm.evaluate()["env_runners"]["num_episodes"] == 1
+
+
 def test_evaluation_stays_in_the_env_that_the_experiment_names() -> None:
     config = PPOConfig().environment(CountingEnv, env_config={"episode_len": 7}).evaluation(evaluation_interval=1)
     serve_config(config, {"address": "127.0.0.1:0"}, None)

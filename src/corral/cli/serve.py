@@ -73,7 +73,8 @@ def serve_config(config: AlgorithmConfig, given: dict[str, Any], num_envs: int |
         own = {name: getattr(config, name) for name in ("env", "env_config", "wrappers", "action_masks")}
         described = _describe(config)
         for name in ("env", "env_config", "wrappers"):
-            if name not in config.evaluation_config and (name == "env" or own[name]):
+            # Also an empty env_config: evaluation would otherwise have the one of the policy server.
+            if name not in config.evaluation_config and (name != "wrappers" or own[name]):
                 config.evaluation_config = {**config.evaluation_config, name: own[name]}
         config.env, config.wrappers, config.env_config = EXTERNAL, [], described
         if isinstance(config.action_masks, str):  # the client puts them into the observations
