@@ -180,7 +180,7 @@ def _add_training_options(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--tensorboard", action="store_true", help="short for --logger tensorboard")
     train.add_argument("--quiet", action="store_true", help="show only the last line")
-    train.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)  # see seed_processes.py
+    train.add_argument("--end-with-input", action="store_true", help=argparse.SUPPRESS)  # see pool.py
 
 
 def _add_serve(commands: Any) -> None:
