@@ -345,7 +345,7 @@ def test_an_env_config_of_now_replaces_the_one_of_a_curriculum(caplog: pytest.Lo
         algo.train()
         state = algo.get_state()
     with restored_from(lines(5), state) as algo:  # as it was: the curriculum continues
-        assert algo._restored["num_envs_continued"] == 2  # with the actions since the new envs were reset
+        assert algo.report.restored["num_envs_continued"] == 2  # with the actions since the new envs were reset
         assert lengths_and_returns(algo)[:2] == [7, 7]
     with restored_from(lines(3), state) as algo:
         assert "env_config={'length': 3} replaces the value {'length': 7}" in caplog.text
