@@ -148,7 +148,7 @@ def test_what_cannot_be_recorded_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         small(evaluation_duration_unit="timesteps").validate()
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "corral.config.validation.find_spec", lambda name: None if name == "av" else find(name), raising=True
+        "corral.evaluation.config.find_spec", lambda name: None if name == "av" else find(name), raising=True
     )
     with pytest.raises(ConfigError, match=r"evaluation_num_videos needs av: run `pip install 'corral\[play\]'`"):
         small().validate()

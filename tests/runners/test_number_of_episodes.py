@@ -72,7 +72,7 @@ def test_any_number_is_spread_evenly(group: EnvRunnerGroup, num_episodes: int) -
 def test_a_slow_runner_changes_no_count(group: EnvRunnerGroup) -> None:
     slow, fast = group._runners.values()
     for runner, seconds in ((slow, 10.0), (fast, 0.001)):
-        group._speeds.replace(runner.seconds_per_step, seconds)
+        group.mail._speeds.replace(runner.seconds_per_step, seconds)
         runner.seconds_per_step = seconds
     slow.excess_wait_s = 1e9
     rollouts = group.sample(SampleRequest(num_episodes=6), Timers())

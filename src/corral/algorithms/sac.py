@@ -186,7 +186,9 @@ def sac_loss(
     critic_loss, q_taken, td_error = head.learn(predicted, targets, steps["weights"], huber=huber)
     aim = module.auto_target_entropy(steps["obs"]) if target_entropy is None else target_entropy
     alpha_loss = module.log_alpha * (-logp.mean() - aim)
-    outputs |= {"predicted": predicted, "q_taken": q_taken, "targets": targets, "actor_loss": actor_loss}
+    outputs |= {"q_taken": q_taken, "targets": targets, "actor_loss": actor_loss}
+    if head.METHOD != "q_values":
+        outputs[head.METHOD] = predicted
     losses = {"critic": critic_loss, "actor": actor_loss, "alpha": alpha_loss}
     td_error = td_error if steps is batch else at_rows(batch, td_error)
     return critic_loss + actor_loss + alpha_loss, reported_values(losses, alpha, q_taken.detach(), td_error, logp)

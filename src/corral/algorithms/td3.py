@@ -198,7 +198,9 @@ def td3_loss(
     critic_loss, q_taken, td_error = head.learn(predicted, targets, batch["weights"])
     losses = {"critic": critic_loss}
     outputs = {} if outputs is None else outputs
-    outputs |= {"predicted": predicted, "q_taken": q_taken, "targets": targets}
+    outputs |= {"q_taken": q_taken, "targets": targets}
+    if head.METHOD != "q_values":
+        outputs[head.METHOD] = predicted
     if coefficients["actor_coeff"]:
         outputs["actions"] = module.policy(batch["obs"])
         losses["actor"] = -head.means(module.q[0](batch["obs"], outputs["actions"])).mean()
