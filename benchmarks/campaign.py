@@ -26,7 +26,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; a process with threads cannot be forked
 
 from corral.algorithms.registry import config_class
-from corral.cli import main as _cli  # noqa: F401  # here, so that forks have it
+from corral.tools.cli import main as _cli  # noqa: F401  # here, so that forks have it
 from kill_matrix.cells import ENGINES, FAULTS, Cell, cells, schedule
 from kill_matrix.driver import POINTS
 from kill_matrix.trial import Reference, Setup, make_reference, run_seed, run_trial

@@ -17,7 +17,7 @@ NONE = {"num_checkpoints_kept": 0, "best_checkpoint_metric": None}
 def ppo(options: Options) -> Fields:
     """Percent of wall time for PPO with the settings of `examples/cartpole.yaml`."""
     from corral.algorithms.registry import config_from_dict
-    from corral.cli.experiment import read_experiment
+    from corral.tools.cli.experiment import read_experiment
 
     settings = read_experiment(ROOT / "examples" / "cartpole.yaml")
     del settings["stop"]

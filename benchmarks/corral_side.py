@@ -107,7 +107,7 @@ def time_to_450(read_settings: Callable[[], dict[str, Any]]) -> measuring.Measur
 
 
 def _example() -> dict[str, Any]:
-    from corral.cli.experiment import read_experiment
+    from corral.tools.cli.experiment import read_experiment
 
     return read_experiment(ROOT / "examples" / "cartpole.yaml")
 
@@ -165,7 +165,7 @@ def callback_logging(options: Options) -> Fields:
 
 def log_value(options: Options) -> Fields:
     """Microseconds of one `log_value` of a mean with a window."""
-    from corral.metrics.logger import MetricsLogger
+    from corral.core.metrics.logger import MetricsLogger
 
     logger = MetricsLogger()
     fields = measuring.call_time(measuring.LOG_CALL, {"logger": logger}, options)

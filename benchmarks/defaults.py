@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from corral.core.comparisons import interquartile_mean
-from corral.search.files import write_atomically
+from corral.tools.search.files import write_atomically
 from processes import run_script
 from runs_of_seeds import Run, add_runs, judge
 

@@ -31,7 +31,7 @@ def train_corral(options: argparse.Namespace) -> tuple[Curve, Act]:
     """Train with Corral; return the learning curve and the greedy policy."""
     from corral.algorithms.registry import config_class, config_from_dict
     from corral.algorithms.tuned_settings import tuned_settings
-    from corral.cli.experiment import parse_pair
+    from corral.tools.cli.experiment import parse_pair
 
     config = config_class(options.algo)()
     if options.tuned:

@@ -41,7 +41,7 @@ def arrays(directory: str) -> dict[str, Any]:
     """Returns the columns of the first `NUM_STEPS` steps, for both systems."""
     path = Path(directory) / "columns.npz"
     if not path.exists():
-        from corral.offline.sources import open_source
+        from corral.data.offline.sources import open_source
 
         parts = [
             {

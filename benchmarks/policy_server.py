@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from corral.serving.client import PolicyClient, ServerStopped, pack_array, pack_message
+from corral.runners.serving.client import PolicyClient, ServerStopped, pack_array, pack_message
 
 if TYPE_CHECKING:
     from corral.runners.runner import EnvRunner

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from corral.core.comparisons import interquartile_mean
-from corral.search.files import write_atomically
+from corral.tools.search.files import write_atomically
 from processes import run_script
 from quality_rows import NUM_SEEDS, ROWS, TASKS, Row, Task
 from runs_of_seeds import Run, add_runs, show_iqm

@@ -19,9 +19,9 @@ def _write(directory: Path, num_steps: int, seed: int) -> None:
     import gymnasium as gym
     import numpy as np
 
-    from corral.checkpoint.places import place_of
-    from corral.offline.episode_rows import rows_of_steps
-    from corral.offline.parquet import Description, RecordedEpisode, write_episodes
+    from corral.core.places import place_of
+    from corral.data.offline.episode_rows import rows_of_steps
+    from corral.data.offline.parquet import Description, RecordedEpisode, write_episodes
 
     rng, size = np.random.default_rng(seed), STEPS_PER_FILE
     spaces = gym.spaces.Box(-100, 100, (4,), np.float32), gym.spaces.Discrete(2)

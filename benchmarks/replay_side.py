@@ -15,7 +15,7 @@ def _rollout(rows: int, envs: int, seed: int) -> Any:
     """Returns a rollout with CartPole's spaces, whose episodes take some twenty steps."""
     import numpy as np
 
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
 
     rng = np.random.default_rng(seed)
     shape = (rows, envs)
@@ -38,7 +38,7 @@ def sampling(options: Options) -> Fields:
     """Microseconds of drawing 32 steps of 1,000,000 by priority, whole batches with weights and indices."""
     import numpy as np
 
-    from corral.replay import PrioritizedReplayBuffer
+    from corral.data.replay import PrioritizedReplayBuffer
 
     buffer = PrioritizedReplayBuffer(CAPACITY, seed=options.seed)
     rollout = _rollout(10_000, 1, options.seed)
@@ -56,7 +56,7 @@ def sampling(options: Options) -> Fields:
 
 def insertion(options: Options) -> Fields:
     """Steps per second that go into a prioritised buffer of 1,000,000 as rollouts of 32 x 64."""
-    from corral.replay import PrioritizedReplayBuffer
+    from corral.data.replay import PrioritizedReplayBuffer
 
     buffer, rollout = PrioritizedReplayBuffer(CAPACITY, seed=options.seed), _rollout(ROWS, ENVS, options.seed)
     for _ in range(50):

@@ -212,8 +212,8 @@ def _group(config: Any) -> Iterator[Any]:
 
 def _sampler(group: Any, num_timesteps: int) -> Callable[[], list[Any]]:
     """Returns a function that samples once and collects the runners' metrics, as training does."""
-    from corral.metrics.logger import MetricsLogger
-    from corral.metrics.timers import Timers
+    from corral.core.metrics.logger import MetricsLogger
+    from corral.core.metrics.timers import Timers
     from corral.runners.requests import SampleRequest
 
     metrics, timers, request = MetricsLogger(), Timers(), SampleRequest(num_timesteps=num_timesteps)

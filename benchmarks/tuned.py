@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from corral.algorithms.tuned_settings import tuned_algorithms, tuned_settings
-from corral.search.files import write_atomically
+from corral.tools.search.files import write_atomically
 from processes import run_script
 from runs_of_seeds import Run, add_runs, show_iqm
 

@@ -20,22 +20,22 @@ import api_pages
 import setter_types
 from gymnasium import spaces
 
+from corral.algorithms.config.config import AlgorithmConfig
+from corral.algorithms.config.description import describe_settings, section_of, summary_of
+from corral.algorithms.config.settings import GROUPS
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.callbacks.callback import ARGUMENTS, EVENTS
-from corral.cli.main import make_parser
 from corral.compat.rllib.settings import SETTINGS as RLLIB_SETTINGS
 from corral.compat.rllib.settings import TRAINING as RLLIB_TRAINING
 from corral.compat.rllib.settings import Setting
 from corral.compat.rllib.table import FROM_RAY, NOT_SERVED, entries, home_module, open_homes, public_names
 from corral.compat.rllib.table import MODULES as RLLIB_MODULES
-from corral.config.config import AlgorithmConfig
-from corral.config.description import describe_settings, section_of, summary_of
-from corral.config.settings import GROUPS
 from corral.core.settings import default_of
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
 from corral.exploration.build import settings_of
 from corral.modules.module import ModelConfig
+from corral.tools.cli.main import make_parser
 
 REFERENCE = Path(__file__).parent / "reference"
 EXAMPLES_PAGE = Path(__file__).parent / "examples.md"

@@ -1,4 +1,4 @@
-"""Write `src/corral/config/setter_types.py`: keyword arguments of the setters, from the dataclasses of the config.
+"""Write `src/corral/algorithms/config/setter_types.py`: keyword arguments of the setters.
 
 The module is committed, and a test compares it with what this script gives.
 """
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from corral.algorithms.config.config import ALSO_IN, AlgorithmConfig
+from corral.algorithms.config.settings import GROUPS, MAIN_SETTINGS
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.config.config import ALSO_IN, AlgorithmConfig
-from corral.config.settings import GROUPS, MAIN_SETTINGS
 from corral.core.familiar_names import ALIASES
 from corral.core.schedules import Schedule
 from corral.learners.config import TrainingSettings
 
-MODULE = Path(__file__).parents[1] / "src" / "corral" / "config" / "setter_types.py"
+MODULE = Path(__file__).parents[1] / "src" / "corral" / "algorithms" / "config" / "setter_types.py"
 HEAD = '''\
 """Keyword arguments of the config's setters, so that editors complete them and type checkers know them.
 
@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
 
 ScheduleArg = float | Sequence[Sequence[float]]
 """A number, or `[[num_env_steps, value], ...]` joined by straight lines."""

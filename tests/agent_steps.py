@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 
 AGENTS = ("a", "b", 2, "d")
 

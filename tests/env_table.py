@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corral.algorithms.tuned_settings import tuned_algorithms
-from corral.cli.experiment import read_experiment
+from corral.tools.cli.experiment import read_experiment
 from example_files import EXAMPLES
 
 USER_FILE = '''

@@ -16,10 +16,10 @@ import numpy as np
 from gymnasium.vector.utils import create_empty_array
 
 from corral import Algorithm, AlgorithmConfig
-from corral.checkpoint import codec
+from corral.core.metrics.entry import Entry
+from corral.core.metrics.logger import MetricsLogger
 from corral.errors import CorralError
-from corral.metrics.entry import Entry
-from corral.metrics.logger import MetricsLogger
+from corral.runs.checkpoint import codec
 from exact_runs import differences
 
 Path = tuple[Any, ...]

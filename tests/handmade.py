@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.episodes.episode import SingleAgentEpisode
+from corral.data.episodes.episode import SingleAgentEpisode
 from corral.runners.runner import EnvRunner
 
 MakeRunner = Callable[..., EnvRunner]

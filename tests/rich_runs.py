@@ -29,8 +29,8 @@ from corral import (
     SACConfig,
     TD3Config,
 )
-from corral.checkpoint import codec
-from corral.curriculum import LearningProgressSampler, ThresholdCurriculum
+from corral.callbacks.curriculum import LearningProgressSampler, ThresholdCurriculum
+from corral.runs.checkpoint import codec
 from corral.testing import BitFlippingEnv
 from random_agents import RandomAgents
 

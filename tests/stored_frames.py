@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.replay import ReplayBuffer
+from corral.data.replay import ReplayBuffer
 
 
 def check_frames_are_stored_once(runner: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from corral import BCConfig
-from corral.loggers.named import names_of
+from corral.runs.loggers.named import names_of
 from make_foreign_samples import PARTS, TESTS, VERSIONS
 
 ROOT = TESTS.parent

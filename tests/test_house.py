@@ -19,52 +19,33 @@ from corral import _HOMES
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "corral"
 FILES = sorted(SRC.rglob("*.py"))
-# room -> rooms and packages that it never imports
-ROOMS = tuple(f"corral.{path.name}" for path in sorted(SRC.iterdir()) if path.is_dir() and path.name != "__pycache__")
-FORBIDDEN = {
-    "algorithms": ("corral.engines", "ray"),  # except the contract and the holder of an engine; see ALLOWED
-    "curriculum": tuple(
-        room
-        for room in ROOMS
-        if room.removeprefix("corral.") not in ("callbacks", "core", "curriculum", "episodes", "metrics")
-    ),
-    "core": tuple(room for room in ROOMS if room != "corral.core"),
-    "modules": tuple(room for room in ROOMS if room not in ("corral.core", "corral.modules")),
-    "transforms": tuple(room for room in ROOMS if room not in ("corral.core", "corral.transforms")),
-    "envs": tuple(f"corral.{room}" for room in ("modules", "episodes", "runners", "learners", "algorithms")),
-    "episodes": tuple(room for room in ROOMS if room not in ("corral.core", "corral.episodes")),
-    "engines": tuple(room for room in ROOMS if room != "corral.engines"),
-    "report": tuple(
-        room for room in ROOMS if room.removeprefix("corral.") not in ("core", "loggers", "metrics", "report")
-    ),
-    "runners": ("corral.learners", "corral.algorithms"),
-    "offline": tuple(
-        f"corral.{room}" for room in ("algorithms", "config", "envs", "evaluation", "learners", "runners")
-    ),
-    "policies": tuple(
-        f"corral.{room}" for room in ("learners", "algorithms", "runners", "episodes", "callbacks", "config")
-    ),
-    "evaluation": tuple(f"corral.{room}" for room in ("algorithms", "learners", "policies", "loggers", "checkpoint")),
-    "learners": ("corral.envs", "corral.algorithms", "corral.runners", "corral.episodes"),
-}
-# room -> what it may import of a package that it never imports otherwise
-ALLOWED = {"algorithms": ("corral.engines.base", "corral.engines.lazy")}
-# Rooms whose settings a config holds, and what works with them: they take what they read, and never the whole config.
-BELOW_CONFIG = (
-    *("callbacks", "core", "curriculum", "engines", "envs", "episodes", "evaluation", "exploration", "learners"),
-    *("loggers", "metrics", "modules", "offline", "policies", "replay", "runners", "transforms"),
+# The rooms from the lowest to the highest: none imports a higher one, also not for annotations.
+ORDER = (
+    *("core", "engines", "modules", "data", "envs", "callbacks", "learners", "exploration", "runners", "runs"),
+    *("algorithms", "tools", "compat"),
 )
-# room -> what only its annotations may name, although the room never imports it
-NAMED = {
-    "envs": ("corral.episodes.rollout",),
-    "episodes": ("corral.modules.distributions", "corral.transforms"),
-    "evaluation": ("corral.algorithms.algorithm",),
-    "modules": ("corral.transforms.pipeline",),
-    "policies": ("corral.algorithms.algorithm",),
+PACKAGES = sorted(file.parent.relative_to(SRC).as_posix() for file in SRC.rglob("__init__.py") if file.parent != SRC)
+# package -> lower packages that it does not import either
+NEVER = {
+    "engines": ("corral.core",),
+    "modules": ("corral.engines",),
+    "modules/transforms": tuple(f"corral.modules.{path.stem}" for path in (SRC / "modules").glob("*.py")),
+    "data": ("corral.engines",),
+    "envs": ("corral.modules",),
+    "callbacks/curriculum": ("corral.engines", "corral.modules", "corral.envs"),
+    "learners": ("corral.envs", "corral.data.episodes"),
+    "runners": ("corral.learners",),
+    "runs": ("corral.learners", "corral.runners.runner", "corral.runners.runner_group"),
+    "runs/policies": ("corral.callbacks", "corral.data.episodes", "corral.runners"),
+    "algorithms": tuple(
+        f"corral.engines.{name}"
+        for name in ("local", "process", "ray", "make_engine")  # the contract and its holder
+    ),
+    "tools/report": tuple(f"corral.{room}" for room in ORDER if room not in ("core", "runs", "tools")),
 }
-# Rooms in which a class and the functions that were split from it name each other in annotations.
-WITH_PARTS = {"algorithms", "compat", "config", "engines", "modules", "policies", "runners"}
-RAY_HOMES = ("engines/ray", "tune/", "compat/")
+# Packages in which a class and the functions that were split from it name each other in annotations.
+WITH_PARTS = {"algorithms", "algorithms/config", "compat/rllib", "engines", "modules", "runners", "runs/policies"}
+RAY_HOMES = ("engines/ray", "compat/")
 
 
 def imports(source: str, path: str, *, annotations: bool = False) -> Iterator[str]:
@@ -104,22 +85,18 @@ def within(name: str, package: str) -> bool:
 def violations(source: str, path: str) -> list[str]:
     """Return the imports of a file that break a rule."""
     room = path.partition("/")[0]
-    forbidden = list(FORBIDDEN.get(room, ()))
-    if "/" in path:  # `corral/__init__.py` lists what users import, wherever it is
-        forbidden += [f"corral.{name}" for name in ("compat", "curriculum") if room != name]
-    forbidden += ["corral.config"] if room in BELOW_CONFIG else []
+    if "/" not in path:  # `corral/__init__.py` lists what users import, wherever it is
+        higher: tuple[str, ...] = ()
+    else:
+        higher = ORDER[ORDER.index(room) + 1 :]
+    forbidden = [f"corral.{name}" for name in higher]
+    forbidden += itertools.chain.from_iterable(
+        names for package, names in NEVER.items() if path.startswith(f"{package}/")
+    )
     if not path.startswith(RAY_HOMES):
         forbidden.append("ray")
-    allowed = ALLOWED.get(room, ())
-    run = set(imports(source, path))
-    return sorted(
-        {
-            name
-            for name in imports(source, path, annotations=True)
-            if any(within(name, package) for package in forbidden)
-            and not any(within(name, part) for part in (*allowed, *(() if name in run else NAMED.get(room, ()))))
-        }
-    )
+    found = set(imports(source, path, annotations=True))
+    return sorted(name for name in found if any(within(name, package) for package in forbidden))
 
 
 def modules_in_circles(sources: dict[str, str], *, annotations: bool) -> list[str]:
@@ -144,36 +121,43 @@ def modules_in_circles(sources: dict[str, str], *, annotations: bool) -> list[st
 
 
 # `engines/actors.py` imports the form of actors on Ray inside a function, so that ray is imported only where it runs.
-def test_the_modules_of_a_room_import_each_other_in_one_direction() -> None:
-    circles = {}
-    for room in sorted({room.removeprefix("corral.") for room in ROOMS} - {"engines"}):
-        sources = {
-            path.relative_to(SRC).as_posix(): path.read_text(encoding="utf-8") for path in (SRC / room).rglob("*.py")
-        }
-        circles[room] = modules_in_circles(sources, annotations=room not in WITH_PARTS)
-    assert {room: found for room, found in circles.items() if found} == {}
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "engines"])
+def test_the_modules_of_a_package_import_each_other_in_one_direction(package: str) -> None:
+    sources = {
+        path.relative_to(SRC).as_posix(): path.read_text(encoding="utf-8") for path in (SRC / package).rglob("*.py")
+    }
+    assert len(sources) > 1
+    inner = {name for name in PACKAGES if name.startswith(f"{package}/")}
+    circle = modules_in_circles(sources, annotations=not ({package} | inner) & WITH_PARTS)
+    assert circle == []
+
+
+def test_every_room_has_a_place_in_the_order() -> None:
+    assert sorted(ORDER) == [name for name in PACKAGES if "/" not in name]
+    assert len(ORDER) <= 14
+    assert {*NEVER, *WITH_PARTS} <= {*PACKAGES}
 
 
 @pytest.mark.parametrize(
     "back",
     [
-        "def f():\n    from corral.episodes.rollout import Rollout",
-        "import corral.episodes.rollout",
-        "from corral.episodes import rollout",
+        "def f():\n    from corral.data.episodes.rollout import Rollout",
+        "import corral.data.episodes.rollout",
+        "from corral.data.episodes import rollout",
         "from .rollout import Rollout",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from corral.episodes.rollout import Rollout",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from corral.data.episodes.rollout import Rollout",
     ],
 )
 def test_a_circle_is_found_wherever_its_imports_are(back: str) -> None:
     sources = {
-        "episodes/rollout.py": "from corral.episodes.episode import SingleAgentEpisode",
-        "episodes/episode.py": "from corral.episodes.infos import info_at",
-        "episodes/infos.py": "import corral.core.tree",
+        "data/episodes/rollout.py": "from corral.data.episodes.episode import SingleAgentEpisode",
+        "data/episodes/episode.py": "from corral.data.episodes.infos import info_at",
+        "data/episodes/infos.py": "import corral.core.tree",
     }
     assert modules_in_circles(sources, annotations=True) == []
-    circle = modules_in_circles(sources | {"episodes/infos.py": back}, annotations=True)
-    assert circle == ["corral.episodes.episode", "corral.episodes.infos", "corral.episodes.rollout"]
-    at_run_time = modules_in_circles(sources | {"episodes/infos.py": back}, annotations=False)
+    circle = modules_in_circles(sources | {"data/episodes/infos.py": back}, annotations=True)
+    assert circle == ["corral.data.episodes.episode", "corral.data.episodes.infos", "corral.data.episodes.rollout"]
+    at_run_time = modules_in_circles(sources | {"data/episodes/infos.py": back}, annotations=False)
     assert at_run_time == ([] if "TYPE_CHECKING" in back else circle)
 
 
@@ -196,18 +180,19 @@ def test_the_rules_catch_what_breaks_them_and_let_the_rest_through() -> None:
         ("learners/learner.py", "from corral.envs import vector"),
         ("learners/learner.py", "from corral import PPOConfig"),
         ("runners/runner.py", "from corral.compat.rllib import PPO"),
-        ("episodes/trajectories.py", "from corral.callbacks.dispatch import Dispatcher"),
+        ("data/episodes/trajectories.py", "from corral.callbacks.dispatch import Dispatcher"),
         ("engines/local.py", "import ray.util"),
         ("engines/process.py", "def f():\n    import ray"),
         ("envs/ray.py", "import ray"),
-        ("curriculum/thresholds.py", "from corral.runners.runner import EnvRunner"),
-        ("algorithms/ppo.py", "from corral.curriculum import ThresholdCurriculum"),
-        ("report/runs.py", "from corral.checkpoint import find_checkpoint"),
+        ("callbacks/curriculum/thresholds.py", "from corral.runners.runner import EnvRunner"),
+        ("runners/runner.py", "if TYPE_CHECKING:\n    from corral.algorithms.algorithm import Algorithm"),
+        ("modules/transforms/rows.py", "from corral.modules.module import Module"),
+        ("tools/report/runs.py", "from corral.learners.learner import Learner"),
     ]
     keeping = [
         ("engines/ray.py", "import ray"),
         ("engines/ray_actors.py", "from ray.util import state"),
-        ("tune/search.py", "import ray.tune"),
+        ("compat/tune/trainable.py", "import ray.tune"),
         ("compat/rllib/ppo.py", "from corral.compat.rllib import names"),
         ("algorithms/ppo.py", "from corral.learners.learner import Batch"),
         ("algorithms/ppo.py", "import raylib"),

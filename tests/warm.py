@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "gymnasium", "yaml", "corral.cli.main", "corral.algorithms.ppo"])
+_CONTEXT.set_forkserver_preload(["torch", "gymnasium", "yaml", "corral.tools.cli.main", "corral.algorithms.ppo"])
 
 
 def _begin() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from agent_steps import build, module_of, same
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 
 
 def assert_same(found: MultiAgentEpisode, wanted: MultiAgentEpisode) -> None:

@@ -38,11 +38,11 @@ POINTS: dict[str, tuple[str, ...]] = {
         "corral.runners.runner_group:EnvRunnerGroup.sync_weights",
         "corral.runners.runner_group:EmbeddedRunnerGroup.sync_weights",
     ),
-    "evaluation": ("corral.evaluation.evaluator:Evaluator._play",),
-    "checkpoint": ("corral.checkpoint.directory:_save",),
-    "log": ("corral.loggers.run:Run.log_result",),
+    "evaluation": ("corral.algorithms.evaluator:Evaluator._play",),
+    "checkpoint": ("corral.runs.checkpoint.directory:_save",),
+    "log": ("corral.runs.loggers.run:Run.log_result",),
     "resume": ("corral.algorithms.fitting:restore_run",),
-    "export": ("corral.policies.policy:Policy.export",),
+    "export": ("corral.runs.policies.policy:Policy.export",),
 }
 """Functions at whose begin a phase begins."""
 
@@ -160,7 +160,7 @@ def run_driver(arguments: list[str], hooks: Hooks, home: Path, environment: Mapp
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
         sys.dont_write_bytecode = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from corral.cli.main import main
+        from corral.tools.cli.main import main
 
         hooks.install()
         status = main(arguments)

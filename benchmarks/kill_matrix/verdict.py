@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.core.metrics.result import describe_faults
 from corral.errors import CheckpointError
-from corral.metrics.result import describe_faults
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
 from kill_matrix.cells import ITERATIONS, Cell
 
 INTERRUPTED = (129, 130, 143)

@@ -5,7 +5,7 @@
 
 Its arguments are the address, the number of envs (8) and a seed (0). The token, if the server asks for one, is in the
 environment variable CORRAL_TOKEN. The last line that it prints is the number of env steps. Where Corral is not
-installed, put src/corral/serving/client.py next to this file, as corral_client.py.
+installed, put src/corral/runners/serving/client.py next to this file, as corral_client.py.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 import gymnasium as gym
 
 try:
-    from corral.serving.client import ClientError, PolicyClient, drive
+    from corral.runners.serving.client import ClientError, PolicyClient, drive
 except ImportError:
     from corral_client import ClientError, PolicyClient, drive
 

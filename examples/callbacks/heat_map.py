@@ -9,7 +9,7 @@ import argparse
 import numpy as np
 
 from corral import Callback, PPOConfig
-from corral.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
+from corral.runs.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
 
 SIDE = 8  # cells of the lake
 PIXELS = 16  # of a cell

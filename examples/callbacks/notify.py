@@ -8,7 +8,7 @@ import json
 import urllib.request
 
 from corral import Callback, PPOConfig
-from corral.metrics.result import describe_faults
+from corral.core.metrics.result import describe_faults
 
 
 class Notify(Callback):

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from corral import PPOConfig, TaskSettableEnv, evaluate_policy
-from corral.curriculum import ThresholdCurriculum
+from corral.callbacks.curriculum import ThresholdCurriculum
 
 LENGTHS = [4, 8, 12, 16, 20, 24]
 NUM_ENV_STEPS = 50_000

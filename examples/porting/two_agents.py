@@ -99,10 +99,10 @@ def train():
 def search():
     from ray import tune
 
-    import corral.tune
+    import corral.compat.tune
 
     tuner = tune.Tuner(
-        corral.tune.trainable(config),
+        corral.compat.tune.trainable(config),
         param_space={"lr": tune.grid_search([0.002, 0.0005])},
         run_config=tune.RunConfig(stop={"training_iteration": 2}),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 from ray import tune
 
-import corral.tune
+import corral.compat.tune
 from corral import PPOConfig, TaskSettableEnv
 
 EPISODE_LENGTH, LAST_TASK = 16, 2
@@ -58,14 +58,14 @@ def set_task(algo, task):
 def train_fn(settings):
     num_iterations = settings.pop("num_iterations")
     task = 0
-    with corral.tune.configured(make_config(), settings).build() as algo:
+    with corral.compat.tune.configured(make_config(), settings).build() as algo:
         if checkpoint := tune.get_checkpoint():
             with checkpoint.as_directory() as directory:
                 algo.restore_from_path(Path(directory, "algorithm"))
                 task = int(Path(directory, "task").read_text())
         while algo.training_iteration < num_iterations:
             result = algo.train()
-            reported = corral.tune.reportable(result)  # in which early means are NaN
+            reported = corral.compat.tune.reportable(result)  # in which early means are NaN
             passed = reported["env_runners"]["episode_return_mean"] > THRESHOLD
             if passed and task < LAST_TASK:
                 task += 1
@@ -85,9 +85,9 @@ def make_config():
 
 
 def main(num_iterations=25, storage_path=None, **settings):
-    config = corral.tune.configured(make_config(), settings)
+    config = corral.compat.tune.configured(make_config(), settings)
     tuner = tune.Tuner(
-        tune.with_resources(train_fn, corral.tune.resources(config)),
+        tune.with_resources(train_fn, corral.compat.tune.resources(config)),
         param_space={"num_iterations": num_iterations, **settings},
         run_config=tune.RunConfig(
             failure_config=tune.FailureConfig(max_failures=1),

@@ -4,14 +4,14 @@ import argparse
 
 from ray import tune
 
-import corral.tune
+import corral.compat.tune
 from corral import PPO, PPOConfig
 
 
 def main(num_iterations=15, learning_rates=(3e-4, 1e-3, 3e-3), storage_path=None, **settings):
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     tuner = tune.Tuner(
-        corral.tune.trainable(config),
+        corral.compat.tune.trainable(config),
         param_space={"lr": tune.grid_search(list(learning_rates)), **settings},
         tune_config=tune.TuneConfig(metric="env_runners/episode_return_mean", mode="max"),
         run_config=tune.RunConfig(

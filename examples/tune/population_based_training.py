@@ -9,7 +9,7 @@ import argparse
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 
-import corral.tune
+import corral.compat.tune
 from corral import PPOConfig
 
 
@@ -20,7 +20,7 @@ def main(num_iterations=30, perturbation_interval=5, num_trials=4, storage_path=
         hyperparam_mutations={"lr": tune.loguniform(1e-4, 1e-2), "entropy_coeff": [0.0, 0.001, 0.01]},
     )
     tuner = tune.Tuner(
-        corral.tune.trainable(PPOConfig),
+        corral.compat.tune.trainable(PPOConfig),
         param_space={"env": "CartPole-v1", "lr": tune.loguniform(1e-4, 1e-2), "entropy_coeff": 0.0, **settings},
         tune_config=tune.TuneConfig(
             metric="env_runners/episode_return_mean",

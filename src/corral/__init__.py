@@ -6,7 +6,10 @@ Names are imported when they are first used, so that `import corral` costs neith
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from corral.moved import MovedModules
 
 __version__ = "0.2.0"
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from corral.algorithms.appo import APPOConfig as APPOConfig
     from corral.algorithms.bc import BC as BC
     from corral.algorithms.bc import BCConfig as BCConfig
+    from corral.algorithms.config.config import AlgorithmConfig as AlgorithmConfig
     from corral.algorithms.cql import CQL as CQL
     from corral.algorithms.cql import CQLConfig as CQLConfig
     from corral.algorithms.crossq import CrossQ as CrossQ
@@ -44,8 +48,10 @@ if TYPE_CHECKING:
     from corral.callbacks.callback import Callback as Callback
     from corral.callbacks.callback import make_multi_callbacks as make_multi_callbacks
     from corral.compat.sb3.models import from_sb3 as from_sb3
-    from corral.config.config import AlgorithmConfig as AlgorithmConfig
+    from corral.core.metrics.summary import summary as summary
     from corral.core.returns import gae as gae
+    from corral.data.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
+    from corral.data.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from corral.engines import make_engine as make_engine
     from corral.envs.agent_copies import make_multi_agent as make_multi_agent
     from corral.envs.episode_resets import EpisodeReset as EpisodeReset
@@ -53,52 +59,49 @@ if TYPE_CHECKING:
     from corral.envs.tasks import TaskSettableEnv as TaskSettableEnv
     from corral.envs.tensor_env import TensorVectorEnv as TensorVectorEnv
     from corral.envs.vector import EnvContext as EnvContext
-    from corral.episodes.episode import SingleAgentEpisode as SingleAgentEpisode
-    from corral.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
-    from corral.evaluation.rounds import RoundPlan as RoundPlan
-    from corral.evaluation.rounds import play_round as play_round
-    from corral.evaluation.statistics import summarize_episodes as summarize_episodes
     from corral.exploration.base import Exploration as Exploration
     from corral.learners.learner import Learner as Learner
     from corral.learners.settings import LearningSpec as LearningSpec
     from corral.learners.settings import UpdateSettings as UpdateSettings
-    from corral.metrics.summary import summary as summary
     from corral.modules.heuristic import HeuristicModule as HeuristicModule
     from corral.modules.heuristic import RandomModule as RandomModule
     from corral.modules.module import Module as Module
-    from corral.policies.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
-    from corral.policies.estimate_return import estimate_return as estimate_return
-    from corral.policies.evaluate import PolicyEvaluation as PolicyEvaluation
-    from corral.policies.evaluate import evaluate_policy as evaluate_policy
-    from corral.policies.policy import Policy as Policy
-    from corral.policies.policy import load_policy as load_policy
+    from corral.modules.transforms.observations import ClipObservations as ClipObservations
+    from corral.modules.transforms.observations import FlattenObservations as FlattenObservations
+    from corral.modules.transforms.observations import NormalizeObservations as NormalizeObservations
+    from corral.modules.transforms.rewards import ClipRewards as ClipRewards
+    from corral.modules.transforms.rewards import NormalizeRewards as NormalizeRewards
+    from corral.modules.transforms.temporal import FrameStack as FrameStack
+    from corral.modules.transforms.temporal import PrevActionsPrevRewards as PrevActionsPrevRewards
+    from corral.modules.transforms.transform import TemporalTransform as TemporalTransform
+    from corral.modules.transforms.transform import Transform as Transform
+    from corral.runners.evaluation.rounds import RoundPlan as RoundPlan
+    from corral.runners.evaluation.rounds import play_round as play_round
+    from corral.runners.evaluation.statistics import summarize_episodes as summarize_episodes
     from corral.runners.requests import SampleRequest as SampleRequest
     from corral.runners.runner import EnvRunner as EnvRunner
     from corral.runners.runner_group import EnvRunnerGroup as EnvRunnerGroup
-    from corral.serving.external_env import ExternalEnv as ExternalEnv
-    from corral.transforms.observations import ClipObservations as ClipObservations
-    from corral.transforms.observations import FlattenObservations as FlattenObservations
-    from corral.transforms.observations import NormalizeObservations as NormalizeObservations
-    from corral.transforms.rewards import ClipRewards as ClipRewards
-    from corral.transforms.rewards import NormalizeRewards as NormalizeRewards
-    from corral.transforms.temporal import FrameStack as FrameStack
-    from corral.transforms.temporal import PrevActionsPrevRewards as PrevActionsPrevRewards
-    from corral.transforms.transform import TemporalTransform as TemporalTransform
-    from corral.transforms.transform import Transform as Transform
+    from corral.runners.serving.external_env import ExternalEnv as ExternalEnv
+    from corral.runs.policies.estimate_return import OffPolicyEvaluation as OffPolicyEvaluation
+    from corral.runs.policies.estimate_return import estimate_return as estimate_return
+    from corral.runs.policies.policy import Policy as Policy
+    from corral.runs.policies.policy import load_policy as load_policy
+    from corral.tools.playing.evaluate import PolicyEvaluation as PolicyEvaluation
+    from corral.tools.playing.evaluate import evaluate_policy as evaluate_policy
 
 _HOMES = {
     "APPO": "corral.algorithms.appo",
     "APPOConfig": "corral.algorithms.appo",
     "Algorithm": "corral.algorithms.algorithm",
-    "AlgorithmConfig": "corral.config.config",
+    "AlgorithmConfig": "corral.algorithms.config.config",
     "BC": "corral.algorithms.bc",
     "BCConfig": "corral.algorithms.bc",
     "Below": "corral.algorithms.stopping",
     "CQL": "corral.algorithms.cql",
     "CQLConfig": "corral.algorithms.cql",
     "Callback": "corral.callbacks.callback",
-    "ClipObservations": "corral.transforms.observations",
-    "ClipRewards": "corral.transforms.rewards",
+    "ClipObservations": "corral.modules.transforms.observations",
+    "ClipRewards": "corral.modules.transforms.rewards",
     "CrossQ": "corral.algorithms.crossq",
     "CrossQConfig": "corral.algorithms.crossq",
     "DDPG": "corral.algorithms.td3",
@@ -110,9 +113,9 @@ _HOMES = {
     "EnvRunnerGroup": "corral.runners.runner_group",
     "EpisodeReset": "corral.envs.episode_resets",
     "Exploration": "corral.exploration.base",
-    "ExternalEnv": "corral.serving.external_env",
-    "FlattenObservations": "corral.transforms.observations",
-    "FrameStack": "corral.transforms.temporal",
+    "ExternalEnv": "corral.runners.serving.external_env",
+    "FlattenObservations": "corral.modules.transforms.observations",
+    "FrameStack": "corral.modules.transforms.temporal",
     "HeuristicModule": "corral.modules.heuristic",
     "IMPALA": "corral.algorithms.impala",
     "IMPALAConfig": "corral.algorithms.impala",
@@ -124,45 +127,47 @@ _HOMES = {
     "MARWILConfig": "corral.algorithms.marwil",
     "Module": "corral.modules.module",
     "MultiAgentEnv": "corral.envs.multi_agent_env",
-    "MultiAgentEpisode": "corral.episodes.multi_agent_episode",
-    "NormalizeObservations": "corral.transforms.observations",
-    "NormalizeRewards": "corral.transforms.rewards",
-    "OffPolicyEvaluation": "corral.policies.estimate_return",
+    "MultiAgentEpisode": "corral.data.episodes.multi_agent_episode",
+    "NormalizeObservations": "corral.modules.transforms.observations",
+    "NormalizeRewards": "corral.modules.transforms.rewards",
+    "OffPolicyEvaluation": "corral.runs.policies.estimate_return",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
-    "Policy": "corral.policies.policy",
-    "PolicyEvaluation": "corral.policies.evaluate",
-    "PrevActionsPrevRewards": "corral.transforms.temporal",
+    "Policy": "corral.runs.policies.policy",
+    "PolicyEvaluation": "corral.tools.playing.evaluate",
+    "PrevActionsPrevRewards": "corral.modules.transforms.temporal",
     "RandomModule": "corral.modules.heuristic",
-    "RoundPlan": "corral.evaluation.rounds",
+    "RoundPlan": "corral.runners.evaluation.rounds",
     "SAC": "corral.algorithms.sac",
     "SACConfig": "corral.algorithms.sac",
     "SampleRequest": "corral.runners.requests",
-    "SingleAgentEpisode": "corral.episodes.episode",
+    "SingleAgentEpisode": "corral.data.episodes.episode",
     "TD3": "corral.algorithms.td3",
     "TD3Config": "corral.algorithms.td3",
     "TQC": "corral.algorithms.tqc",
     "TQCConfig": "corral.algorithms.tqc",
     "TaskSettableEnv": "corral.envs.tasks",
-    "TemporalTransform": "corral.transforms.transform",
+    "TemporalTransform": "corral.modules.transforms.transform",
     "TensorVectorEnv": "corral.envs.tensor_env",
-    "Transform": "corral.transforms.transform",
+    "Transform": "corral.modules.transforms.transform",
     "UpdateSettings": "corral.learners.settings",
-    "estimate_return": "corral.policies.estimate_return",
-    "evaluate_policy": "corral.policies.evaluate",
+    "estimate_return": "corral.runs.policies.estimate_return",
+    "evaluate_policy": "corral.tools.playing.evaluate",
     "from_sb3": "corral.compat.sb3.models",
     "gae": "corral.core.returns",
-    "load_policy": "corral.policies.policy",
+    "load_policy": "corral.runs.policies.policy",
     "make_engine": "corral.engines",
     "make_multi_agent": "corral.envs.agent_copies",
     "make_multi_callbacks": "corral.callbacks.callback",
-    "play_round": "corral.evaluation.rounds",
+    "play_round": "corral.runners.evaluation.rounds",
     "register_algorithm": "corral.algorithms.registry",
-    "summarize_episodes": "corral.evaluation.statistics",
-    "summary": "corral.metrics.summary",
+    "summarize_episodes": "corral.runners.evaluation.statistics",
+    "summary": "corral.core.metrics.summary",
 }
 
 _MODULES = ("coordination",)
+
+sys.meta_path.append(MovedModules)
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 

@@ -11,8 +11,8 @@ import pytest
 from several_agents import CONFIGS, Repeats, all_to_red, config_of, module_of, same, weights_of
 
 from corral import Algorithm, AlgorithmConfig, APPOConfig, Callback, DQNConfig, NormalizeObservations, PPOConfig
-from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.errors import CheckpointError, ConfigError, CorralError
+from corral.runs.checkpoint import read_checkpoint, write_checkpoint
 
 
 def green_to_new(agent_id: str, episode: Any, **_: Any) -> str:

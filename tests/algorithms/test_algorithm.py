@@ -15,10 +15,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral import Module, PPOConfig
+from corral.core.metrics.logger import MetricsError
 from corral.core.tree import Tree
 from corral.errors import CallbackError, ConfigError, CorralError, LossError
-from corral.loggers import Run, default_loggers
-from corral.metrics.logger import MetricsError
+from corral.runs.loggers import Run, default_loggers
 from corral.testing import CountingEnv
 from small import small as small_run
 

@@ -15,11 +15,11 @@ from at_least import all_of
 from corral import Algorithm, BCConfig, Callback, FrameStack, NormalizeObservations, PPOConfig
 from corral.algorithms.bc import bc_loss
 from corral.algorithms.offline import OfflineAlgorithm
-from corral.cli.train import train
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError, DataError, SampleError, StopCriterionError
 from corral.modules.module import ActorCritic
 from corral.modules.spec import ModuleSpec
+from corral.tools.cli.train import train
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
 TWO = gym.spaces.Discrete(2)
@@ -192,7 +192,7 @@ def test_a_burn_in_is_unrolled_and_not_learned_from() -> None:
 
 def test_several_agents_clone_their_own_data() -> None:
     obs = draw_obs(1000)
-    from corral.offline.episode_rows import rows_of_steps
+    from corral.data.offline.episode_rows import rows_of_steps
 
     parts = [
         rows_of_steps(**recorded(obs, (obs[:, 0] > 0).astype(int)), module_id="plus"),
@@ -213,7 +213,7 @@ def test_several_agents_clone_their_own_data() -> None:
 
 
 def two_modules(**settings: Any) -> BCConfig:
-    from corral.offline.episode_rows import rows_of_steps
+    from corral.data.offline.episode_rows import rows_of_steps
 
     obs = draw_obs(200)
     parts = [

@@ -18,7 +18,7 @@ from at_least import all_of
 from corral import DQNConfig
 from corral.algorithms.dqn import DQN, c51_loss, dqn_loss, projected
 from corral.core.ids import DEFAULT_MODULE_ID
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError
 from corral.learners import numpy_q_learning
 from corral.learners.losses import Batch

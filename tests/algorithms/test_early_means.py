@@ -11,13 +11,13 @@ import pytest
 from gymnasium import spaces
 
 from corral import Algorithm, MultiAgentEnv, PPOConfig
-from corral.checkpoint import read_checkpoint
-from corral.checkpoint.finding import find_checkpoint
-from corral.curriculum import LearningProgressSampler
-from corral.loggers.run_summary import last_numbers
-from corral.metrics.result import flat_result, without_early_means
-from corral.report.runs import read_run
+from corral.callbacks.curriculum import LearningProgressSampler
+from corral.core.metrics.result import flat_result, without_early_means
+from corral.runs.checkpoint import read_checkpoint
+from corral.runs.checkpoint.finding import find_checkpoint
+from corral.runs.loggers.run_summary import last_numbers
 from corral.testing import CountingEnv
+from corral.tools.report.runs import read_run
 from faulty import TroubleEnv
 from small import small
 

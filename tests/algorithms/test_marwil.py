@@ -241,7 +241,7 @@ def test_truncated_episodes_bootstrap_from_transformed_observations() -> None:
 
 
 def test_modules_have_constants_of_their_own() -> None:
-    from corral.offline.episode_rows import rows_of_steps
+    from corral.data.offline.episode_rows import rows_of_steps
 
     spaces = {"observation_space": OBS, "action_space": ACTIONS}
     data = [rows_of_steps(**walks(), module_id=name) for name in ("one", "two")]

@@ -12,9 +12,9 @@ from corral import DQNConfig, SACConfig
 from corral.algorithms.dqn import DQN, dqn_loss
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.core.tree import map_tree
+from corral.data.replay import ReplayBuffer, ReplayConfig
 from corral.errors import ConfigError, LossError
 from corral.modules.q_module import QModule
-from corral.replay import ReplayBuffer, ReplayConfig
 from corral.testing import CountingEnv, IdentityEnv
 
 CONFIGS: dict[str, type[OffPolicyConfig]] = {"dqn": DQNConfig, "sac": SACConfig}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from corral import PPO, Module, PPOConfig, SACConfig
 from corral.algorithms.ppo import KLStop, adapted_kl_coeff, explained_variance, ppo_batch, ppo_loss
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corral import PPO, Algorithm, APPOConfig, IMPALAConfig, PPOConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
 

@@ -16,9 +16,9 @@ from gymnasium import spaces
 import corral
 from corral import Algorithm, AlgorithmConfig
 from corral.algorithms.registry import config_class
-from corral.checkpoint import codec
-from corral.cli.main import main
 from corral.runners import played_actions, stepping
+from corral.runs.checkpoint import codec
+from corral.tools.cli.main import main
 from exact_runs import SMALL, Drift, differences, make_config, play, without_times
 
 LOCAL: dict[str, Any] = {"engine_name": "local"}

@@ -21,12 +21,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from corral import Algorithm, Below, DQNConfig, Module, PPOConfig
 from corral.algorithms.run_checkpoints import RunCheckpoints
-from corral.checkpoint import find_checkpoint, read_checkpoint
-from corral.cli.exit_status import status_of
 from corral.errors import CheckpointError, ConfigError, CorralError, RunDirectoryError, StopCriterionError
-from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
-from corral.loggers.run import locked
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
+from corral.runs.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger, default_loggers
+from corral.runs.loggers.run import locked
 from corral.testing import CountingEnv, FaultyEnv, IdentityEnv
+from corral.tools.cli.exit_status import status_of
 from file_limits import largest_file
 from small import small
 

@@ -25,10 +25,10 @@ from corral import (
     SACConfig,
     load_policy,
 )
+from corral.core.metrics.result import flat_result
 from corral.core.returns import gae
 from corral.core.seeding import get_global_rngs
 from corral.errors import CheckpointError, ConfigError, ExportError
-from corral.metrics.result import flat_result
 from corral.modules.q_module import QModule
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from corral import PPOConfig
 from corral.algorithms.stopping import Below, StopCriteria
+from corral.core.metrics.named_number import LATE_KEY_ITERATIONS
+from corral.core.metrics.result import flat_result
 from corral.errors import StopCriterionError
-from corral.metrics.named_number import LATE_KEY_ITERATIONS
-from corral.metrics.result import flat_result
 from corral.testing import CountingEnv
 from small import small as small_run
 

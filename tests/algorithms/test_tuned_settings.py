@@ -9,8 +9,8 @@ import yaml
 
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.tuned_settings import TUNED_ALGORITHMS, tuned_algorithms, tuned_settings
-from corral.cli.main import main
 from corral.errors import ConfigError
+from corral.tools.cli.main import main
 
 CELLS = [(algo, env) for env, algos in tuned_algorithms().items() for algo in algos]
 FROM_DATA = {"BC", "MARWIL", "IQL", "CQL"}

@@ -17,11 +17,11 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from corral import Algorithm, AlgorithmConfig, Callback
-from corral.checkpoint import codec
 from corral.envs.env_state import WRAPPERS, get_env_state, set_env_state
 from corral.envs.replay import OVER_EPISODES
 from corral.errors import CheckpointError, CorralError
 from corral.exploration.epsilon import EpsilonGreedy
+from corral.runs.checkpoint import codec
 from corral.testing import (
     BitFlippingEnv,
     CountingEnv,

@@ -14,8 +14,8 @@ from corral import Callback, PPOConfig, make_multi_callbacks
 from corral.callbacks import EVENTS
 from corral.callbacks.dispatch import Dispatcher
 from corral.errors import CallbackError, ConfigError, CorralError, EnvError
-from corral.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
 from corral.runners.runner import EnvRunner
+from corral.runs.loggers import CSVLogger, JSONLinesLogger, Logger, TensorBoardLogger
 from corral.testing import CountingEnv, FaultyEnv
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.checkpoint import directory, read_checkpoint, write_checkpoint
+from corral.runs.checkpoint import directory, read_checkpoint, write_checkpoint
 
 MODULE = "modules/default_policy.safetensors"
 FILES = ("config.json", "policies.json", "state.msgpack", MODULE, "arrays/obs.npy")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from corral import Algorithm
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.checkpoint import FORMAT_VERSION
-from corral.config.config import AlgorithmConfig
+from corral.runs.checkpoint import FORMAT_VERSION
 
 SAMPLES = Path(__file__).parent / "samples"
 NUM_ITERATIONS = 10
@@ -60,7 +60,7 @@ def sample_config(algo: str) -> AlgorithmConfig:
     space = "box" if algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG") else "discrete"
     config = (
         config_class(algo)()
-        .environment("corral.testing.envs:IdentityEnv", env_config={"space": space})
+        .environment("corral.testing:IdentityEnv", env_config={"space": space})
         .env_runners(num_envs_per_env_runner=2)
         .training(**TRAINING[algo])
         .rl_module(model_config={"fcnet_hiddens": [4]})

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from forging import number_of, write
 
-from corral.checkpoint import read_checkpoint
+from corral.runs.checkpoint import read_checkpoint
 
 SIZE = 200_000  # numbers in the large array; some milliseconds of writing
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.checkpoint.codec import decode, encode
 from corral.errors import CheckpointError
+from corral.runs.checkpoint.codec import decode, encode
 
 keys = st.one_of(st.text(), st.integers(), st.booleans(), st.binary(), st.tuples(st.text(), st.integers()))
 scalars = st.one_of(

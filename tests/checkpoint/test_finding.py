@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from forging import data, write
 
-from corral.checkpoint import find_checkpoint, read_checkpoint
-from corral.checkpoint.places import place_of
+from corral.core.places import place_of
 from corral.errors import CheckpointError
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
 
 
 @pytest.fixture(params=["directory", "memory"])

@@ -16,10 +16,10 @@ from forging import data, forge
 
 from corral import PPO, SAC, Algorithm, Callback, PPOConfig, SACConfig
 from corral.algorithms.checkpoint_settings import unnamed
-from corral.checkpoint import read_checkpoint, write_checkpoint
-from corral.checkpoint.imports import check_import
 from corral.core.settings import main_name, path_of, set_sender
 from corral.errors import CheckpointError, ConfigError
+from corral.runs.checkpoint import read_checkpoint, write_checkpoint
+from corral.runs.checkpoint.imports import check_import
 from corral.testing import CountingEnv, IdentityEnv
 from small import small
 

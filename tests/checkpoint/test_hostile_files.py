@@ -20,9 +20,9 @@ import pytest
 from forging import FILES, MODULE, data, describe, forge, write
 
 from corral import Algorithm, PPOConfig, load_policy
-from corral.checkpoint import read_checkpoint
-from corral.checkpoint.codec import encode
 from corral.errors import CheckpointError
+from corral.runs.checkpoint import read_checkpoint
+from corral.runs.checkpoint.codec import encode
 
 DEADLINE_S = 120.0
 MAX_BYTES = 64 * 2**20  # all cases together

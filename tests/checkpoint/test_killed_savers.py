@@ -14,7 +14,7 @@ from pathlib import Path
 import forging
 import saving
 
-from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
 
 NUM_KILLS = 8  # `make campaign` takes 200
 DEADLINE_S = 60.0

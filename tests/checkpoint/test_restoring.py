@@ -17,11 +17,11 @@ import torch
 
 import warm
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
-from corral.checkpoint import read_checkpoint, write_checkpoint
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.envs.torch_envs import TorchCartPole
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
+from corral.runs.checkpoint import read_checkpoint, write_checkpoint
 from corral.testing import CountingEnv, IdentityEnv
 from user_files import MY_ALGO, SMALL, write_my_algo
 
@@ -335,7 +335,7 @@ def test_from_checkpoint_has_the_config(tmp_path: Path) -> None:
         algo.train()
         path = algo.save(tmp_path / "checkpoint")
         resolved = algo.config.to_dict()
-    resolved["environment"]["env"] = "corral.testing.envs:IdentityEnv"
+    resolved["environment"]["env"] = "corral.testing:IdentityEnv"
     with PPO.from_checkpoint(path) as other:
         assert other.config.to_dict() == resolved
         assert other.training_iteration == 1

@@ -11,7 +11,7 @@ from make_samples import LEARNS_FROM_DATA, RECORDED, SAMPLES, behaviour
 
 from corral import Algorithm
 from corral.algorithms.registry import ALGORITHMS
-from corral.checkpoint import FORMAT_VERSION, read_checkpoint
+from corral.runs.checkpoint import FORMAT_VERSION, read_checkpoint
 
 
 def test_there_is_a_sample_of_each_algorithm() -> None:

@@ -13,7 +13,7 @@ import forging
 import pytest
 from forging import data, number_of, write
 
-from corral.checkpoint import read_checkpoint
+from corral.runs.checkpoint import read_checkpoint
 
 # How large a file can become, so that each of the files is the one that does not fit.
 FULL = """
@@ -36,7 +36,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from forging import number_of, write
-from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
 if os.getuid() == 0:
     os.setuid(65534)  # root may write everywhere
 try:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
-from corral.checkpoint import write_checkpoint
-from corral.cli.main import main
+from corral.runs.checkpoint import write_checkpoint
 from corral.testing import CountingEnv
+from corral.tools.cli.main import main
 
 BOX = {"type": "Box", "shape": [4], "low": -1.0, "high": 1.0, "dtype": "float32"}
 POLICY = {
@@ -81,7 +81,7 @@ def test_it_shows_a_real_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
         algo.save(tmp_path / "checkpoint")
     assert main(["checkpoint", "info", str(tmp_path / "checkpoint")]) == 0
     shown = capsys.readouterr().out
-    assert "PPO (corral.algorithms.ppo:PPO)" in shown and "corral.testing.envs:CountingEnv" in shown
+    assert "PPO (corral.algorithms.ppo:PPO)" in shown and "corral.testing:CountingEnv" in shown
     assert "give again" not in shown
 
 
@@ -90,7 +90,7 @@ def test_it_imports_neither_torch_nor_what_the_checkpoint_names(tmp_path: Path) 
         (tmp_path / f"{name}.py").write_text("open('harm', 'w')", encoding="utf-8")
     write(tmp_path / "checkpoint")
     code = (
-        "import sys; from corral.cli.main import main; assert main(['checkpoint', 'info', 'checkpoint']) == 0;"
+        "import sys; from corral.tools.cli.main import main; assert main(['checkpoint', 'info', 'checkpoint']) == 0;"
         "unwanted = {'torch', 'gymnasium', 'my_envs', 'my_nets', 'train'};"
         "print(*unwanted & sys.modules.keys(), file=sys.stderr)"
     )

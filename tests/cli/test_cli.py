@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import warm
 from console_script import corral_command
 from corral.callbacks import EVENTS
-from corral.cli.main import main
+from corral.tools.cli.main import main
 from user_files import SMALL, write_my_algo
 
 CARTPOLE = ["train", "--algo", "PPO", "--env", "CartPole-v1", "--seed", "0"]

@@ -20,8 +20,8 @@ import pytest
 import corral
 import warm
 from console_script import corral_command
-from corral.checkpoint import find_checkpoint, read_checkpoint
-from corral.cli.main import main
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
+from corral.tools.cli.main import main
 from env_table import TABLE, USER_FILE, Row
 
 DEADLINE_S = 300.0

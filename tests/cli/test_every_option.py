@@ -19,8 +19,8 @@ import yaml
 from gymnasium import spaces
 
 from corral import BCConfig, PPOConfig
-from corral.cli.main import main
-from corral.cli.parser import make_parser
+from corral.tools.cli.main import main
+from corral.tools.cli.parser import make_parser
 from written_runs import write_run
 
 HERE = Path(__file__).parent

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from corral import errors
-from corral.cli.exit_status import EXIT_STATUSES, status_of
-from corral.cli.main import main
+from corral.tools.cli.exit_status import EXIT_STATUSES, status_of
+from corral.tools.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 TINY = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from corral import Algorithm, FrameStack, PPOConfig, load_policy, make_multi_agent
-from corral.cli.main import main
 from corral.modules.module import ActorCritic
+from corral.tools.cli.main import main
 from file_limits import largest_file
 
 

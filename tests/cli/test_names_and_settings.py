@@ -15,15 +15,15 @@ import pytest
 
 from console_script import corral_command
 from corral import PPOConfig
+from corral.algorithms.config.settings import GROUPS
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.cli.experiment import parse_pair
-from corral.cli.main import main
-from corral.cli.parser import make_parser
-from corral.config.settings import GROUPS
 from corral.envs.listing import newest_versions
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN
-from corral.loggers.run import plain
+from corral.runs.loggers.run import plain
+from corral.tools.cli.experiment import parse_pair
+from corral.tools.cli.main import main
+from corral.tools.cli.parser import make_parser
 from user_files import write_my_algo
 
 DEADLINE_S = 240.0

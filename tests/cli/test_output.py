@@ -17,9 +17,9 @@ from console_script import corral_command
 DEADLINE_S = 120.0
 SCRIPT = """
 import sys
-import corral.loggers.progress
-from corral.cli.main import main
-corral.loggers.progress.LINE_INTERVAL_S = 0.0  # a line for each iteration
+import corral.runs.loggers.progress
+from corral.tools.cli.main import main
+corral.runs.loggers.progress.LINE_INTERVAL_S = 0.0  # a line for each iteration
 sys.exit(main(["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--stop", "training_iteration=5",
     "--run-dir", "l\u00e4uft", "--set", "training.train_batch_size_per_learner=32",
     "--set", "training.minibatch_size=16", "--set", "env_runners.num_envs_per_env_runner=2"]))

@@ -19,10 +19,10 @@ from corral import (
     evaluate_policy,
     load_policy,
 )
-from corral.checkpoint import read_checkpoint, write_checkpoint
-from corral.cli.main import main
 from corral.errors import ConfigError
+from corral.runs.checkpoint import read_checkpoint, write_checkpoint
 from corral.testing import CountingEnv, FaultyEnv
+from corral.tools.cli.main import main
 
 
 def halved(env: Any) -> Any:

@@ -16,8 +16,8 @@ import yaml
 import warm
 from console_script import corral_command
 from corral.algorithms.fitting import read_config
-from corral.checkpoint import find_checkpoint, read_checkpoint
-from corral.cli.main import main
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
+from corral.tools.cli.main import main
 
 DEADLINE_S = 120.0
 SETTINGS = {
@@ -369,7 +369,7 @@ def test_the_same_command_keeps_the_seed_that_was_drawn(tmp_path: Path) -> None:
 
 
 def test_one_command_continues_the_runs_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from corral.cli.seed_set import SeedSet
+    from corral.tools.cli.seed_set import SeedSet
 
     settings = {"algo": "PPO", "environment": {"env": "corral.testing:CountingEnv"}, "stop": {"training_iteration": 1}}
     for name in ("settings.yaml", "experiment.yaml"):

@@ -20,18 +20,18 @@ import pytest
 import yaml
 
 from console_script import corral_command
-from corral.cli.experiment import overriding_arguments
-from corral.cli.main import main
-from corral.cli.parser import make_parser
-from corral.cli.pool import SeedRun, run_all
-from corral.cli.seed_display import SeedDisplay, describe_summary
-from corral.cli.seed_set import SeedSet, parse_seeds, read_set
-from corral.cli.seeds import status_of_set
 from corral.core.comparisons import estimate_iqm
 from corral.core.intervals import t_interval
 from corral.errors import ConfigError, RunDirectoryError
-from corral.loggers.run import locked
-from corral.loggers.run_summary import EVALUATED, TRAINED, last_numbers, summarize_runs
+from corral.runs.loggers.run import locked
+from corral.runs.loggers.run_summary import EVALUATED, TRAINED, last_numbers, summarize_runs
+from corral.tools.cli.experiment import overriding_arguments
+from corral.tools.cli.main import main
+from corral.tools.cli.parser import make_parser
+from corral.tools.cli.pool import SeedRun, run_all
+from corral.tools.cli.seed_display import SeedDisplay, describe_summary
+from corral.tools.cli.seed_set import SeedSet, parse_seeds, read_set
+from corral.tools.cli.seeds import status_of_set
 from file_limits import largest_file
 
 DEADLINE_S = 240.0
@@ -319,11 +319,11 @@ def test_a_logger_is_added_when_a_set_continues(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*arguments(), "--stop", "training_iteration=1", "--seeds", "3", "--run-dir", "set"]) == 0
-    more = ["--logger", "corral.loggers:ImageLogger", "--tensorboard", "--stop", "training_iteration=2"]
+    more = ["--logger", "corral.runs.loggers:ImageLogger", "--tensorboard", "--stop", "training_iteration=2"]
     assert main(["train", "--resume", "set", *more, "--quiet"]) == 0
     run_dir = tmp_path / "set" / "seed-3"
     settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    assert settings["reporting"]["loggers"] == ["csv", "json", "corral.loggers:ImageLogger", "tensorboard"]
+    assert settings["reporting"]["loggers"] == ["csv", "json", "corral.runs.loggers:ImageLogger", "tensorboard"]
     assert list(run_dir.glob("events.out.tfevents.*"))
     assert main(["train", "--resume", "set", "--tuned", "CartPole-v1"]) == 2
     assert "--tuned cannot be used with --resume" in capsys.readouterr().err

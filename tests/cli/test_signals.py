@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.checkpoint import find_checkpoint, read_checkpoint
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
 
 DEADLINE_S = 120.0
 FOREIGN = """

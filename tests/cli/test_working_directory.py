@@ -116,7 +116,7 @@ def test_all_commands_find_the_env(tmp_path: Path) -> None:
 def test_what_cannot_be_imported_is_named(
     env: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from corral.cli.main import main
+    from corral.tools.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -21,9 +21,9 @@ from corral.compat.rllib.native import to_native
 from corral.compat.rllib.settings import RENAMED, SETTINGS, TRAINING
 from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError
-from corral.transforms.observations import NormalizeObservations
-from corral.transforms.rewards import ClipRewards
-from corral.transforms.temporal import FrameStack
+from corral.modules.transforms.observations import NormalizeObservations
+from corral.modules.transforms.rewards import ClipRewards
+from corral.modules.transforms.temporal import FrameStack
 
 
 def native_of(config: AlgorithmConfig) -> Any:

@@ -22,8 +22,8 @@ from corral.compat.rllib.missing import REMEDIES
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModule, RLModuleSpec
 from corral.compat.rllib.policies import PolicySpec
 from corral.compat.rllib.runners import EnvRunnerGroup
+from corral.core.metrics.reduction_settings import MetricsError
 from corral.errors import CheckpointError, ConfigError, EnvError, UnknownAttributeError
-from corral.metrics.reduction_settings import MetricsError
 
 
 def small() -> PPOConfig:

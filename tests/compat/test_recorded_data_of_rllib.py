@@ -22,10 +22,10 @@ from corral.compat.rllib.native import to_native
 from corral.compat.rllib.recorded_data import OfflinePreLearner, RecordedFiles
 from corral.compat.rllib.settings import SETTINGS
 from corral.core.tree import map_tree
+from corral.data.offline.episode_rows import EpisodeRows
+from corral.data.offline.sources import open_source
 from corral.errors import ConfigError, DataError
 from corral.modules.make_distribution import make_distribution
-from corral.offline.episode_rows import EpisodeRows
-from corral.offline.sources import open_source
 
 DATA = Path(__file__).parent / "data_of_rllib"
 FORMS = ("table", "packed_table", "episodes", "json", "plain_json")

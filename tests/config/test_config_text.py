@@ -34,14 +34,14 @@ class OwnConfig(PPOConfig):
         (PPOConfig().training(lr=3e-4).training(num_epochs=10), "PPOConfig()"),  # the defaults
         (PPOConfig().engine("local").debugging(seed=3), "PPOConfig().debugging(seed=3).engine('local')"),
         (OwnConfig().training(patience=4), "OwnConfig().training(patience=4)"),
-        (SACConfig().environment(IdentityEnv), "SACConfig().environment('corral.testing.envs:IdentityEnv')"),
+        (SACConfig().environment(IdentityEnv), "SACConfig().environment('corral.testing:IdentityEnv')"),
         (DQNConfig().exploration(explore=False), "DQNConfig().env_runners(explore=False)"),
     ],
     ids=str,
 )
 def test_a_config_shows_what_differs_from_its_defaults(config: AlgorithmConfig, text: str) -> None:
     assert repr(config) == str(config) == text
-    assert eval(text) == config.copy(env="corral.testing.envs:IdentityEnv" if "Identity" in text else config.env)
+    assert eval(text) == config.copy(env="corral.testing:IdentityEnv" if "Identity" in text else config.env)
 
 
 def test_a_long_text_has_a_line_for_each_group_and_makes_the_config_again() -> None:

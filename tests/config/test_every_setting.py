@@ -30,16 +30,16 @@ import torch
 from pydantic import AfterValidator
 
 from corral import Callback, FrameStack, RandomModule, SingleAgentEpisode, make_multi_agent
+from corral.algorithms.config.without_effect import memory_class
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.config.without_effect import memory_class
 from corral.core.settings import OneOf, check_setting, is_union, setting_types
+from corral.data.offline.config import ArraysInMemory
+from corral.data.replay import ReplayConfig
 from corral.errors import ConfigError, CorralError
 from corral.exploration.build import BUILT_IN, exploration_class, settings_of
 from corral.learners.learner import Learner
 from corral.learners.ready_optimizers import ready_optimizers
 from corral.learners.settings import LearningSpec
-from corral.offline.config import ArraysInMemory
-from corral.replay import ReplayConfig
 
 PARTS, INITIALIZERS = ("fcnet", "conv", "head", "rnn"), ("kernel_initializer", "bias_initializer")
 

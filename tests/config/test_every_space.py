@@ -15,12 +15,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from corral.algorithms.registry import config_class
-from corral.config.without_effect import (
+from corral.algorithms.config.without_effect import (
     network_settings,
     refuse_settings_without_effect,
     refuse_settings_without_use,
 )
+from corral.algorithms.registry import config_class
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
 from corral.modules.spec import ModuleSpec, example_obs

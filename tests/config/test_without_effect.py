@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from corral import APPOConfig, DDPGConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
+from corral.algorithms.config.without_effect import warn_of_settings_without_effect
 from corral.algorithms.registry import ALGORITHMS, config_class
-from corral.config.without_effect import warn_of_settings_without_effect
 from corral.core.settings import Need, PositiveInt, check_setting, find_unused, needs_of, never
 from corral.errors import ConfigError
 

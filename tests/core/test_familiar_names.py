@@ -24,22 +24,22 @@ from corral import (
     SACConfig,
     TD3Config,
 )
+from corral.algorithms.config.settings import GROUPS
 from corral.algorithms.stopping import StopCriteria
 from corral.callbacks import EVENTS
-from corral.cli.experiment import load_experiment
-from corral.cli.main import make_parser
 from corral.compat.familiar_names import ALGORITHM_METHODS, CONFIG_METHODS, EVENT_ARGUMENTS, RESULTS, SETTINGS
 from corral.compat.familiar_names import EVENTS as FAMILIAR_EVENTS
-from corral.config.settings import GROUPS
+from corral.compat.tune.param_space import configured
 from corral.core import familiar_names
 from corral.core.familiar_names import meaning_of
+from corral.core.metrics.result import flat_result
+from corral.data.replay.config import ReplayConfig
 from corral.errors import ConfigError, CorralError, StopCriterionError
 from corral.exploration.build import exploration_class, settings_of
-from corral.metrics.result import flat_result
 from corral.modules.module import ModelConfig
-from corral.replay.config import ReplayConfig
 from corral.testing import CountingEnv
-from corral.tune.param_space import configured
+from corral.tools.cli.experiment import load_experiment
+from corral.tools.cli.main import make_parser
 from small import small
 
 CONFIGS = (PPOConfig, IMPALAConfig, APPOConfig, DQNConfig, SACConfig, TD3Config)

@@ -13,7 +13,7 @@ import corral
 from corral import PPOConfig
 from corral.core.paths import resolve_location, resolve_path
 from corral.errors import ConfigError, CorralError
-from corral.report import write_plot, write_report
+from corral.tools.report import write_plot, write_report
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_the_tilde_is_the_home_directory_everywhere(algorithm: Any, home: Path) 
 
 
 def test_the_command_line_takes_the_tilde_and_refuses_a_url(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    from corral.cli.parser import make_parser
+    from corral.tools.cli.parser import make_parser
 
     parser = make_parser()
     assert parser.parse_args(["train", "--run-dir", "~/run"]).run_dir == home / "run"

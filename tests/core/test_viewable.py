@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from corral import PPOConfig
+from corral.core.metrics.logger import MetricsLogger
 from corral.core.views import Viewable
-from corral.metrics.logger import MetricsLogger
 
 
 class View:

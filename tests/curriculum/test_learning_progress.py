@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corral import Algorithm, PPOConfig
-from corral.curriculum import LearningProgressSampler
+from corral.callbacks.curriculum import LearningProgressSampler
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 from exact_runs import differences, play, without_times

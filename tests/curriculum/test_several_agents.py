@@ -11,7 +11,7 @@ import pytest
 
 from at_least import all_of
 from corral import MultiAgentEnv, PPOConfig
-from corral.curriculum import LearningProgressSampler, ThresholdCurriculum
+from corral.callbacks.curriculum import LearningProgressSampler, ThresholdCurriculum
 from small import small
 
 RED = "env_runners/module_episode_return_mean/red"

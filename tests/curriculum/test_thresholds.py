@@ -12,10 +12,10 @@ from gymnasium import spaces
 
 from at_least import all_of
 from corral import Algorithm, MultiAgentEnv, PPOConfig
-from corral.checkpoint import read_checkpoint
-from corral.curriculum import ThresholdCurriculum
+from corral.callbacks.curriculum import ThresholdCurriculum
+from corral.core.metrics.logger import MetricsLogger
 from corral.errors import CallbackError, ConfigError, EnvError
-from corral.metrics.logger import MetricsLogger
+from corral.runs.checkpoint import read_checkpoint
 from corral.testing import CountingEnv
 from small import small
 from user_files import SMALL

@@ -44,12 +44,12 @@ from corral import Algorithm, PPOConfig, make_multi_agent
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
-from corral.cli.experiment import read_experiment
-from corral.cli.main import make_parser
+from corral.core.metrics.timers import PARTS
 from corral.engines.local import LocalEngine
-from corral.metrics.timers import PARTS
-from corral.policies.play import play_episodes
-from corral.search.settings import make_search
+from corral.tools.cli.experiment import read_experiment
+from corral.tools.cli.main import make_parser
+from corral.tools.playing.play import play_episodes
+from corral.tools.search.settings import make_search
 
 DOCS = ROOT / "docs"
 METRICS, PPO, CALLBACKS = DOCS / "metrics.md", DOCS / "algorithms" / "ppo.md", DOCS / "callbacks.md"

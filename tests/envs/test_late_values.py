@@ -18,8 +18,8 @@ from corral.envs.seated_env import SeatedEnv
 from corral.envs.sync_vector import SyncVectorEnv
 from corral.errors import EnvError, SubEnvError
 from corral.modules.module import ActorCritic
-from corral.policies.play import play_episodes
 from corral.testing import CountingEnv
+from corral.tools.playing.play import play_episodes
 from handmade import MakeRunner
 
 BOX, DISCRETE = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)

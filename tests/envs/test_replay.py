@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from corral.checkpoint import codec
 from corral.envs.env_state import check_env_state, continue_env, get_env_state, plays_again, set_surroundings
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets
 from corral.envs.replay import layers_of, note_of
 from corral.errors import CheckpointError
+from corral.runs.checkpoint import codec
 from exact_runs import Drift, differences
 
 

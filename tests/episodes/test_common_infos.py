@@ -11,7 +11,7 @@ import pytest
 from at_least import all_of
 from corral import MultiAgentEnv, PPOConfig, SampleRequest
 from corral.compat.rllib.episodes import MultiAgentEpisode as EpisodeOfRLlib
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 
 OBS = np.zeros(2, np.float32)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.episodes.episode import SingleAgentEpisode
+from corral.data.episodes.episode import SingleAgentEpisode
 from corral.errors import CorralError, EpisodeError
 from handmade import made, plain, stepped
 

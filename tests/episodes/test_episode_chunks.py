@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.compat.rllib import episodes as rllib_episodes
-from corral.episodes.episode import SingleAgentEpisode
+from corral.data.episodes.episode import SingleAgentEpisode
 from corral.errors import EpisodeError
 from handmade import MakeRunner, made, plain, stepped
 

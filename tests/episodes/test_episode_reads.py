@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.core.tree import leaves
-from corral.episodes.episode import SingleAgentEpisode
+from corral.data.episodes.episode import SingleAgentEpisode
 from handmade import made, plain
 
 S = slice

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from agent_steps import AGENTS, Played, build, module_of, play, reference, same
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from handmade import plain
 
 RANDOMS = st.randoms(use_true_random=False)  # which Hypothesis can make simpler

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, map_tree
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.modules.distributions import action_distribution
 
 NESTED = spaces.Dict({"x": spaces.Box(-1, 1, (2,), np.float32), "y": spaces.Tuple((spaces.Discrete(9),))})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import EpisodeError
 from handmade import MakeRunner
 

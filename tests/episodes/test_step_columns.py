@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from corral.core.tree import map_tree
-from corral.episodes.episode import SingleAgentEpisode
-from corral.episodes.infos import Infos
-from corral.episodes.rollout import Rollout
-from corral.episodes.step_columns import StepColumns
+from corral.data.episodes.episode import SingleAgentEpisode
+from corral.data.episodes.infos import Infos
+from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.step_columns import StepColumns
 from corral.errors import ColumnError
 from handmade import plain
 

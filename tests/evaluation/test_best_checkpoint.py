@@ -11,10 +11,10 @@ import pytest
 
 from corral import Callback, PPOConfig, evaluate_policy, load_policy
 from corral.algorithms.run_checkpoints import best_metric
-from corral.checkpoint import read_checkpoint
+from corral.core.metrics.result import flat_result, without_early_means
 from corral.errors import CorralError
-from corral.loggers.run_summary import last_numbers
-from corral.metrics.result import flat_result, without_early_means
+from corral.runs.checkpoint import read_checkpoint
+from corral.runs.loggers.run_summary import last_numbers
 from corral.testing import CountingEnv
 from small import small as small_run
 

@@ -14,13 +14,13 @@ import pytest
 from troubled import LONG, evaluation_group, returns_of_seeds, standard_errors, trouble
 
 from corral.callbacks.callback import Callback
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CallbackError, CorralError, EnvError, WorkerDiedError
-from corral.evaluation import rounds
-from corral.evaluation.episodes import PlayedEpisodes, describe_episodes
-from corral.evaluation.rounds import MAX_FAILURES, Round, RoundPlan, play_round
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
+from corral.runners.evaluation import rounds
+from corral.runners.evaluation.episodes import PlayedEpisodes, describe_episodes
+from corral.runners.evaluation.rounds import MAX_FAILURES, Round, RoundPlan, play_round
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_group import EnvRunnerGroup

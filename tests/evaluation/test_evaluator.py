@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from corral import PPO, Callback, PPOConfig
+from corral.core.metrics.result import flat_result
 from corral.errors import CallbackError, ConfigError, CorralError
-from corral.metrics.result import flat_result
 from corral.testing import CountingEnv
 from small import small as small_run
 

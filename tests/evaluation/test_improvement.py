@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corral import Callback, PPOConfig
-from corral.curriculum import ThresholdCurriculum
+from corral.callbacks.curriculum import ThresholdCurriculum
 from corral.testing import CountingEnv
 from small import small as small_run
 

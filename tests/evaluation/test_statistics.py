@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from corral.core.comparisons import interquartile_mean
-from corral.evaluation.statistics import bootstrap_interval, summarize_episodes
+from corral.runners.evaluation.statistics import bootstrap_interval, summarize_episodes
 
 
 def test_the_statistics_of_known_episodes() -> None:
@@ -79,7 +79,7 @@ def test_the_interval_is_the_studentized_bootstrap(monkeypatch: pytest.MonkeyPat
     expected = reference_interval(values, 20_000)
     assert bootstrap_interval(values) == pytest.approx(expected, abs=0.03 * (expected[1] - expected[0]))
     whole = bootstrap_interval(values)
-    monkeypatch.setattr("corral.evaluation.statistics.MAX_DRAWS", 200)  # the draws of 13 resamples at a time
+    monkeypatch.setattr("corral.runners.evaluation.statistics.MAX_DRAWS", 200)  # the draws of 13 resamples at a time
     assert bootstrap_interval(values) == whole
 
 

@@ -14,7 +14,7 @@ from corral import PPOConfig
 from corral.core.result_values import classify
 from corral.envs.videos import PREVIEW_FRAMES, PREVIEW_SIZE, VideoWriter
 from corral.errors import ConfigError
-from corral.loggers import ImageLogger, TensorBoardLogger
+from corral.runs.loggers import ImageLogger, TensorBoardLogger
 from small import small as small_run
 
 av = pytest.importorskip("av")
@@ -148,7 +148,7 @@ def test_what_cannot_be_recorded_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         small(evaluation_duration_unit="timesteps").validate()
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "corral.evaluation.config.find_spec", lambda name: None if name == "av" else find(name), raising=True
+        "corral.runners.evaluation.config.find_spec", lambda name: None if name == "av" else find(name), raising=True
     )
     with pytest.raises(ConfigError, match=r"evaluation_num_videos needs av: run `pip install 'corral\[play\]'`"):
         small().validate()

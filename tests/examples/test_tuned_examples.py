@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from corral.algorithms.registry import config_from_dict
-from corral.cli.experiment import read_experiment
 from corral.runners.runner import EnvRunner
+from corral.tools.cli.experiment import read_experiment
 from example_files import EXAMPLES
 
 FILES = sorted((EXAMPLES / "tuned").glob("*.yaml"))

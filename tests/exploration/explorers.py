@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from corral import PPOConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.ppo import PPO
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.exploration import Exploration, RowDistribution, make_exploration
 from corral.modules.inference import Inference
 

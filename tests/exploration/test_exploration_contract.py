@@ -14,8 +14,8 @@ from explorers import Explorer, Recorder, SamplingConfig
 from at_least import all_of
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.algorithm import Algorithm
-from corral.config.config import AlgorithmConfig
-from corral.episodes.rollout import Rollout
+from corral.algorithms.config.config import AlgorithmConfig
+from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError
 from corral.exploration import BUILT_IN, Exploration, RowDistribution, exploration_class
 from corral.exploration.epsilon import EpsilonGreedy

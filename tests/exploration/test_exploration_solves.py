@@ -10,7 +10,7 @@ from explorers import SamplingConfig
 
 from corral import DQNConfig, PPOConfig, SACConfig
 from corral.algorithms.algorithm import Algorithm
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.exploration import BUILT_IN
 from corral.testing import DeepSea, PoorHabit
 

@@ -14,15 +14,15 @@ from gymnasium import spaces
 
 from at_least import all_of
 from corral import PPOConfig
-from corral.checkpoint.codec import decode, encode
 from corral.core.tree import map_tree
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.exploration.base import overrides_method
 from corral.exploration.distillation import Moments
 from corral.exploration.intrinsic import next_observations
 from corral.exploration.state_entropy import neighbour_distances
 from corral.modules.threads import torch_threads
 from corral.runners.runner import EnvRunner
+from corral.runs.checkpoint.codec import decode, encode
 from corral.testing import IDENTITY_ACTION_SPACES, CountingEnv, IdentityEnv
 
 KINDS = ["Curiosity", "RND", "RE3"]

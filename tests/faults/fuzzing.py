@@ -28,10 +28,10 @@ import numpy as np  # noqa: E402
 import offline.test_sources as offline  # noqa: E402
 from corral.algorithms.registry import config_from_dict  # noqa: E402
 from corral.algorithms.stopping import StopCriteria, criteria_from_file  # noqa: E402
-from corral.checkpoint import read_checkpoint  # noqa: E402
-from corral.cli.experiment import read_experiment  # noqa: E402
+from corral.data.offline.sources import open_source  # noqa: E402
 from corral.errors import CorralError  # noqa: E402
-from corral.offline.sources import open_source  # noqa: E402
+from corral.runs.checkpoint import read_checkpoint  # noqa: E402
+from corral.tools.cli.experiment import read_experiment  # noqa: E402
 
 LIMIT_S = 20
 MAX_BYTES = 6 << 30

@@ -14,7 +14,7 @@ import pytest
 from failing import FaultyEnv, faults, pids, steps_taken, wait_until_gone
 
 from corral import PPOConfig
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 
 NUM_FAULTS = {"local": 30, "process": 16, "ray": 12}  # `make campaign` takes 200
 FRAGMENT = 10

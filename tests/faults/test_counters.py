@@ -13,7 +13,7 @@ import pytest
 from counting import CountedEnv, steps_taken
 
 from corral import Algorithm, APPOConfig, DQNConfig, PPOConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import CorralError
 
 STEPS = 12

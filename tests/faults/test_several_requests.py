@@ -14,10 +14,10 @@ import pytest
 from counting import CountedEnv, steps_taken
 
 from corral import PPOConfig
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
+from corral.data.episodes.rollout import Rollout
 from corral.engines.lazy import LazyEngine
-from corral.episodes.rollout import Rollout
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 

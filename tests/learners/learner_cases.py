@@ -16,8 +16,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.callbacks.dispatch import Dispatcher
-from corral.config.config import AlgorithmConfig
 from corral.learners.distributed import Peers
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.testing import CountingEnv
 
 CONFIGS: dict[str, type[AlgorithmConfig]] = {

@@ -50,6 +50,8 @@ from learner_cases import (
 
 from at_least import all_of
 from corral import PPOConfig
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.core.tree import map_tree
 from corral.engines.base import WorkerHandle
 from corral.engines.call_limits import FACTOR, LEAST_S, CallLimits
@@ -63,8 +65,6 @@ from corral.learners.learner_group import LearnerGroup
 from corral.learners.losses import Batch
 from corral.learners.remote_learners import RemoteLearnerGroup, _apply, merge_results, split_batches
 from corral.learners.settings import UpdateSettings
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 
 # One process runs them all, with the same workers.
 pytestmark = pytest.mark.xdist_group("learners")

@@ -21,7 +21,7 @@ from corral import (
     TD3Config,
     make_multi_agent,
 )
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError, LossError
 from corral.learners import numpy_q_learning
 from corral.modules.module import ActorCritic

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from at_least import all_of
 from corral import Algorithm, PPOConfig, SACConfig, TD3Config
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.learners.learner import Learner
 from corral.learners.settings import LearningSpec, UpdateSettings

@@ -11,7 +11,7 @@ from torch import nn
 
 from corral import DQNConfig, PPOConfig, SACConfig
 from corral.algorithms.algorithm import Algorithm
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.modules.module import Module
 from corral.testing import IdentityEnv

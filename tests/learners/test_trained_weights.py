@@ -12,7 +12,7 @@ from torch import Tensor
 
 from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.modules.module import Module
 from corral.testing import IdentityEnv

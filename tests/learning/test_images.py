@@ -7,7 +7,7 @@ import pytest
 
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.algorithm import Algorithm
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.testing import FindSquare
 
 LENGTH = 16  # of an episode, which is the best return; a random policy has a quarter of it

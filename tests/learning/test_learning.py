@@ -9,8 +9,8 @@ import pytest
 from corral import PPOConfig
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.registry import config_from_dict
-from corral.cli.experiment import read_experiment
 from corral.testing import IDENTITY_ACTION_SPACES, IdentityEnv, TimeLimitCorridor
+from corral.tools.cli.experiment import read_experiment
 
 
 def train_to(algorithm: Algorithm, mean_return: float, max_env_steps: int) -> float:

@@ -13,8 +13,8 @@ import pytest
 from corral import Algorithm, evaluate_policy
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.tuned_settings import tuned_settings
-from corral.offline.episode_rows import EpisodeRows, rows_of_steps
-from corral.offline.sources import open_source
+from corral.data.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.data.offline.sources import open_source
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from corral.cli.main import main
+from corral.core.metrics.result import describe_faults
 from corral.errors import CheckpointError
-from corral.loggers.progress import Progress
-from corral.metrics.result import describe_faults
+from corral.runs.loggers.progress import Progress
 from corral.testing import FaultyEnv
+from corral.tools.cli.main import main
 from file_limits import largest_file
 from small import small
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from corral.cli.main import main
 from corral.errors import RunDirectoryError
-from corral.loggers import CSVLogger, JSONLinesLogger
+from corral.runs.loggers import CSVLogger, JSONLinesLogger
 from corral.testing import CountingEnv
+from corral.tools.cli.main import main
 from file_limits import largest_file
 from small import small
 
@@ -82,7 +82,7 @@ def test_a_csv_file_that_has_no_room_for_more_columns_keeps_its_rows(tmp_path: P
 
 SCRIPT = """
 import resource, sys
-from corral.cli.main import main
+from corral.tools.cli.main import main
 sys.dont_write_bytecode = True  # Python would cut it
 resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))  # a file cannot become larger
 sys.exit(main(["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--stop", "training_iteration=12",

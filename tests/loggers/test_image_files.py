@@ -11,7 +11,7 @@ from PIL import Image, ImageSequence
 
 from corral import PPOConfig
 from corral.errors import ConfigError
-from corral.loggers import ImageLogger, Logger
+from corral.runs.loggers import ImageLogger, Logger
 from corral.testing import CountingEnv
 
 rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ from corral.algorithms.registry import config_from_dict
 from corral.core.text import printable
 from corral.engines.worker_logs import log_records
 from corral.errors import EnvError
-from corral.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
+from corral.runs.loggers import CSVLogger, JSONLinesLogger, Logger, Run, default_loggers
 from corral.testing import FaultyEnv
 from small import small
 
@@ -285,7 +285,7 @@ def test_config_yaml_of_a_class_holds_an_import_path_that_trains(tmp_path: Path)
     with Run(small(env_config={"episode_length": 4}), tmp_path, []):
         pass
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
-    assert settings["environment"]["env"] == "corral.testing.envs:CountingEnv"
+    assert settings["environment"]["env"] == "corral.testing:CountingEnv"
     with config_from_dict(settings).build() as algo:
         assert algo.train()["env_runners"]["episode_len_mean"] == 4
 

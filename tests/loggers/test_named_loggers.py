@@ -15,10 +15,10 @@ import yaml
 
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
-from corral.cli.main import main
 from corral.errors import ConfigError
-from corral.loggers import CSVLogger, JSONLinesLogger, Logger, run
-from corral.loggers.named import add_named, make_loggers
+from corral.runs.loggers import CSVLogger, JSONLinesLogger, Logger, run
+from corral.runs.loggers.named import add_named, make_loggers
+from corral.tools.cli.main import main
 from small import small as small_run
 
 
@@ -73,7 +73,7 @@ def rows(path: Path) -> list[str]:
 
 def test_loggers_are_made_from_names_classes_paths_dicts_and_instances(tmp_path: Path) -> None:
     mine = Notes()
-    other = {"type": "corral.loggers:CSVLogger", "file_name": "other.csv"}
+    other = {"type": "corral.runs.loggers:CSVLogger", "file_name": "other.csv"}
     given = ["csv", JSONLinesLogger, other, {"type": Notes, "title": "x"}, mine]
     made = make_loggers(given)
     assert [type(logger) for logger in made] == [CSVLogger, JSONLinesLogger, CSVLogger, Notes, Notes]
@@ -84,7 +84,7 @@ def test_loggers_are_made_from_names_classes_paths_dicts_and_instances(tmp_path:
     ("given", "message"),
     [
         ("jsn", "unknown logger 'jsn'. Did you mean 'json'?"),
-        ("corral.loggers:NoLogger", "'corral.loggers' has no 'NoLogger'"),
+        ("corral.runs.loggers:NoLogger", "'corral.runs.loggers' has no 'NoLogger'"),
         ("corral.errors:ConfigError", "is no logger"),
         (3, "is no logger"),
         ({"file_name": "x.csv"}, "has no 'type'"),
@@ -272,7 +272,7 @@ def test_the_command_line_takes_names_and_import_paths_and_resumes_with_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_loggers.py").write_text(
-        "from corral.loggers import CSVLogger\n\nclass Mine(CSVLogger):\n"
+        "from corral.runs.loggers import CSVLogger\n\nclass Mine(CSVLogger):\n"
         "    def __init__(self):\n        super().__init__('mine.csv')\n"
     )
     arguments = ["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--run-dir", "run", "--quiet"]

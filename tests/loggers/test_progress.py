@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from corral import PPOConfig
+from corral.core.metrics.result import describe_return
+from corral.core.metrics.timers import PARTS
 from corral.errors import ConfigError
-from corral.loggers.progress import Progress, sparkline
-from corral.metrics.result import describe_return
-from corral.metrics.timers import PARTS
+from corral.runs.loggers.progress import Progress, sparkline
 from corral.testing import CountingEnv
 from small import small
 
@@ -241,7 +241,7 @@ def test_text_of_others_moves_no_cursor_in_the_panel_or_in_lines(capsys: pytest.
 
 
 def test_the_panel_is_drawn_again_while_no_result_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corral.loggers.progress.WAIT_SHOWN_S", 0.2)
+    monkeypatch.setattr("corral.runs.loggers.progress.WAIT_SHOWN_S", 0.2)
     screen = io.StringIO()
     display = Progress(small(), {}, "panel")
     display._console = Console(width=70, file=screen, force_terminal=True)

@@ -15,7 +15,7 @@ import torch
 
 from corral.core.columns import describe
 from corral.core.result_values import classify
-from corral.loggers import JSONLinesLogger
+from corral.runs.loggers import JSONLinesLogger
 
 
 def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
@@ -103,6 +103,6 @@ def test_descriptions_name_dtype_and_shape() -> None:
 
 def test_importing_the_loggers_is_light() -> None:
     heavy = ("torch", "tensorboard", "PIL", "gymnasium")
-    code = f"import sys, corral.loggers; print(*[name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, corral.runs.loggers; print(*[name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -18,8 +18,8 @@ import yaml
 from PIL import Image
 
 from corral.errors import ConfigError
-from corral.loggers import MLflowLogger, TrackioLogger, WandbLogger
-from corral.loggers.kept import name_of_run
+from corral.runs.loggers import MLflowLogger, TrackioLogger, WandbLogger
+from corral.runs.loggers.kept import name_of_run
 
 CONFIG = {"algo": "PPO", "training": {"lr": 0.5, "grad_clip": None}}
 IMAGE = np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8)

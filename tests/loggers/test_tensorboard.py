@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from corral import PPOConfig, make_multi_agent
 from corral.errors import ConfigError
-from corral.loggers import CSVLogger, TensorBoardLogger, default_loggers
+from corral.runs.loggers import CSVLogger, TensorBoardLogger, default_loggers
 from corral.testing import CountingEnv
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metric_cases import SETTINGS, Clock, assert_same, at_once
 
-from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.core.metrics.logger import MetricsError, MetricsLogger
 
 KEY = ("a", "b")
 CASES = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from metric_cases import SETTINGS
 
-from corral.metrics.logger import MetricsLogger
+from corral.core.metrics.logger import MetricsLogger
 
 NUM_VALUES = 1_000_000
 GROWS_WITHOUT_REDUCES = ("percentiles", "item_series")  # they are of all values since the last reduce

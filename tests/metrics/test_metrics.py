@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from metric_cases import PERCENTS, SETTINGS
 
 from at_least import all_of
-from corral.metrics.logger import MetricsError, MetricsLogger
-from corral.metrics.timers import PARTS, SIMULATORS, Timers, timer_results
+from corral.core.metrics.logger import MetricsError, MetricsLogger
+from corral.core.metrics.timers import PARTS, SIMULATORS, Timers, timer_results
 
 
 @pytest.mark.parametrize(

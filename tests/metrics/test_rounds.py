@@ -11,8 +11,8 @@ from gymnasium import Env, spaces
 from metric_cases import SETTINGS, Clock, assert_same, at_once
 
 from corral import PPOConfig
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 
 NUM_ROUNDS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.metrics.time_left import seconds_left, show_duration
+from corral.core.metrics.time_left import seconds_left, show_duration
 
 
 @pytest.mark.parametrize(

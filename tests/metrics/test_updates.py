@@ -10,7 +10,7 @@ import torch
 
 from corral import DQNConfig
 from corral.callbacks.callback import Callback
-from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.core.metrics.logger import MetricsError, MetricsLogger
 
 GROUP = ("learners", "m")
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from metric_cases import SETTINGS, Clock, assert_same
 
-from corral.metrics.entry import FLUSH_AT
-from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.core.metrics.entry import FLUSH_AT
+from corral.core.metrics.logger import MetricsError, MetricsLogger
 
 
 def here(offset: int = 0) -> str:
@@ -413,7 +413,7 @@ def test_a_restored_key_takes_the_settings_of_the_code_that_continues(given: dic
 
 
 def test_no_two_reductions_read_the_same() -> None:
-    from corral.metrics.reduction_settings import Settings, make_reduction
+    from corral.core.metrics.reduction_settings import Settings, make_reduction
 
     reductions = {make_reduction(("x",), Settings(**given), "ema") for given in SETTINGS.values()}
     assert len({str(reduction) for reduction in reductions}) == len(reductions)

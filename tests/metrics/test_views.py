@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
-from corral.metrics.logger import MetricsError, MetricsLogger
+from corral.core.metrics.logger import MetricsError, MetricsLogger
 from corral.testing import CountingEnv
 
 

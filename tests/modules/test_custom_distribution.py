@@ -14,11 +14,11 @@ from torch import Tensor
 from torch import distributions as td
 
 from corral import Algorithm, DQNConfig, PPOConfig, load_policy
-from corral.checkpoint.imports import check_imports
 from corral.errors import CheckpointError, ConfigError
 from corral.modules.distributions import ActionDistribution, Deterministic, DiagGaussian
 from corral.modules.module import ActorCritic
-from corral.policies.description import described_spec, policy_description
+from corral.runs.checkpoint.imports import check_imports
+from corral.runs.policies.description import described_spec, policy_description
 from corral.testing import IdentityEnv
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)

@@ -15,8 +15,8 @@ from torch import nn
 from at_least import all_of
 from corral import Algorithm, load_policy
 from corral.algorithms.registry import config_class
-from corral.checkpoint.imports import check_imports
 from corral.errors import CheckpointError, ConfigError
+from corral.runs.checkpoint.imports import check_imports
 
 SPACE = spaces.Dict({"grid": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from corral import DQNConfig, Module, PPOConfig, SACConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.modules.q_module import QModule
 from corral.modules.sac_module import SACModule

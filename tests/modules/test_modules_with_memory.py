@@ -13,7 +13,7 @@ from torch import nn
 
 from corral import AlgorithmConfig, APPOConfig, DQNConfig, IMPALAConfig, Module, PPOConfig, SACConfig, TD3Config
 from corral.algorithms.algorithm import Algorithm
-from corral.config.validation import validate
+from corral.algorithms.config.validation import validate
 from corral.core.tree import leaves, map_tree
 from corral.errors import ConfigError
 from corral.modules.inference import Inference, RowStates

@@ -16,7 +16,7 @@ from PIL import Image
 from corral import MultiAgentEnv, PPOConfig, SingleAgentEpisode, make_multi_agent
 from corral.callbacks import keep_frames
 from corral.core.html import html_table, short_text
-from corral.metrics.result_html import Result
+from corral.core.metrics.result_html import Result
 from small import small
 
 VOID = {"img"}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from corral.data.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.data.replay import ReplayBuffer
 from corral.errors import DataError
 from corral.modules.make_distribution import make_distribution
-from corral.offline.episode_rows import EpisodeRows, rows_of_steps
-from corral.replay import ReplayBuffer
 
 BOX, DISCRETE = gym.spaces.Box(-100, 100, (1,), np.float32), gym.spaces.Discrete(5)
 

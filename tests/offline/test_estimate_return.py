@@ -29,15 +29,15 @@ from corral import (
     load_policy,
     make_multi_agent,
 )
-from corral.cli.main import main
 from corral.errors import ConfigError, DataError
 from corral.modules.module import ActorCritic, Module
 from corral.modules.q_module import QModule
 from corral.modules.recurrent import RecurrentActorCritic
 from corral.modules.spec import ModuleSpec
 from corral.modules.td3_module import TD3Module
-from corral.policies.estimate_return import METHODS
-from corral.policies.policy import Policy
+from corral.runs.policies.estimate_return import METHODS
+from corral.runs.policies.policy import Policy
+from corral.tools.cli.main import main
 from offline.recorded_envs import Counting
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -414,9 +414,10 @@ def test_options_without_effect_are_refused(cartpole: Path, tmp_path: Path, caps
 
 def test_an_evaluation_in_an_env_imports_nothing_of_it(cartpole: Path) -> None:
     code = (
-        "import sys; from corral.cli.main import main; "
+        "import sys; from corral.tools.cli.main import main; "
         f"main(['evaluate', {str(cartpole / 'run')!r}, '--episodes', '1', '--json']); "
-        "print([name for name in sys.modules if name.startswith('corral.offline.') or name == 'corral.cli.estimate'])"
+        "found = [name for name in sys.modules if name.startswith('corral.data.offline.')]; "
+        "print(found + [name for name in sys.modules if name == 'corral.tools.cli.estimate'])"
     )
     done = warm.run([sys.executable, "-c", code])
     imported = done.stdout.splitlines()[-1]

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from corral.data.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.data.offline.fitted_values import FitSettings, FittedValues, fit_values
 from corral.errors import ConfigError
-from corral.offline.episode_rows import EpisodeRows, rows_of_steps
-from corral.offline.fitted_values import FitSettings, FittedValues, fit_values
 
 GAMMA = 0.8
 NUM_STATES = 4

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from corral import ClipRewards, FrameStack, NormalizeObservations, NormalizeRewards, PrevActionsPrevRewards
+from corral.data.offline.data import ModuleData, ModuleRows, load_module_data, returns_to_go
+from corral.data.offline.episode_rows import rows_of_steps
+from corral.data.offline.sources import open_source
+from corral.data.replay import ReplayBuffer
 from corral.errors import DataError
 from corral.modules.module import ActorCritic
 from corral.modules.spec import ModuleSpec
-from corral.offline.data import ModuleData, ModuleRows, load_module_data, returns_to_go
-from corral.offline.episode_rows import rows_of_steps
-from corral.offline.sources import open_source
-from corral.replay import ReplayBuffer
-from corral.transforms.pipeline import Pipeline
-from corral.transforms.rows import RowTransforms
+from corral.modules.transforms.pipeline import Pipeline
+from corral.modules.transforms.rows import RowTransforms
 from offline.test_episode_rows import BOX, DISCRETE, random_steps
 
 SPEC = ModuleSpec(ActorCritic, BOX, DISCRETE, {})

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from corral.errors import DataError
-from corral.offline.off_policy_estimates import (
+from corral.data.offline.off_policy_estimates import (
     Bootstrap,
     ValueEstimate,
     discounted_returns,
@@ -24,6 +23,7 @@ from corral.offline.off_policy_estimates import (
     weighted_importance_sampling,
     weighted_per_decision_importance_sampling,
 )
+from corral.errors import DataError
 
 GAMMA = 0.9
 HORIZON = 3
@@ -248,7 +248,7 @@ def test_estimates_agree_with_a_plain_reference(seed: int, gamma: float) -> None
 def test_long_data_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = random_columns(np.random.default_rng(5), 40)
     whole = [called(estimate, columns, bootstrap=Bootstrap()) for estimate in (*WITHOUT_VALUES, *WITH_VALUES)]
-    monkeypatch.setattr("corral.offline.off_policy_estimates._MAX_CELLS", 80)
+    monkeypatch.setattr("corral.data.offline.off_policy_estimates._MAX_CELLS", 80)
     for estimate, before in zip((*WITHOUT_VALUES, *WITH_VALUES), whole, strict=True):
         found = called(estimate, columns, bootstrap=Bootstrap())
         assert found.value == pytest.approx(before.value) and found.interval == pytest.approx(before.interval)

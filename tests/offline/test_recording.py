@@ -30,9 +30,9 @@ from corral import (
     SACConfig,
     make_multi_agent,
 )
+from corral.data.offline.episode_rows import EpisodeRows
+from corral.data.offline.sources import open_source
 from corral.errors import DataError
-from corral.offline.episode_rows import EpisodeRows
-from corral.offline.sources import open_source
 from corral.runners.requests import SampleRequest
 from file_limits import largest_file
 from offline.recorded_envs import LENGTHS, Counting
@@ -311,7 +311,7 @@ def test_writers_of_one_directory_do_not_replace_files_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two runs that look at the directory at the same time find the same number."""
-    from corral.checkpoint.places import LocalPlace
+    from corral.core.places import LocalPlace
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalPlace, "names", lambda place: [])

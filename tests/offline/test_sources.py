@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig, SingleAgentEpisode
-from corral.checkpoint.places import place_of
+from corral.core.places import place_of
+from corral.data.offline.config import ArraysInMemory
+from corral.data.offline.episode_rows import EpisodeRows, rows_of_steps
+from corral.data.offline.parquet import Description, RecordedEpisode, write_episodes
+from corral.data.offline.sources import open_source
+from corral.data.replay import ReplayBuffer
 from corral.errors import ConfigError, DataError
-from corral.offline.config import ArraysInMemory
-from corral.offline.episode_rows import EpisodeRows, rows_of_steps
-from corral.offline.parquet import Description, RecordedEpisode, write_episodes
-from corral.offline.sources import open_source
-from corral.replay import ReplayBuffer
 from offline.test_episode_rows import random_steps, steps
 
 SPACES = (gym.spaces.Box(-100, 100, (1,), np.float32), gym.spaces.Discrete(5))
@@ -268,7 +268,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from corral.offline import parquet
+    from corral.data.offline import parquet
 
     monkeypatch.setattr(parquet, "FORMAT", 2)
     write(tmp_path / "a.parquet", steps())

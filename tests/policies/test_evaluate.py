@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode
 
 from corral import Policy, PolicyEvaluation, PPOConfig, evaluate_policy, load_policy
 from corral.errors import ConfigError, EnvError, EnvTimeoutError, ObservationError
-from corral.evaluation.statistics import summarize_episodes
 from corral.modules.module import ActorCritic
+from corral.runners.evaluation.statistics import summarize_episodes
 from corral.testing import CountingEnv, FaultyEnv, IdentityEnv
 
 TWO = spaces.Discrete(2)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from corral import Algorithm, DQNConfig, Policy, PPOConfig, SACConfig, evaluate_policy, load_policy
-from corral.cli.main import main
 from corral.core.tree import map_tree, named_leaves
 from corral.envs.action_masks import ActionMasks
 from corral.errors import ObservationError
 from corral.testing import DoorCorridor
+from corral.tools.cli.main import main
 
 
 def trained(kind: Any, path: Path, *, masks: str = "observations", sizes: Any = (20,)) -> Path:

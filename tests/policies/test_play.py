@@ -15,7 +15,7 @@ from rendered import Brightening, Plain, WithBoth, deaf, with_config
 from corral import Policy
 from corral.errors import ConfigError, EnvError
 from corral.modules.module import ActorCritic
-from corral.policies.play import play_episodes
+from corral.tools.playing.play import play_episodes
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from corral.core.tree import leaves, map_tree
 from corral.errors import CheckpointError, ObservationError
 from corral.modules.module import ActorCritic
 from corral.modules.spec import ModuleSpec
-from corral.policies.description import described_spec, policy_description
+from corral.runs.policies.description import described_spec, policy_description
 
 POSITION = spaces.Box(-1, 1, (3,))
 CAMERA = spaces.Dict(camera=spaces.Box(0, 255, (12, 12, 3), np.uint8), mode=spaces.Discrete(3, start=2))

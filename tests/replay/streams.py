@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.tree import leaves
-from corral.episodes.rollout import Rollout
-from corral.replay import ReplayBuffer
+from corral.data.episodes.rollout import Rollout
+from corral.data.replay import ReplayBuffer
 
 
 class Stream:

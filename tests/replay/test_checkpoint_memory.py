@@ -13,7 +13,7 @@ import resource, sys
 import numpy as np
 from gymnasium import Env, spaces
 from corral import DQNConfig
-from corral.episodes.rollout import EpisodeCarry
+from corral.data.episodes.rollout import EpisodeCarry
 
 class Wide(Env):
     observation_space = spaces.Box(-1.0, 1.0, (128,), np.float32)

@@ -22,14 +22,14 @@ from corral import (
     TD3Config,
     TQCConfig,
 )
+from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.tensor_rollout import TensorRollout, empty_steps
+from corral.data.offline.sources import open_source
+from corral.data.replay import EmptyReplayBufferError, ReplayBuffer
+from corral.data.replay.device_buffer import DeviceReplayBuffer
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchPendulum
-from corral.episodes.rollout import Rollout
-from corral.episodes.tensor_rollout import TensorRollout, empty_steps
 from corral.errors import CheckpointError, DataError, LossError
-from corral.offline.sources import open_source
-from corral.replay import EmptyReplayBufferError, ReplayBuffer
-from corral.replay.device_buffer import DeviceReplayBuffer
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 

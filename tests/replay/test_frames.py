@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from streams import Reference, assert_same
 
+from corral.data.episodes.rollout import Rollout
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 from corral.envs.sync_vector import SyncVectorEnv
-from corral.episodes.rollout import Rollout
 from corral.errors import ColumnError, ConfigError
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 
 SHAPE = (7, 6)
 

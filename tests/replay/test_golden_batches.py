@@ -15,9 +15,9 @@ from test_frames import Stacks
 from test_hindsight import make_buffer, make_runner
 from test_lane_replay import World
 
-from corral.checkpoint import codec
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
-from corral.replay.device_buffer import DeviceReplayBuffer
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
+from corral.data.replay.device_buffer import DeviceReplayBuffer
+from corral.runs.checkpoint import codec
 
 STATE = {"h": np.zeros(3, np.float32)}
 

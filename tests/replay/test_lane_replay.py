@@ -12,10 +12,10 @@ from taking_turns import TakingTurns
 
 from at_least import all_of
 from corral import DQNConfig
-from corral.episodes.lanes import LaneRollout
-from corral.episodes.rollout import EpisodeCarry
+from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.rollout import EpisodeCarry
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 from corral.errors import CheckpointError, ColumnError
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 
 
 class World:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corral import DQNConfig
-from corral.replay import ReplayBuffer
+from corral.data.replay import ReplayBuffer
 from corral.runners.runner import EnvRunner
 from random_agents import Log, RandomAgents
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from streams import Reference, Stream, assert_same
 
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 from corral.errors import ConfigError
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
 
 
 def mapped_bytes(directory: Path) -> int:
@@ -58,7 +58,7 @@ def test_nothing_is_left_behind_by_a_process_that_is_killed(tmp_path: Path) -> N
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from streams import Stream
-from corral.replay import ReplayBuffer
+from corral.data.replay import ReplayBuffer
 buffer = ReplayBuffer(1000, directory={str(tmp_path)!r})
 buffer.add(Stream().next(5))
 assert len(buffer)

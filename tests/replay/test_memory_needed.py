@@ -11,8 +11,8 @@ import pytest
 from gymnasium import spaces
 
 from corral import DQNConfig, FrameStack, NormalizeObservations, SACConfig
+from corral.data.replay.memory import bytes_per_step, check_memory
 from corral.errors import ConfigError
-from corral.replay.memory import bytes_per_step, check_memory
 
 
 class Steps(gym.Env[Any, Any]):

@@ -9,7 +9,7 @@ import pytest
 from streams import Stream
 
 from corral.core.returns import n_step_returns
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 
 ONES, NO = [1.0, 1.0, 1.0, 1.0], [False] * 4
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from streams import Stream
 
+from corral.data.replay import PrioritizedReplayBuffer
 from corral.errors import ConfigError
-from corral.replay import PrioritizedReplayBuffer
 
 
 def filled(num_rows: int = 10, num_envs: int = 4, **settings: Any) -> PrioritizedReplayBuffer:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from streams import Reference, Stream, assert_same
 
 from corral import PPOConfig
+from corral.data.replay import EmptyReplayBufferError, PrioritizedReplayBuffer, ReplayBuffer
 from corral.errors import ColumnError, ConfigError, CorralError
-from corral.replay import EmptyReplayBufferError, PrioritizedReplayBuffer, ReplayBuffer
 from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from streams import Stream
 
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 from corral.errors import ConfigError
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import ormsgpack
 import pytest
 from streams import Stream
 
-from corral.checkpoint import codec
 from corral.core.tree import leaves
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 from corral.errors import CheckpointError
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer
+from corral.runs.checkpoint import codec
 
 KINDS = [ReplayBuffer, PrioritizedReplayBuffer]
 PACKERS: dict[str, Callable[[Any], Any]] = {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.data.replay import ReplayBuffer
 from corral.errors import ColumnError
-from corral.replay import ReplayBuffer
 from corral.runners.runner import EnvRunner
 from memory_modules import CountsSteps
 from random_agents import RandomAgents

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.replay.sum_tree import SumTree
+from corral.data.replay.sum_tree import SumTree
 
 
 @given(size=st.sampled_from([1, 5, 32, 33, 1024, 1025, 40_000]), seed=st.integers(0, 2**16))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from corral.core.comparisons import estimate_improvement, estimate_iqm
-from corral.report.comparison import Comparison, compare_groups
-from corral.report.groups import group_runs
-from corral.report.runs import read_runs
+from corral.tools.report.comparison import Comparison, compare_groups
+from corral.tools.report.groups import group_runs
+from corral.tools.report.runs import read_runs
 from written_runs import config, evaluated, result, write_run
 
 
@@ -81,7 +81,7 @@ def test_a_single_run_is_not_compared(tmp_path: Path) -> None:
 
 def test_the_page_holds_the_table(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
-    from corral.cli.main import main
+    from corral.tools.cli.main import main
 
     write_experiments(tmp_path / "runs")
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--threshold", "30"]) == 0

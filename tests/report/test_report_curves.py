@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from corral.report.curves import Curve, curve_of, make_curve, mean_curve, speed_curve, thinned
-from corral.report.runs import read_run
+from corral.tools.report.curves import Curve, curve_of, make_curve, mean_curve, speed_curve, thinned
+from corral.tools.report.runs import read_run
 from written_runs import evaluated, result, write_run
 
 T_1, T_2 = math.tan(0.475 * math.pi), 0.95 * math.sqrt(2 / (1 - 0.95**2))  # 97.5% quantiles of Student's t

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from corral.report import write_report
+from corral.tools.report import write_report
 from written_runs import config, evaluated, result, write_run
 
 pytest.importorskip("plotly")

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.cli.main import main
 from corral.core.intervals import t_interval
 from corral.errors import ConfigError
-from corral.report import write_report
-from corral.report.groups import group_runs
-from corral.report.runs import read_runs
-from corral.report.sections import evaluation_section, learning_section, more_section
-from corral.report.time_figures import bottleneck_figure, part_seconds, shares_figure, totals_figure
+from corral.tools.cli.main import main
+from corral.tools.report import write_report
+from corral.tools.report.groups import group_runs
+from corral.tools.report.runs import read_runs
+from corral.tools.report.sections import evaluation_section, learning_section, more_section
+from corral.tools.report.time_figures import bottleneck_figure, part_seconds, shares_figure, totals_figure
 from written_runs import config, evaluated, result, write_run
 
 pytest.importorskip("plotly")
@@ -212,7 +212,7 @@ def test_equal_seeds_are_named(tmp_path: Path) -> None:
 
 
 def test_media_beyond_the_limits_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corral.report.media.MAX_BYTES", 100)
+    monkeypatch.setattr("corral.tools.report.media.MAX_BYTES", 100)
     run = write_run(tmp_path / "run")
     for index in range(10):
         (run / f"picture-{index:02}.png").write_bytes(bytes(5))

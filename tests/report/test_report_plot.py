@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from corral.cli.main import main
 from corral.core.intervals import t_interval
 from corral.errors import ConfigError
-from corral.report import write_plot
+from corral.tools.cli.main import main
+from corral.tools.report import write_plot
 from written_runs import config, result, write_run
 
 pytest.importorskip("matplotlib")

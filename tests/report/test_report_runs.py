@@ -12,9 +12,9 @@ import pytest
 from corral import PPOConfig
 from corral.core.run_files import SET_ASIDE
 from corral.errors import RunDirectoryError
-from corral.report.groups import differing_settings, group_runs, repeated_seeds
-from corral.report.runs import find_run_dirs, read_run, read_runs
 from corral.testing import CountingEnv
+from corral.tools.report.groups import differing_settings, group_runs, repeated_seeds
+from corral.tools.report.runs import find_run_dirs, read_run, read_runs
 from written_runs import config, result, write_run
 
 RETURN = "env_runners/episode_return_mean"

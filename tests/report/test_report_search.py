@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from corral.report import write_report
-from corral.report.runs import read_runs
-from corral.report.search_figures import search_section
-from corral.report.searches import MAX_TRIALS, find_searches, read_search
+from corral.tools.report import write_report
+from corral.tools.report.runs import read_runs
+from corral.tools.report.search_figures import search_section
+from corral.tools.report.searches import MAX_TRIALS, find_searches, read_search
 from written_runs import config, write_run
 
 pytest.importorskip("plotly")

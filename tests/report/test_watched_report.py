@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from console_script import corral_command
-from corral.cli.main import main
 from corral.errors import ReportError
-from corral.report import server as report_server
-from corral.report.live import live_row
-from corral.report.runs import RunsReader, read_runs
-from corral.report.server import LiveReport, served_report
+from corral.tools.cli.main import main
+from corral.tools.report import server as report_server
+from corral.tools.report.live import live_row
+from corral.tools.report.runs import RunsReader, read_runs
+from corral.tools.report.server import LiveReport, served_report
 from written_runs import config, evaluated, result, write_run
 
 pytest.importorskip("plotly")

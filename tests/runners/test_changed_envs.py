@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from corral import PPOConfig
+from corral.core.metrics.timers import Timers
 from corral.engines.lazy import LazyEngine
 from corral.errors import EnvError
-from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 from corral.runners.runner_state import get_runner_state, set_runner_state

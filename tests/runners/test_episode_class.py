@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from corral import PPOConfig, SampleRequest
-from corral.episodes.episode import SingleAgentEpisode
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.episode import SingleAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError
 from corral.testing import CountingEnv
 from scripted_agents import ScriptedAgents

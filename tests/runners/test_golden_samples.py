@@ -16,7 +16,7 @@ from corral import ExternalEnv, PPOConfig
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import MultiAgentPolicyClient, PolicyClient, drive
+from corral.runners.serving.client import MultiAgentPolicyClient, PolicyClient, drive
 from corral.testing import CountingEnv
 from random_agents import RandomAgents
 

@@ -9,9 +9,9 @@ import pytest
 
 from corral import PPOConfig
 from corral.algorithms.ppo import PPO
-from corral.episodes.rollout import Rollout
+from corral.core.metrics.timers import Timers
+from corral.data.episodes.rollout import Rollout
 from corral.errors import EpisodeError
-from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.testing import CountingEnv
 

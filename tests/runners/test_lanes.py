@@ -11,14 +11,14 @@ import pytest
 
 from at_least import all_of
 from corral import PPOConfig
-from corral.checkpoint.codec import decode, encode
-from corral.episodes.lanes import LaneRollout
-from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import CheckpointError
 from corral.modules.heuristic import HeuristicModule, RandomModule
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import check_runner_state, get_runner_state, set_runner_state
+from corral.runs.checkpoint.codec import decode, encode
 from random_agents import Experience, Log, RandomAgents
 
 Played = dict[tuple[int, Any], list[tuple[float, ...]]]

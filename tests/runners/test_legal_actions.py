@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from at_least import all_of
 from corral import Algorithm, DQNConfig, MultiAgentEnv, PPOConfig, SACConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError, EnvError
 from corral.testing import CountingEnv, DoorCorridor, IdentityEnv
 

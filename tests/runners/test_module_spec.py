@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import corral.config.config
+import corral.algorithms.config.config
 from at_least import all_of
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.engines.lazy import LazyEngine
@@ -25,13 +25,13 @@ def test_the_driver_makes_one_spec_and_every_process_builds_from_it(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[ModuleSpec] = []
-    inner = corral.config.config.AlgorithmConfig.module_spec
+    inner = corral.algorithms.config.config.AlgorithmConfig.module_spec
 
     def noted(config: Any, *spaces: Any) -> ModuleSpec:
         made.append(inner(config, *spaces))
         return made[-1]
 
-    monkeypatch.setattr(corral.config.config.AlgorithmConfig, "module_spec", noted)
+    monkeypatch.setattr(corral.algorithms.config.config.AlgorithmConfig, "module_spec", noted)
     config = small() if engine == "embedded" else small(num_env_runners=2, engine_name=engine)
     with config.build() as algo:
         group = algo.env_runner_group

@@ -14,7 +14,7 @@ import pytest
 from agent_steps import build, module_of, same
 from at_least import all_of, at_least
 from corral import PPOConfig
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import CallbackError, EpisodeError
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import get_runner_state, set_runner_state
@@ -156,7 +156,7 @@ def test_rewards_written_at_the_end_reach_the_latest_rollout_only() -> None:
 @pytest.mark.slow
 def test_images_of_earlier_chunks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns that count as large are let go with their rollout, and reading them says so."""
-    monkeypatch.setattr("corral.episodes.step_columns.KEPT_BYTES_PER_ROW", 8)  # rewards of one lane
+    monkeypatch.setattr("corral.data.episodes.step_columns.KEPT_BYTES_PER_ROW", 8)  # rewards of one lane
     refused: list[str] = []
     rollouts: list[weakref.ref[Any]] = []
 

@@ -10,7 +10,7 @@ import pytest
 
 from at_least import all_of
 from corral import DQNConfig, MultiAgentEnv, PPOConfig, SampleRequest, evaluate_policy
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 
 
 class Road(MultiAgentEnv):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.core.metrics.timers import Timers
 from corral.engines.lazy import LazyEngine
-from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 from corral.testing import CountingEnv

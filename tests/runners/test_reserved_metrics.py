@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from corral import DQNConfig, PPOConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
+from corral.core.metrics.logger import MetricsError, MetricsLogger
 from corral.errors import CallbackError
-from corral.metrics.logger import MetricsError, MetricsLogger
 from corral.testing import CountingEnv
 from handmade import MakeRunner
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from corral import PPOConfig
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.tree import named_leaves
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv, IdentityEnv, TimeLimitCorridor
 from handmade import MakeRunner

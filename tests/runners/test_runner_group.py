@@ -22,11 +22,11 @@ import torch
 from at_least import all_of
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import PPO
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
+from corral.data.episodes.rollout import Rollout
 from corral.engines.lazy import LazyEngine
-from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, EnvError, SerializationError, WeightsError
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 from gated import GatedEnv

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import EnvError
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import SampleMode, make_mode

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from corral.episodes.rollout import Rollout, episode_id
+from corral.data.episodes.rollout import Rollout, episode_id
 from handmade import MakeRunner
 from memory_modules import CountsSteps
 

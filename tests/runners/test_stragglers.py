@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from corral import PPOConfig
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.engines.call_limits import CallLimits
 from corral.engines.local import LocalEngine, LocalHandle
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.runners.mailbox import (
     PATIENCE_S,
     Speeds,

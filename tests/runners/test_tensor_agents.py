@@ -13,10 +13,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from corral import Callback, NormalizeObservations, NormalizeRewards, PPOConfig
+from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.tensor_env import TensorVectorEnv
-from corral.episodes.lanes import LaneRollout
-from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import EnvError
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers

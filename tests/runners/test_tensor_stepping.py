@@ -29,10 +29,10 @@ from corral import (
 )
 from corral.algorithms.ppo import PPO
 from corral.core.devices import warn_of_missing_finals
+from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchCartPole, TorchPendulum
-from corral.episodes.rollout import Rollout
-from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import ConfigError, EnvError, LossError
 from corral.exploration.noise import GaussianNoise
 from exact_runs import check_continuation

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from at_least import all_of
 from corral import PPOConfig
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import EnvError
 from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv

@@ -11,11 +11,11 @@ import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from corral import DQNConfig, PPOConfig
-from corral.cli.main import main
 from corral.errors import ConfigError
-from corral.loggers.run_summary import EVALUATED, TRAINED
-from corral.search.settings import make_search
-from corral.search.space import read_space, with_values
+from corral.runs.loggers.run_summary import EVALUATED, TRAINED
+from corral.tools.cli.main import main
+from corral.tools.search.settings import make_search
+from corral.tools.search.space import read_space, with_values
 
 STOP = {"num_env_steps": 1000.0}
 

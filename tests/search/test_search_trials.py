@@ -19,16 +19,16 @@ import yaml
 
 from console_script import corral_command
 from corral import PPOConfig
-from corral.cli import search_loop
-from corral.cli.main import main
-from corral.cli.search_loop import Messages, SearchLoop
-from corral.cli.search_trial import PRUNE
 from corral.engines.own_commands import own_command
 from corral.errors import RunDirectoryError
-from corral.loggers.run import locked
-from corral.loggers.run_summary import last_numbers
-from corral.search.settings import Search, make_search
-from corral.search.study import ask, open_study, requeue_running
+from corral.runs.loggers.run import locked
+from corral.runs.loggers.run_summary import last_numbers
+from corral.tools.cli import search_loop
+from corral.tools.cli.main import main
+from corral.tools.cli.search_loop import Messages, SearchLoop
+from corral.tools.cli.search_trial import PRUNE
+from corral.tools.search.settings import Search, make_search
+from corral.tools.search.study import ask, open_study, requeue_running
 
 DEADLINE_S = 240.0
 # The return is 4 times the level, whatever the policy does. Levels 13 and 14 fail, level 9 kills the process, and
@@ -176,7 +176,7 @@ def test_the_process_of_a_trial_finds_the_files_of_the_working_directory(begin: 
     del settings["search"]
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     command = [
-        *own_command("corral.cli.search_trial"),
+        *own_command("corral.tools.cli.search_trial"),
         str(tmp_path),
         "evaluation/env_runners/episode_return_mean",
         "0",
@@ -403,7 +403,8 @@ def test_a_number_that_is_never_measured_is_named(
 
 
 def test_training_imports_nothing_of_the_search() -> None:
-    code = "import sys, corral.cli.train; from corral.cli.parser import make_parser; make_parser()\n"
-    code += "print([name for name in sys.modules if name.startswith(('corral.search', 'corral.cli.search', 'optuna'))])"
+    code = "import sys, corral.tools.cli.train; from corral.tools.cli.parser import make_parser; make_parser()\n"
+    code += "rooms = ('corral.tools.search', 'corral.tools.cli.search', 'optuna')\n"
+    code += "print([name for name in sys.modules if name.startswith(rooms)])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from corral.serving.client import HEADER, pack_array
+from corral.runners.serving.client import HEADER, pack_array
 
 FIELDS = ("obs", "rewards", "begins", "terminated", "truncated", "infos", "counts", "actions", "outputs", "draws")
 KINDS = ("EPISODES", "EPISODES_AND_GET_STATE", "GET_STATE", "GET_CONFIG", "PING", "episodes", "")

@@ -14,10 +14,10 @@ import msgpack
 import numpy as np
 
 from corral import ExternalEnv, PPOConfig
-from corral.config.config import AlgorithmConfig
-from corral.episodes.rollout import Rollout
+from corral.algorithms.config.config import AlgorithmConfig
+from corral.data.episodes.rollout import Rollout
 from corral.runners.runner import EnvRunner
-from corral.serving.client import HEADER, PolicyClient, ServerStopped, pack_message
+from corral.runners.serving.client import HEADER, PolicyClient, ServerStopped, pack_message
 
 OBS = {"type": "Box", "shape": [4], "low": "-inf", "high": "inf", "dtype": "float32"}
 ACTIONS = {"type": "Discrete", "n": 3, "start": 0, "dtype": "int64"}

@@ -29,7 +29,7 @@ from corral.runners.policy_file import PolicyFile
 from corral.runners.policy_file import _noise as noise_of
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
+from corral.runners.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
 
 BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
 PARTS = spaces.Dict({"gear": spaces.Discrete(3), "wheel": BOX})

@@ -18,10 +18,10 @@ from simulators import Stranger, address_of, runner_of
 from corral import ExternalEnv, PPOConfig
 from corral.core.tree import leaves
 from corral.errors import ClientMessageError
-from corral.serving.agent_messages import read_agent_entries
-from corral.serving.client import HEADER, MultiAgentPolicyClient, ServerStopped, pack_array, pack_message
-from corral.serving.external_env import find_spaces
-from corral.serving.messages import read_message
+from corral.runners.serving.agent_messages import read_agent_entries
+from corral.runners.serving.client import HEADER, MultiAgentPolicyClient, ServerStopped, pack_array, pack_message
+from corral.runners.serving.external_env import find_spaces
+from corral.runners.serving.messages import read_message
 
 PLAIN = spaces.Box(-1, 1, (2,), np.float32)
 NESTED = spaces.Dict({"x": PLAIN, "y": spaces.Tuple((spaces.Discrete(3), PLAIN))})

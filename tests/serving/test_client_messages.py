@@ -23,8 +23,8 @@ from corral.core.spaces import space_tree
 from corral.errors import ClientMessageError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import pack_array, pack_message, unpack_array
-from corral.serving.messages import read_entries, read_message
+from corral.runners.serving.client import pack_array, pack_message, unpack_array
+from corral.runners.serving.messages import read_entries, read_message
 
 BOX, PICKS = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3, start=1)
 OUTPUTS = spaces.Box(-np.inf, np.inf, (3,))

@@ -28,9 +28,9 @@ from simulators import address_of, runner_of, served
 from corral import Algorithm, ExternalEnv, PPOConfig
 from corral.core.space_descriptions import describe_space
 from corral.runners.requests import SampleRequest
-from corral.serving.client import HEADER, ClientError, PolicyClient, pack_array, pack_message, unpack_array
-from corral.serving.messages import Entries
-from corral.serving.server import PolicyServer, ServerSettings
+from corral.runners.serving.client import HEADER, ClientError, PolicyClient, pack_array, pack_message, unpack_array
+from corral.runners.serving.messages import Entries
+from corral.runners.serving.server import PolicyServer, ServerSettings
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "clients"
@@ -569,7 +569,7 @@ def give(listener: socket.socket, answer: bytes) -> None:
 
 
 def test_examples_name_the_version_of_the_protocol() -> None:
-    from corral.serving.client import PROTOCOL
+    from corral.runners.serving.client import PROTOCOL
 
     found = {
         re.search(r"\bPROTOCOL = (\d+)", path.read_text(encoding="utf-8"))

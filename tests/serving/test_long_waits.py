@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral.serving.client import HEADER, PolicyClient, ServerStopped, pack_array, pack_message
+from corral.runners.serving.client import HEADER, PolicyClient, ServerStopped, pack_array, pack_message
 
 WELCOME: dict[str, Any] = {
     "type": "welcome",

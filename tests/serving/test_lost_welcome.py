@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from corral.serving.client import HEADER, PROTOCOL, PolicyClient, pack_message
-from corral.serving.server import PolicyServer, ServerSettings
+from corral.runners.serving.client import HEADER, PROTOCOL, PolicyClient, pack_message
+from corral.runners.serving.server import PolicyServer, ServerSettings
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from simulators import address_of, runner_of, served
 
 from corral import DQNConfig
 from corral.compat.rllib.policy_clients import PolicyClient
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import ClientError, EpisodesLost
+from corral.runners.serving.client import ClientError, EpisodesLost
 
 
 def obs(value: float) -> Any:

@@ -26,9 +26,17 @@ from simulators import Simulator, address_of, end, runner_of, served
 from corral.errors import ConfigError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving import server as server_module
-from corral.serving.client import HEADER, ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_message
-from corral.serving.server import PolicyServer, ServerSettings
+from corral.runners.serving import server as server_module
+from corral.runners.serving.client import (
+    HEADER,
+    ClientError,
+    EpisodesLost,
+    PolicyClient,
+    ServerStopped,
+    drive,
+    pack_message,
+)
+from corral.runners.serving.server import PolicyServer, ServerSettings
 
 DEADLINE_S = 30.0
 

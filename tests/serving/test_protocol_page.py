@@ -14,9 +14,9 @@ import pytest
 from gymnasium import spaces
 from simulators import Stranger
 
-from corral.serving import agent_messages, client, messages, server
-from corral.serving.client import HEADER, pack_message, unpack_array
-from corral.serving.server import PolicyServer, ServerSettings
+from corral.runners.serving import agent_messages, client, messages, server
+from corral.runners.serving.client import HEADER, pack_message, unpack_array
+from corral.runners.serving.server import PolicyServer, ServerSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy-server-protocol.md").read_text(encoding="utf-8")
 SPACES = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)

@@ -24,12 +24,12 @@ from at_least import all_of
 from console_script import corral_command
 from corral import PPOConfig
 from corral.algorithms.registry import config_from_dict
-from corral.cli.experiment import read_experiment
-from corral.cli.main import main
-from corral.cli.parser import make_parser
-from corral.cli.serve import EXTERNAL, serve_config
-from corral.serving.client import MultiAgentPolicyClient, PolicyClient, drive
+from corral.runners.serving.client import MultiAgentPolicyClient, PolicyClient, drive
 from corral.testing import CountingEnv
+from corral.tools.cli.experiment import read_experiment
+from corral.tools.cli.main import main
+from corral.tools.cli.parser import make_parser
+from corral.tools.cli.serve import EXTERNAL, serve_config
 
 DEADLINE_S = 120.0
 TINY = ["--set", "training.train_batch_size_per_learner=64", "--set", "training.minibatch_size=64"]
@@ -341,7 +341,7 @@ def test_serve_takes_the_options_of_train(option: str) -> None:
 def test_own_options_are_settings_of_the_env(
     arguments: list[str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from corral.cli import serve
+    from corral.tools.cli import serve
 
     changed = PPOConfig().environment(CountingEnv)
     monkeypatch.setattr(serve, "run_training", lambda options, prepare, built: prepare(changed))

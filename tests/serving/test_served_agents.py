@@ -21,11 +21,11 @@ from agent_steps import AGENTS, build, module_of
 from at_least import all_of
 from corral import APPOConfig, DQNConfig, ExternalEnv, PPOConfig
 from corral.core.space_descriptions import describe_space
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import ClientError, EpisodesLost, MultiAgentPolicyClient, PolicyClient, drive
+from corral.runners.serving.client import ClientError, EpisodesLost, MultiAgentPolicyClient, PolicyClient, drive
 from random_agents import RandomAgents
 from scripted_agents import ScriptedAgents
 from watched_episodes import Watching, WatchingWholes, assert_same

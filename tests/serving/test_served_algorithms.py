@@ -16,7 +16,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from simulators import free_ports
 
 from corral import APPOConfig, DDPGConfig, DQNConfig, ExternalEnv, IMPALAConfig, PPOConfig, SACConfig, TD3Config
-from corral.serving.client import PolicyClient, drive
+from corral.runners.serving.client import PolicyClient, drive
 
 
 @contextmanager

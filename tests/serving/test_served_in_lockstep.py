@@ -10,10 +10,10 @@ import pytest
 from simulators import address_of, runner_of
 
 from corral import DQNConfig, ExternalEnv, PPOConfig
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.core.tree import map_tree
-from corral.episodes.rollout import Rollout
-from corral.serving.client import MultiAgentPolicyClient, drive
+from corral.data.episodes.rollout import Rollout
+from corral.runners.serving.client import MultiAgentPolicyClient, drive
 from random_agents import RandomAgents
 
 ENV = {"seed": 3, "num_kinds": 2}

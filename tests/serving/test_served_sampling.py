@@ -15,7 +15,7 @@ from corral import DQNConfig
 from corral.modules.inference import RowStates
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
-from corral.serving.client import ClientError, PolicyClient
+from corral.runners.serving.client import ClientError, PolicyClient
 
 
 def test_the_columns_hold_what_simulators_of_different_paces_did() -> None:

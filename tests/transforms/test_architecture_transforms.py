@@ -8,8 +8,8 @@ from gymnasium import spaces
 
 from corral import NormalizeObservations, NormalizeRewards
 from corral.errors import ConfigError
-from corral.transforms.architectures import architecture_transforms
-from corral.transforms.moments import merge_moments
+from corral.modules.transforms.architectures import architecture_transforms
+from corral.modules.transforms.moments import merge_moments
 
 NOTHING = spaces.Box(-1, 1, (2,))
 

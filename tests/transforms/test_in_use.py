@@ -28,13 +28,13 @@ from corral import (
     load_policy,
     make_multi_agent,
 )
-from corral.cli.main import main
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError, CorralError, ExportError
 from corral.modules.distributions import action_distribution
 from corral.modules.module import ActorCritic
-from corral.transforms.pipeline import Pipeline
+from corral.modules.transforms.pipeline import Pipeline
+from corral.tools.cli.main import main
 
 MIXED: Any = spaces.Dict(
     {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from corral.transforms.moments import mean_and_variance, merge_moments, moments_of, no_moments
-from corral.transforms.rewards import discounted_returns
+from corral.modules.transforms.moments import mean_and_variance, merge_moments, moments_of, no_moments
+from corral.modules.transforms.rewards import discounted_returns
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])

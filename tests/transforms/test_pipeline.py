@@ -24,8 +24,8 @@ from corral import (
 )
 from corral.core.tree import map_tree
 from corral.errors import CheckpointError, ConfigError
-from corral.transforms.pipeline import Pipeline
-from corral.transforms.settings import describe_transform, make_transforms
+from corral.modules.transforms.pipeline import Pipeline
+from corral.modules.transforms.settings import describe_transform, make_transforms
 
 VECTOR: Any = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 MIXED: Any = spaces.Dict(
@@ -299,7 +299,7 @@ def test_numbers_may_come_as_words_and_one_bound_may_be_infinite() -> None:
 
 def test_a_config_takes_instances_classes_names_and_dicts() -> None:
     names = ["NormalizeObservations", {"type": "NormalizeObservations", "clip": 10.0}, NormalizeObservations]
-    for given in (*names, "corral.transforms.observations:NormalizeObservations"):
+    for given in (*names, "corral.modules.transforms.observations:NormalizeObservations"):
         assert PPOConfig().env_runners(transforms=[given]).transforms == [NormalizeObservations()]
     config = PPOConfig().env_runners(transforms=[NormalizeObservations(clip=3.0), Halve()])
     assert eval(repr(config)).transforms[0] == NormalizeObservations(clip=3.0)

@@ -14,8 +14,8 @@ from tests.exact_runs import make_config
 from corral import Algorithm, ClipRewards, NormalizeObservations, NormalizeRewards, PPOConfig, Transform, load_policy
 from corral.core.tree import leaves
 from corral.errors import CheckpointError
+from corral.modules.transforms.moments import mean_and_variance
 from corral.runners.requests import SampleRequest
-from corral.transforms.moments import mean_and_variance
 
 BOTH = [NormalizeObservations(), NormalizeRewards()]
 

@@ -26,8 +26,8 @@ from corral import (
 )
 from corral.core.tree import map_tree
 from corral.errors import ConfigError, ObservationError
-from corral.transforms.pipeline import Pipeline
-from corral.transforms.rows import RowTransforms
+from corral.modules.transforms.pipeline import Pipeline
+from corral.modules.transforms.rows import RowTransforms
 
 STACKED = [limited, partial(FrameStackObservation, stack_size=3)]
 

@@ -33,8 +33,8 @@ from corral.algorithms.ppo import ppo_loss
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import CheckpointError, ConfigError, ObservationError
 from corral.modules.memory import module_inputs
+from corral.modules.transforms.pipeline import Pipeline
 from corral.testing import DoorCorridor
-from corral.transforms.pipeline import Pipeline
 
 LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 8, "fcnet_hiddens": [8], "max_seq_len": 4}
 GRU: dict[str, Any] = {"use_gru": True, "gru_cell_size": 8, "fcnet_hiddens": [8], "max_seq_len": 4}

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-import corral.tune
+import corral.compat.tune
 from corral import Callback, DQNConfig, PPOConfig
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
@@ -36,7 +36,7 @@ class Second(Callback):
 def test_names_paths_and_groups(settings: dict[str, Any]) -> None:
     settings.pop("fcnet", None)
     base = PPOConfig().training(gamma=0.5)
-    config = corral.tune.configured(base, settings)
+    config = corral.compat.tune.configured(base, settings)
     assert config.env is IdentityEnv and config.lr == 0.1
     assert isinstance(config, PPOConfig) and config is not base and base.env is None
     assert config.gamma == (0.5 if "algo" not in settings else 0.99)
@@ -44,7 +44,7 @@ def test_names_paths_and_groups(settings: dict[str, Any]) -> None:
 
 def test_keys_of_dicts_and_several_forms_at_once() -> None:
     settings = {"rl_module.model_config.fcnet_hiddens": [8], "engine": "process", "num_env_runners": 2}
-    config = corral.tune.configured(PPOConfig(), {"seed": 3, **settings})
+    config = corral.compat.tune.configured(PPOConfig(), {"seed": 3, **settings})
     assert (config.model_config, config.engine_name, config.num_env_runners) == ({"fcnet_hiddens": [8]}, "process", 2)
     assert config.seed == 3
 
@@ -54,13 +54,13 @@ def test_callbacks_in_all_their_forms() -> None:
         pass
 
     base = PPOConfig().callbacks(First)
-    assert corral.tune.configured(base, {"callbacks": Second}).callbacks_class == [Second]
-    assert corral.tune.configured(base, {"callbacks": [Second, First]}).callbacks_class == [Second, First]
-    config = corral.tune.configured(base, {"callbacks": {"on_train_result": note, "on_error": "log"}})
+    assert corral.compat.tune.configured(base, {"callbacks": Second}).callbacks_class == [Second]
+    assert corral.compat.tune.configured(base, {"callbacks": [Second, First]}).callbacks_class == [Second, First]
+    config = corral.compat.tune.configured(base, {"callbacks": {"on_train_result": note, "on_error": "log"}})
     assert (config.callbacks_class, config.on_error) == ([First], "log")
     assert config.callback_functions == {"on_train_result": [note]}
     whole = PPOConfig().callbacks(Second, on_train_result=note).to_dict()
-    config = corral.tune.configured(PPOConfig(), whole)
+    config = corral.compat.tune.configured(PPOConfig(), whole)
     assert (config.callbacks_class, config.callback_functions) == ([Second], {"on_train_result": [note]})
 
 
@@ -81,17 +81,17 @@ def test_callbacks_in_all_their_forms() -> None:
 )
 def test_what_is_wrong_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        corral.tune.configured(PPOConfig(), settings)
+        corral.compat.tune.configured(PPOConfig(), settings)
 
 
 def test_trainables_of_names_classes_and_configs() -> None:
     for algorithm in ("PPO", "ppo", PPOConfig, PPOConfig().training(lr=0.1)):
-        made = corral.tune.trainable(algorithm)
+        made = corral.compat.tune.trainable(algorithm)
         assert made.__name__ == "PPO" and isinstance(made.base_config, PPOConfig)
-    assert corral.tune.trainable(PPOConfig().training(lr=0.1)).base_config.lr == 0.1
-    assert isinstance(corral.tune.trainable("corral.algorithms.dqn:DQNConfig").base_config, DQNConfig)
+    assert corral.compat.tune.trainable(PPOConfig().training(lr=0.1)).base_config.lr == 0.1
+    assert isinstance(corral.compat.tune.trainable("corral.algorithms.dqn:DQNConfig").base_config, DQNConfig)
     with pytest.raises(ConfigError, match=r"unknown algorithm 'PPOO'. Did you mean 'PPO'?"):
-        corral.tune.trainable("PPOO")
+        corral.compat.tune.trainable("PPOO")
 
 
 RUNNER, LEARNER = {"num_cpus_per_env_runner": 0.5, "num_env_runners": 2}, {"num_learners": 1, "num_gpus_per_learner": 1}
@@ -126,8 +126,8 @@ RUNNER, LEARNER = {"num_cpus_per_env_runner": 0.5, "num_env_runners": 2}, {"num_
     ],
 )
 def test_resources_come_from_the_config(settings: dict[str, Any], bundles: list[dict[str, float]]) -> None:
-    assert corral.tune.resources(PPOConfig().copy(**settings)).bundles == bundles
-    assert corral.tune.trainable(PPOConfig).default_resource_request(settings).bundles == bundles
+    assert corral.compat.tune.resources(PPOConfig().copy(**settings)).bundles == bundles
+    assert corral.compat.tune.trainable(PPOConfig).default_resource_request(settings).bundles == bundles
 
 
 def test_what_tune_is_told() -> None:
@@ -145,7 +145,7 @@ def test_what_tune_is_told() -> None:
 
     with config.callbacks(on_train_result=log).build() as algo:
         result = algo.train()
-    told = corral.tune.reportable(result)
+    told = corral.compat.tune.reportable(result)
     assert "done" in result and "image" in result
     assert not told.keys() & {"config", "training_iteration", "time_total_s", "done", "image"}
     assert told["timesteps_total"] == result["num_env_steps_sampled_lifetime"]
@@ -161,7 +161,7 @@ def test_tune_is_told_no_early_means() -> None:
         "mine": 2.0,
         "early_means": ["env_runners/episode_return_mean", "mine"],
     }
-    told = corral.tune.reportable(result)
+    told = corral.compat.tune.reportable(result)
     assert math.isnan(told["env_runners"]["episode_return_mean"]) and math.isnan(told["mine"])
     assert told["env_runners"]["num_episodes"] == 1 and "early_means" not in told
     assert result["mine"] == 2.0

@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from walk_env import Walk
 
-import corral.tune
+import corral.compat.tune
 from corral import Callback, PPOConfig
 from corral.testing import IdentityEnv
 
@@ -28,7 +28,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     base.training(train_batch_size_per_learner=64, minibatch_size=None, num_epochs=1)
 
     def make(**settings: Any) -> Any:
-        made.append(corral.tune.trainable(base)({**SETTINGS, **settings}))
+        made.append(corral.compat.tune.trainable(base)({**SETTINGS, **settings}))
         return made[-1]
 
     yield make

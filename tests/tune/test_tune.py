@@ -18,7 +18,7 @@ from ray import cloudpickle, tune
 from ray.tune.schedulers import PopulationBasedTraining
 from walk_env import Walk
 
-import corral.tune
+import corral.compat.tune
 from corral import Callback, PPOConfig, make_multi_agent
 from corral.errors import ConfigError
 from corral.testing import IdentityEnv
@@ -84,7 +84,7 @@ def notes(directory: Path, what: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lrs", [[1e-3, 3e-3], [1e-3, 2e-3, 3e-3, 4e-3]])
 def test_of_several_trials_one_is_killed_and_continues(lrs: list[float], tmp_path: Path) -> None:
-    corral.tune.register()
+    corral.compat.tune.register()
     env_config, histories = {"notes": str(tmp_path), "doomed_lr": 3e-3}, Histories()
     results = tune.Tuner(
         "PPO",
@@ -139,7 +139,7 @@ class FailsOnce(Callback):
 
 @pytest.mark.slow
 def test_an_experiment_that_failed_is_restored_and_continues_exactly(tmp_path: Path) -> None:
-    trainable = corral.tune.trainable(PPOConfig().debugging(seed=0).callbacks(FailsOnce))
+    trainable = corral.compat.tune.trainable(PPOConfig().debugging(seed=0).callbacks(FailsOnce))
 
     results = {}
     for name in ("whole", "failed"):
@@ -196,7 +196,7 @@ def test_the_settings_of_one_module_are_searched_and_its_return_is_the_metric(tm
     metric = "env_runners/module_episode_return_mean/left"
     histories = Histories()
     results = tune.Tuner(
-        corral.tune.trainable(config),
+        corral.compat.tune.trainable(config),
         param_space={
             "training": SMALL,
             path: tune.grid_search([0.0, 1e-2]),
@@ -238,7 +238,7 @@ def test_population_based_training_changes_lr_in_place(tmp_path: Path) -> None:
     base = PPOConfig().callbacks(Witness, on_train_result=lambda result: None)
     results = tune.Tuner(
         # There is room for one trial only, so that the two take turns in one process.
-        tune.with_resources(corral.tune.trainable(base), {"CPU": 3}),
+        tune.with_resources(corral.compat.tune.trainable(base), {"CPU": 3}),
         param_space={
             "env": IdentityEnv,
             "lr": tune.grid_search([low, high]),
@@ -260,8 +260,8 @@ def test_population_based_training_changes_lr_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trainable", ["PPO", PPOConfig])
 def test_a_misspelt_setting_is_found_before_any_trial(trainable: Any, tmp_path: Path) -> None:
-    corral.tune.register()
-    chosen = trainable if isinstance(trainable, str) else corral.tune.trainable(trainable)
+    corral.compat.tune.register()
+    chosen = trainable if isinstance(trainable, str) else corral.compat.tune.trainable(trainable)
     tuner = tune.Tuner(chosen, param_space={"env": IdentityEnv, "lrr": 1e-3}, run_config=run_config(tmp_path))
     with pytest.raises(ConfigError, match=r"param_space: unknown setting 'lrr'. Did you mean 'lr'?"):
         tuner.fit()
@@ -270,7 +270,7 @@ def test_a_misspelt_setting_is_found_before_any_trial(trainable: Any, tmp_path: 
 @pytest.mark.slow
 def test_a_function_may_report_a_result_as_it_is(tmp_path: Path) -> None:
     def train_fn(settings: dict[str, Any]) -> None:
-        with corral.tune.configured(PPOConfig(), settings).build() as algo:
+        with corral.compat.tune.configured(PPOConfig(), settings).build() as algo:
             for _ in range(2):
                 tune.report(algo.train())
 
@@ -289,7 +289,7 @@ TUNE_A_USERS_ALGORITHM = """
 import sys
 import ray
 from ray import tune
-import corral, corral.tune
+import corral, corral.compat.tune
 from corral.testing import IdentityEnv
 
 class Own(IdentityEnv):  # trials get it by pickle, and name it as a class of this script in their checkpoints
@@ -297,10 +297,10 @@ class Own(IdentityEnv):  # trials get it by pickle, and name it as a class of th
 
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=256 * 2**20, log_to_driver=False)
 corral.register_algorithm("Mine", "my_algo:MyConfig")
-corral.tune.register()
-corral.tune.register("my_algo:MyConfig")
+corral.compat.tune.register()
+corral.compat.tune.register("my_algo:MyConfig")
 from my_algo import MyConfig, MyPPO
-for trainable in ("Mine", "my_algo:MyConfig", corral.tune.trainable(MyConfig)):
+for trainable in ("Mine", "my_algo:MyConfig", corral.compat.tune.trainable(MyConfig)):
     settings = {"env": Own, "training": %r, "bonus": 0.25, "algo": "my_algo:MyConfig"}
     results = tune.Tuner(trainable, param_space=settings, run_config=tune.RunConfig(
         storage_path=sys.argv[1], verbose=0, stop={"training_iteration": 2},

@@ -10,8 +10,8 @@ import numpy as np
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
-from corral.policies.agent_policies import AgentPolicies
 from corral.runners.mapping import begin_mapping
+from corral.runs.policies.agent_policies import AgentPolicies
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm

@@ -19,7 +19,10 @@ import numpy as np
 from corral.algorithms.acting import Acting
 from corral.algorithms.algorithm_state import get_algorithm_state, restoring, set_algorithm_state
 from corral.algorithms.checkpoint import algorithm_state, load_algorithm, save_algorithm
+from corral.algorithms.config.validation import reconfigured, warn_of_mistakes
+from corral.algorithms.config.without_effect import refuse_settings_without_use
 from corral.algorithms.driver_policy import DriverPolicy
+from corral.algorithms.evaluator import Evaluator
 from corral.algorithms.fitting import fit, refuse_unknown
 from corral.algorithms.iteration_report import FIXED_KEYS, Report
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
@@ -28,38 +31,36 @@ from corral.algorithms.resources import resources_of_workers
 from corral.algorithms.sampler import Sampler, Weights
 from corral.algorithms.stopping import Criterion
 from corral.callbacks.dispatch import make_dispatcher
-from corral.checkpoint import Checkpoint, read_checkpoint
-from corral.config.validation import reconfigured, warn_of_mistakes
-from corral.config.without_effect import refuse_settings_without_use
 from corral.core.familiar_names import attribute_error
 from corral.core.interrupts import interruptible, interrupts_deferred, raise_if_ending
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.result import EARLY_MEANS, plain_numbers
+from corral.core.metrics.result_html import Result
+from corral.core.metrics.timers import Timers
 from corral.core.seeding import seed_everything
 from corral.core.tree import Tree
+from corral.data.episodes.rollout import group_by_module
 from corral.engines.lazy import LazyEngine
-from corral.episodes.rollout import group_by_module
 from corral.errors import ConfigError, CorralError
-from corral.evaluation.evaluator import Evaluator
 from corral.exploration.base import Exploration
 from corral.learners.build import make_learner_group
 from corral.learners.losses import Loss
 from corral.learners.settings import LearningSpec
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.result import EARLY_MEANS, plain_numbers
-from corral.metrics.result_html import Result
-from corral.metrics.timers import Timers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 from corral.modules.threads import limit_threads
+from corral.moved import MOVED_METHODS, moved_method
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runs.checkpoint import Checkpoint, read_checkpoint
 
 if TYPE_CHECKING:
+    from corral.algorithms.config.config import AlgorithmConfig
     from corral.algorithms.recorded_episodes import RecordedEpisodes
     from corral.algorithms.recording import RecordingSummary
-    from corral.config.config import AlgorithmConfig
-    from corral.episodes.rollout import Rollout
-    from corral.loggers.progress import Mode
+    from corral.data.episodes.rollout import Rollout
+    from corral.modules.transforms.pipeline import Pipeline
     from corral.runners.runner import EnvRunner
-    from corral.transforms.pipeline import Pipeline
+    from corral.runs.loggers.progress import Mode
 
 log = logging.getLogger("corral")
 
@@ -140,6 +141,8 @@ class Algorithm(metaclass=_WithHints):
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property that raised; raise its error again
+            if name in MOVED_METHODS:
+                return moved_method(self, name)
             raise attribute_error(self, name, "ALGORITHM_METHODS")
 
     @interruptible

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.core.metrics.logger import check_metrics_state
 from corral.core.plain import check_parts, check_plain
 from corral.core.seeding import check_global_rngs, check_rng, get_global_rngs, get_rng, set_global_rngs, set_rng
 from corral.core.tree import copy_nested
 from corral.errors import CheckpointError
 from corral.exploration.base import restore_exploration
 from corral.exploration.state import check_exploration_state
-from corral.metrics.logger import check_metrics_state
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm

@@ -24,15 +24,15 @@ from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.impala import IMPALA, USES_CIRCULAR_BUFFER, IMPALAConfig, policy_outputs
 from corral.algorithms.ppo import adapted_kl_coeff
 from corral.core.settings import Need, NonNegativeFloat, PositiveFloat, Probability
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.learners.learner import evaluate_in_chunks, policy_of_rows
 from corral.learners.losses import Batch
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.checkpoint.directory import Checkpoint
-    from corral.config.setter_types import APPOTrainingArgs
+    from corral.algorithms.config.setter_types import APPOTrainingArgs
+    from corral.runs.checkpoint.directory import Checkpoint
 
 # How far the divergence may be from `kl_target` before the coefficient changes, and by what it is multiplied, as in
 # RLlib.

@@ -21,7 +21,7 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import BCTrainingArgs
+    from corral.algorithms.config.setter_types import BCTrainingArgs
 
 
 @dataclass(kw_only=True)

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import corral
 from corral.algorithms.checkpoint_settings import call_with, config_of, of_script, unnamed
-from corral.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
-from corral.checkpoint.finding import checkpoint_or_last_of_run
-from corral.checkpoint.imports import check_import
-from corral.checkpoint.large_arrays import join_arrays, split_arrays
-from corral.checkpoint.places import Location
+from corral.core.places import Location
 from corral.core.settings import import_path, names_script, path_of
 from corral.envs.vector import resolve_env
 from corral.errors import CheckpointError, ConfigError
 from corral.exploration.base import acts_by_module
 from corral.learners.optimizer_settings import optimizer_class
-from corral.loggers.run import plain, run_name
 from corral.modules.spec import weights_limited
-from corral.policies.description import policy_description
+from corral.runs.checkpoint.directory import Checkpoint, read_checkpoint, write_checkpoint
+from corral.runs.checkpoint.finding import checkpoint_or_last_of_run
+from corral.runs.checkpoint.imports import check_import
+from corral.runs.checkpoint.large_arrays import join_arrays, split_arrays
+from corral.runs.loggers.run import plain, run_name
+from corral.runs.policies.description import policy_description
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 

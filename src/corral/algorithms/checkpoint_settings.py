@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from corral.checkpoint.imports import IMPORTED, IMPORTED_IN_MODEL_CONFIG, check_imports, import_paths
 from corral.core.settings import found_by_name, path_of
 from corral.errors import ConfigError, nearest
-from corral.transforms.settings import settings_of
-from corral.transforms.transform import Transform
+from corral.modules.transforms.settings import settings_of
+from corral.modules.transforms.transform import Transform
+from corral.runs.checkpoint.imports import IMPORTED, IMPORTED_IN_MODEL_CONFIG, check_imports, import_paths
 
 if TYPE_CHECKING:
-    from corral.checkpoint.directory import Checkpoint
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
+    from corral.runs.checkpoint.directory import Checkpoint
 
 
 _POLICIES = "multi_agent.policies."
@@ -105,8 +105,8 @@ def config_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> AlgorithmConf
         CheckpointError: A setting names something that is not taken from a checkpoint.
         ConfigError: A setting could not be saved and is not given, a given one is unknown, or a value is wrong.
     """
+    from corral.algorithms.config.without_effect import without_unused_settings
     from corral.algorithms.registry import config_from_dict
-    from corral.config.without_effect import without_unused_settings
 
     given = dict(given)
     settings = {

@@ -33,7 +33,7 @@ from corral.modules.module import Module
 from corral.modules.sac_module import SACModule
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import CQLTrainingArgs
+    from corral.algorithms.config.setter_types import CQLTrainingArgs
 
 log = logging.getLogger("corral")
 

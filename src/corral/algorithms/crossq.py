@@ -26,7 +26,7 @@ from corral.modules.distributions import SquashedGaussian
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import CrossQTrainingArgs
+    from corral.algorithms.config.setter_types import CrossQTrainingArgs
 
 NO_TARGETS = Need("SAC: CrossQ has no target networks", never)
 

@@ -31,7 +31,7 @@ from corral.modules.q_module import QModule
 from corral.modules.recurrent_q_module import RecurrentQModule
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import DQNTrainingArgs
+    from corral.algorithms.config.setter_types import DQNTrainingArgs
 
 
 HAS_ATOMS = Need("num_atoms above 1", lambda config: config.num_atoms > 1)

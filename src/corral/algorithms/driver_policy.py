@@ -13,10 +13,10 @@ from corral.learners.learner_group import LearnerGroup
 from corral.modules.distributions import FloatArray
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.spec import check_module
-from corral.policies.policy import Policy
+from corral.runs.policies.policy import Policy
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
     from corral.modules.spec import ModuleSpec
 
 

@@ -15,28 +15,28 @@ from corral.algorithms.checkpoint import describe_policies
 from corral.algorithms.loop_run import log_last_result
 from corral.algorithms.run_checkpoints import RunCheckpoints, best_metric, newer_incomplete
 from corral.algorithms.stopping import StopCriteria, criteria_from_file
-from corral.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
-from corral.checkpoint.directory import METADATA
-from corral.checkpoint.finding import CHECKPOINTS, NONE_YET
 from corral.core.familiar_names import meaning_of_key
 from corral.core.ids import ALL_MODULES
 from corral.core.interrupts import interruptible, raise_if_ending
+from corral.core.metrics.named_number import NamedNumber, check_is_measured
+from corral.core.metrics.result import flat_result, without_early_means
+from corral.core.metrics.result_html import Result
 from corral.core.paths import resolve_path
 from corral.core.run_files import PROGRESS_FILE
 from corral.errors import CheckpointError, ConfigError, StopCriterionError, nearest
 from corral.learners.losses import learner_metrics
-from corral.loggers import Logger, Run
-from corral.loggers.named import make_loggers, names_of
-from corral.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
-from corral.loggers.run_summary import last_numbers
-from corral.metrics.named_number import NamedNumber, check_is_measured
-from corral.metrics.result import flat_result, without_early_means
-from corral.metrics.result_html import Result
+from corral.runs.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from corral.runs.checkpoint.directory import METADATA
+from corral.runs.checkpoint.finding import CHECKPOINTS, NONE_YET
+from corral.runs.loggers import Logger, Run
+from corral.runs.loggers.named import make_loggers, names_of
+from corral.runs.loggers.run import CONFIG_FILE, check_run_to_resume, locked, plain
+from corral.runs.loggers.run_summary import last_numbers
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.config.config import AlgorithmConfig
-    from corral.loggers.progress import Progress
+    from corral.algorithms.config.config import AlgorithmConfig
+    from corral.runs.loggers.progress import Progress
 
 log = logging.getLogger("corral")
 
@@ -191,7 +191,7 @@ def _progress(algorithm: Algorithm, mode: Any) -> Callable[[Mapping[str, Any]], 
     """Return what makes the progress that is shown from the stop criteria, or `None` if nothing is shown."""
     if mode is False:
         return None
-    from corral.loggers.progress import Progress, check_mode  # here, since rich takes time to import
+    from corral.runs.loggers.progress import Progress, check_mode  # here, since rich takes time to import
 
     check_mode(mode)
     return lambda stop: Progress(algorithm.config, stop, mode)

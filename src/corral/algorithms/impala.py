@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.algorithms.ppo import explained_variance, ppo_batch
-from corral.config.config import AlgorithmConfig
 from corral.core.returns import FloatColumn, vtrace
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.sequences import find_sequence_starts
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from corral.core.tree import map_tree
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
@@ -37,7 +37,7 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import IMPALATrainingArgs
+    from corral.algorithms.config.setter_types import IMPALATrainingArgs
     from corral.learners.learner_group import PendingUpdate
     from corral.modules.spec import ModuleSpec
 

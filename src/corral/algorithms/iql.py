@@ -26,7 +26,7 @@ from corral.modules.iql_module import IQLModule
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import IQLTrainingArgs
+    from corral.algorithms.config.setter_types import IQLTrainingArgs
 
 
 @dataclass(kw_only=True)

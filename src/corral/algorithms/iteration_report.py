@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from corral.algorithms.algorithm_state import NOT_RESTORED
 from corral.algorithms.loop_run import LoopRun
 from corral.core.ids import ALL_MODULES
+from corral.core.metrics.reduction_settings import reduction_of_updates
+from corral.core.metrics.result import EARLY_MEANS, merge_nested
+from corral.core.metrics.result_html import Result
+from corral.core.metrics.timers import timer_results
 from corral.learners.losses import learner_metrics
-from corral.metrics.reduction_settings import reduction_of_updates
-from corral.metrics.result import EARLY_MEANS, merge_nested
-from corral.metrics.result_html import Result
-from corral.metrics.timers import timer_results
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm

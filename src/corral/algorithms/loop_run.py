@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from corral.loggers import Run
-from corral.loggers.named import make_loggers
+from corral.runs.loggers import Run
+from corral.runs.loggers.named import make_loggers
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm

@@ -20,14 +20,14 @@ from corral.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from corral.algorithms.recorded_episodes import evaluate_loss
 from corral.core.schedules import Schedule
 from corral.core.settings import NonNegativeFloat, PositiveFloat, Probability
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
+from corral.data.offline.data import returns_to_go
+from corral.data.replay import ReplayBuffer
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.modules.module import Module
-from corral.offline.data import returns_to_go
-from corral.replay import ReplayBuffer
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import MARWILTrainingArgs
+    from corral.algorithms.config.setter_types import MARWILTrainingArgs
 
 
 @dataclass(kw_only=True)

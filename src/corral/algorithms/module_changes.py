@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from corral.algorithms.algorithm_state import NOT_RESTORED
 from corral.algorithms.pretrained import Weights, check_weights, fitting_statistics, read_weights
-from corral.checkpoint import Checkpoint
-from corral.checkpoint.imports import check_imports
 from corral.errors import CheckpointError, ConfigError
-from corral.loggers.run import plain
 from corral.modules.heuristic import HeuristicModule
+from corral.runs.checkpoint import Checkpoint
+from corral.runs.checkpoint.imports import check_imports
+from corral.runs.loggers.run import plain
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
     from corral.modules.layers import SharedLayers
     from corral.modules.module import Module
     from corral.modules.spec import ModuleSpec

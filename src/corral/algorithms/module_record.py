@@ -12,11 +12,11 @@ from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
 from corral.modules.networks import ImageEncoder
-from corral.transforms.observations import NormalizeObservations
-from corral.transforms.pipeline import Pipeline
+from corral.modules.transforms.observations import NormalizeObservations
+from corral.modules.transforms.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from corral.replay import ReplayBuffer
+    from corral.data.replay import ReplayBuffer
 
 log = logging.getLogger("corral")
 

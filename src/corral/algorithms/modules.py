@@ -12,7 +12,7 @@ from corral.algorithms.module_record import ModuleRecord
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import Schedule, has_ended_at_zero
-from corral.episodes.rollout import group_by_module
+from corral.data.episodes.rollout import group_by_module
 from corral.errors import ConfigError, nearest
 from corral.exploration.base import Exploration, overrides_method
 from corral.learners.losses import Loss, wrap_user_loss
@@ -25,9 +25,9 @@ from corral.modules.threads import num_threads_for
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
-    from corral.transforms.transform import State
+    from corral.modules.transforms.transform import State
 
 log = logging.getLogger("corral")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.algorithm_state import restoring, set_algorithm_state
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.core.action_masks import has_mask_key
 from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
@@ -33,16 +33,16 @@ from corral.core.settings import (
     Probability,
 )
 from corral.core.tree import Tree, map_tree
+from corral.data.offline.config import HAS_INPUT
+from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
+from corral.data.replay.memory import bytes_per_step, check_memory
 from corral.errors import CheckpointError, ConfigError, LossError, UnknownAttributeError
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
-from corral.offline.config import HAS_INPUT
-from corral.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConfig, make_replay_buffer
-from corral.replay.memory import bytes_per_step, check_memory
-from corral.transforms.observations import NormalizeObservations
-from corral.transforms.pipeline import Pipeline
-from corral.transforms.temporal import FrameStack
-from corral.transforms.transform import TemporalTransform
+from corral.modules.transforms.observations import NormalizeObservations
+from corral.modules.transforms.pipeline import Pipeline
+from corral.modules.transforms.temporal import FrameStack
+from corral.modules.transforms.transform import TemporalTransform
 
 if TYPE_CHECKING:
     from corral.algorithms.recorded_episodes import RecordedEpisodes
@@ -299,7 +299,7 @@ class OffPolicyAlgorithm(Algorithm):
         )
 
     def _make_device_buffer(self, config: OffPolicyConfig, module_id: str) -> Any:
-        from corral.replay.device_buffer import DeviceReplayBuffer
+        from corral.data.replay.device_buffer import DeviceReplayBuffer
 
         device = self.env_runner_group.local_env_runner.env.device  # type: ignore[union-attr]
         return DeviceReplayBuffer(config.replay_config.capacity, device, seed=module_seed(config.seed, module_id))

@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any, ClassVar
 
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.algorithms.recorded_episodes import RecordedEpisodes
-from corral.config.config import AlgorithmConfig
 from corral.core.schedules import schedule_value
 from corral.core.settings import PositiveInt
 from corral.core.tree import map_tree
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.rollout import Rollout
+from corral.data.offline.data import AddColumns, ModuleData
+from corral.data.replay import ReplayBuffer
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
-from corral.offline.data import AddColumns, ModuleData
-from corral.replay import ReplayBuffer
 
 
 @dataclass(kw_only=True)

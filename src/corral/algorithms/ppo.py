@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from corral.algorithms.algorithm import Algorithm
-from corral.config.config import AlgorithmConfig
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.core.returns import FloatColumn, gae
 from corral.core.schedules import Schedule, schedule_value
 from corral.core.sequences import find_sequence_starts
 from corral.core.settings import AtLeastOne, Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
 from corral.core.tree import concatenate, map_tree
-from corral.episodes.rollout import Rollout, level_added_columns
+from corral.data.episodes.rollout import Rollout, level_added_columns
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
@@ -33,8 +33,8 @@ from corral.modules.memory import module_inputs
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.checkpoint.directory import Checkpoint
-    from corral.config.setter_types import PPOTrainingArgs
+    from corral.algorithms.config.setter_types import PPOTrainingArgs
+    from corral.runs.checkpoint.directory import Checkpoint
 
 # How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
 KL_STOP = 1.5

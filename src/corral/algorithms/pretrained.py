@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from corral.checkpoint import find_checkpoint, read_checkpoint
 from corral.core.links import load_link
 from corral.core.paths import resolve_location
 from corral.errors import CheckpointError, ConfigError, nearest_name
 from corral.modules.module import Module
-from corral.policies.description import described_statistics
-from corral.transforms.transform import State
+from corral.modules.transforms.transform import State
+from corral.runs.checkpoint import find_checkpoint, read_checkpoint
+from corral.runs.policies.description import described_statistics
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
-    from corral.transforms.pipeline import Pipeline
+    from corral.algorithms.config.config import AlgorithmConfig
+    from corral.modules.transforms.pipeline import Pipeline
 
 log = logging.getLogger("corral")
 

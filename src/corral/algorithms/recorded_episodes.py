@@ -13,17 +13,17 @@ import torch
 
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.seeding import module_seed
+from corral.data.offline.data import AddColumns, ModuleData, ModuleRows, load_module_data
+from corral.data.offline.sources import open_source
+from corral.data.replay import ReplayBuffer
 from corral.errors import DataError
 from corral.learners.losses import Batch, Loss
 from corral.learners.update import to_tensors
-from corral.offline.data import AddColumns, ModuleData, ModuleRows, load_module_data
-from corral.offline.sources import open_source
-from corral.replay import ReplayBuffer
 from corral.runners.no_runners import NoRunners, describe_env
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 

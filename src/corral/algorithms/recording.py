@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from corral.core.tree import Tree
+from corral.data.offline.parquet import Description
+from corral.data.offline.recorder import Recorder
 from corral.envs.vector import env_name
 from corral.errors import ConfigError
-from corral.offline.parquet import Description
-from corral.offline.recorder import Recorder
 from corral.runners.requests import SampleRequest
 
 if TYPE_CHECKING:

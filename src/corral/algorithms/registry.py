@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from corral.config.config import AlgorithmConfig
 from corral.core.settings import import_path, path_of
 from corral.errors import ConfigError, nearest_name
+
+if TYPE_CHECKING:
+    from corral.algorithms.config.config import AlgorithmConfig
 
 # Short name -> import path of the config class. A module is imported when its algorithm is asked for.
 ALGORITHMS = {
@@ -38,7 +40,7 @@ _registered: dict[str, str | type[AlgorithmConfig]] = {}
 
 
 def register_algorithm(name: str, config: str | type[AlgorithmConfig]) -> None:
-    """Give an algorithm a short name in this process, for `--algo`, `algo` in files, and `corral.tune`.
+    """Give an algorithm a short name in this process, for `--algo`, `algo` in files, and `corral.compat.tune`.
 
     An installed package gives its algorithms short names in all processes with entry points of the group
     `corral.algorithms`. Checkpoints and run directories hold the import path of the config class instead, so that other
@@ -119,7 +121,8 @@ def _imported_config_class(algo: str, path: str) -> type[AlgorithmConfig]:
 
 
 def _check_config_class(found: Any, subject: str) -> None:
-    if not (inspect.isclass(found) and issubclass(found, AlgorithmConfig)):
+    # `AlgorithmConfig` uses this module, so that its subclasses are known by what only they have.
+    if not (inspect.isclass(found) and hasattr(found, "group_fields")):
         hint = " Name the config class of the algorithm." if inspect.isclass(found) else ""
         raise ConfigError(f"{subject} is not a subclass of corral.AlgorithmConfig.{hint}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
     from corral.engines.base import Resources
 
 

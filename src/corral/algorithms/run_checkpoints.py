@@ -14,15 +14,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from corral.algorithms.checkpoint import describe_algorithm
-from corral.checkpoint.directory import METADATA, read_checkpoint, write_checkpoint
-from corral.checkpoint.finding import BEST, CHECKPOINTS, NONE_YET
+from corral.core.metrics.named_number import NamedNumber
+from corral.core.metrics.result import flat_result
 from corral.errors import CheckpointError, ConfigError
-from corral.metrics.named_number import NamedNumber
-from corral.metrics.result import flat_result
+from corral.runs.checkpoint.directory import METADATA, read_checkpoint, write_checkpoint
+from corral.runs.checkpoint.finding import BEST, CHECKPOINTS, NONE_YET
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.config.config import AlgorithmConfig
+    from corral.algorithms.config.config import AlgorithmConfig
 
 log = logging.getLogger("corral")
 WRITE_PAUSE, COPY_PAUSE = 50, 100

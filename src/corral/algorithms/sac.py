@@ -33,7 +33,7 @@ from corral.modules.recurrent_sac_module import RecurrentSACModule
 from corral.modules.sac_module import SACModule
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import SACTrainingArgs
+    from corral.algorithms.config.setter_types import SACTrainingArgs
 
 Terms = tuple[Tensor, Tensor, Tensor, Tensor]
 """Terms of a batch: what the critics give for the actions taken, such as values `[C, B]`; targets, such as `[B]`; loss

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from corral.config.validation import num_env_steps_per_round
-from corral.episodes.lanes import count_agent_steps
-from corral.episodes.rollout import Rollout
+from corral.algorithms.config.validation import num_env_steps_per_round
+from corral.data.episodes.lanes import count_agent_steps
+from corral.data.episodes.rollout import Rollout
 from corral.errors import SampleError
 from corral.exploration.base import overrides_method
 from corral.runners.requests import SampleRequest
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
-    from corral.offline.recorder import Recorder
+    from corral.data.offline.recorder import Recorder
     from corral.runners.async_sampling import AsyncSampler
     from corral.runners.runner_group import EnvRunnerGroup
 

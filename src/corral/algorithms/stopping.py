@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.metrics.named_number import NamedNumber, always_grows
+from corral.core.metrics.result import flat_result
+from corral.core.metrics.summary import show_number
 from corral.errors import ConfigError, StopCriterionError
-from corral.metrics.named_number import NamedNumber, always_grows
-from corral.metrics.result import flat_result
-from corral.metrics.summary import show_number
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from corral.modules.module import Module
 from corral.modules.td3_module import TD3Module
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import DDPGTrainingArgs, TD3TrainingArgs
+    from corral.algorithms.config.setter_types import DDPGTrainingArgs, TD3TrainingArgs
 
 
 @dataclass(kw_only=True, repr=False)

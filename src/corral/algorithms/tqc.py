@@ -20,7 +20,7 @@ from corral.modules.module import Module
 from corral.modules.tqc_module import TQCModule
 
 if TYPE_CHECKING:
-    from corral.config.setter_types import TQCTrainingArgs
+    from corral.algorithms.config.setter_types import TQCTrainingArgs
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,6 @@
 """Checks of columns that user code changes or adds, and the batch of columns `[B, ...]` that user code sees.
 
-The storage of a rollout's columns `[T, L, ...]` is `corral.episodes.step_columns.StepColumns`.
+The storage of a rollout's columns `[T, L, ...]` is `corral.data.episodes.step_columns.StepColumns`.
 """
 
 from __future__ import annotations

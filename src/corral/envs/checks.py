@@ -20,7 +20,7 @@ from corral.envs.step_checks import shorten, step_problem
 from corral.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
 
 log = logging.getLogger("corral")
 

@@ -18,7 +18,7 @@ from corral.exploration.sampling import not_negative
 from corral.modules.pixels import find_scaling
 
 if TYPE_CHECKING:
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
 
 FloatArray = NDArray[np.float64]
 

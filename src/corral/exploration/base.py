@@ -17,7 +17,7 @@ from corral.modules.distributions import ActionDistribution, FloatArray, uniform
 
 if TYPE_CHECKING:
     from corral.core.config import ExplorationConfig
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
     from corral.modules.inference import Inference
     from corral.modules.module import Module
 

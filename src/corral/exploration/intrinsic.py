@@ -29,7 +29,7 @@ from corral.modules.networks import Encoder, orthogonal
 from corral.modules.threads import num_threads_for, torch_threads
 
 if TYPE_CHECKING:
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
 
 FloatArray = NDArray[np.float64]
 

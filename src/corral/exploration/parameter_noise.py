@@ -20,7 +20,7 @@ from corral.exploration.sampling import not_negative
 from corral.modules.distributions import DiagGaussian
 
 if TYPE_CHECKING:
-    from corral.episodes.rollout import Rollout
+    from corral.data.episodes.rollout import Rollout
 
 ADAPTATION = 1.01  # alpha of the paper's section 3
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from corral.callbacks.dispatch import Dispatcher, make_dispatcher
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.core.seeding import seed_everything
 from corral.engines.base import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
@@ -17,8 +19,6 @@ from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
 from corral.learners.remote_learners import RemoteLearnerGroup, build_copy, frozen_parameters
 from corral.learners.settings import LearningSpec
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.modules.layers import share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec

@@ -18,6 +18,8 @@ from corral.callbacks.dispatch import Dispatcher
 from corral.core.columns import Columns
 from corral.core.devices import find_device
 from corral.core.interrupts import interruptible
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import Tree, num_rows, slice_rows
 from corral.core.views import Viewable
@@ -30,8 +32,6 @@ from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import MAIN_LOSS, LearningSpec, UpdateSettings
 from corral.learners.sharing import group_sharing, parameters_of_several, shared_parameters, take_turns
 from corral.learners.update import LearnerPart, ModuleUpdate, Objective, to_tensors
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.modules.distributions import module_action_space
 from corral.modules.inference import ActingWeights
 from corral.modules.layers import ConstrainedLayer, Layers

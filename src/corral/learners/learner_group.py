@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from numpy.typing import NDArray
 
+from corral.core.metrics.logger import MetricsLogger, check_metrics_state
+from corral.core.metrics.timers import Timers
 from corral.core.plain import check_parts
 from corral.core.seeding import check_rng, get_global_rngs, set_global_rngs
 from corral.core.tree import Tree
@@ -19,8 +21,6 @@ from corral.errors import CheckpointError, CorralError
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
 from corral.learners.settings import LearningSpec, UpdateSettings
-from corral.metrics.logger import MetricsLogger, check_metrics_state
-from corral.metrics.timers import Timers
 from corral.modules.layers import SharedLayers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec

@@ -18,6 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.metrics.logger import MetricsLogger, Parts
+from corral.core.metrics.reduction_settings import reduction_of_updates
+from corral.core.metrics.timers import Timers
 from corral.core.tree import map_tree, num_rows
 from corral.engines.call_limits import CallLimits
 from corral.errors import CorralError, LossError, WorkerDiedError
@@ -27,9 +30,6 @@ from corral.learners.learner_group import LearnerGroup, PendingUpdate, Results
 from corral.learners.losses import Batch
 from corral.learners.minibatches import Cuts
 from corral.learners.settings import LearningSpec, UpdateSettings
-from corral.metrics.logger import MetricsLogger, Parts
-from corral.metrics.reduction_settings import reduction_of_updates
-from corral.metrics.timers import Timers
 from corral.modules.layers import SharedLayers, share_layers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec

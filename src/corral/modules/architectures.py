@@ -1,7 +1,7 @@
 """Residual blocks in place of plain hidden layers: SimBa and SimbaV2.
 
 SimBa is Lee et al. 2024 (arXiv:2410.09754), SimbaV2 is Lee et al. 2025 (arXiv:2502.15280). Both normalise observations
-by running statistics, which is a transform here: see `corral.transforms.architectures`.
+by running statistics, which is a transform here: see `corral.modules.transforms.architectures`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
 
 if TYPE_CHECKING:
-    from corral.transforms.pipeline import Pipeline
+    from corral.modules.transforms.pipeline import Pipeline
 
 MAX_ILLEGAL = ILLEGAL / 1000  # other large numbers do as well
 _SPARE = 2**25

@@ -17,13 +17,13 @@ from corral.exploration.base import overrides_method
 from corral.modules.distributions import module_action_space
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.inference import Inference, RowStates
+from corral.modules.transforms.rows import RowTransforms
 from corral.runners.row_history import RowHistory
-from corral.transforms.rows import RowTransforms
 
 if TYPE_CHECKING:
+    from corral.data.episodes.rollout import Rollout
     from corral.envs.env_host import EnvHost
     from corral.envs.seats import SeatBlock, Seats
-    from corral.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
     from corral.runners.lanes import Lanes

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from corral.episodes.rollout import Rollout
-from corral.metrics.timers import Timers
+from corral.core.metrics.timers import Timers
+from corral.data.episodes.rollout import Rollout
 from corral.runners.requests import SampleRequest
 
 if TYPE_CHECKING:

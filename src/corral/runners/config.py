@@ -15,13 +15,13 @@ from corral.engines.base import Resources
 from corral.envs.config import HostConfig
 
 if TYPE_CHECKING:
-    from corral.episodes.episode import SingleAgentEpisode
-    from corral.episodes.multi_agent_episode import MultiAgentEpisode
+    from corral.data.episodes.episode import SingleAgentEpisode
+    from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
     from corral.modules.spec import ModuleSpec
 
 
 def _transforms(value: Any) -> Any:
-    from corral.transforms.settings import make_transforms
+    from corral.modules.transforms.settings import make_transforms
 
     return make_transforms(value)
 

@@ -15,9 +15,9 @@ from corral.exploration.sampling import StochasticSampling
 from corral.modules.distributions import DiagGaussian
 
 if TYPE_CHECKING:
-    from corral.episodes.tensor_rollout import TensorRollout
+    from corral.data.episodes.tensor_rollout import TensorRollout
+    from corral.modules.transforms.pipeline import Pipeline
     from corral.runners.actor import Actor
-    from corral.transforms.pipeline import Pipeline
 
 
 def needs_arrays(actor: Actor, is_on_policy: bool) -> str:

@@ -13,12 +13,12 @@ from corral.callbacks.dispatch import BoundCall, callback_error
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.plain import is_plain
 from corral.core.tree import copy_nested
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_id
+from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_id
 
 if TYPE_CHECKING:
     from corral.callbacks.dispatch import Dispatcher
+    from corral.data.episodes.served_rollout import ServedSteps
     from corral.envs.env_host import EnvHost
-    from corral.episodes.served_rollout import ServedSteps
     from corral.runners.lanes import Lanes
 
 EPISODE_EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, map_tree
-from corral.episodes.lanes import LaneRollout
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
-from corral.episodes.step_columns import COLUMNS_OF_OBS
+from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.data.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 from corral.runners.row_history import RowHistory

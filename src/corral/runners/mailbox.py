@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from corral.core.interrupts import interrupts_deferred
-from corral.episodes.rollout import Rollout
-from corral.metrics.logger import MetricsLogger, Parts
-from corral.metrics.timers import Timers
+from corral.core.metrics.logger import MetricsLogger, Parts
+from corral.core.metrics.timers import Timers
+from corral.data.episodes.rollout import Rollout
 from corral.runners.remote_runner import PendingSample, RemoteRunner, SentWeights
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import Recovery

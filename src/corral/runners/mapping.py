@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from corral.core.ids import AgentID
 from corral.core.seeding import get_global_rngs, set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import AgentID
 from corral.core.interrupts import interruptible
+from corral.core.metrics.logger import MetricsLogger
 from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space, split_actions
 from corral.core.tree import Tree, copy_nested, map_tree
+from corral.data.episodes.infos import Infos
+from corral.data.episodes.lanes import LaneRollout, SeatCarry
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.data.episodes.rollout import Rollout, episode_id
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
-from corral.episodes.infos import Infos
-from corral.episodes.lanes import LaneRollout, SeatCarry
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
-from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.rollout import Rollout, episode_id
 from corral.errors import CheckpointError, ConfigError
-from corral.metrics.logger import MetricsLogger
 from corral.runners.lanes import Lanes
 from corral.runners.mapping import make_mapping
 from corral.runners.sample_modes import SampleMode

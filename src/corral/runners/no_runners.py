@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
+from corral.data.episodes.rollout import Rollout
 from corral.engines import Engine
-from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.modules.spec import ModuleSpec
 from corral.runners.config import RunnerConfig
 from corral.runners.requests import SampleRequest

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from corral.core.metrics.logger import Parts
+from corral.data.episodes.rollout import Rollout
 from corral.envs.episode_resets import EpisodeReset
-from corral.episodes.rollout import Rollout
 from corral.errors import SampleError
-from corral.metrics.logger import Parts
 
 
 @dataclass(frozen=True, kw_only=True)

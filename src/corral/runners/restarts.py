@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
+from corral.core.metrics.reduction_settings import MetricsError
 from corral.errors import CallbackError, ConfigError, SampleError, SerializationError, WeightsError, WorkerDiedError
-from corral.metrics.reduction_settings import MetricsError
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig

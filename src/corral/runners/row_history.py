@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from corral.core.tree import Tree, map_tree
 from corral.errors import CheckpointError
 from corral.modules.inference import RowStates
-from corral.transforms.rows import RowTransforms
+from corral.modules.transforms.rows import RowTransforms
 
 
 class RowHistory:

@@ -14,17 +14,17 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from corral.callbacks.dispatch import make_dispatcher
+from corral.core.metrics.logger import MetricsLogger, Parts
+from corral.core.metrics.timers import Timers
 from corral.core.seeding import id_prefix, runner_seeds, seed_everything
 from corral.core.views import Viewable
+from corral.data.episodes.rollout import NO_EPISODES, EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.envs.env_host import EnvHost
 from corral.envs.env_state import warn_of_own_statistics
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_timeout import SampleOverdue, limited
-from corral.episodes.rollout import NO_EPISODES, EpisodeCarry, EpisodeStatistics, Rollout, episode_statistics
 from corral.errors import ConfigError, SubEnvError, WeightsError, nearest
 from corral.exploration.base import Exploration, overrides_method
-from corral.metrics.logger import MetricsLogger, Parts
-from corral.metrics.timers import Timers
 from corral.modules.inference import Inference
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads

@@ -11,15 +11,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.interrupts import interrupts_deferred
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
+from corral.data.episodes.rollout import Rollout
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
 from corral.envs.vector import env_name, resolve_env
-from corral.episodes.rollout import Rollout
 from corral.errors import ConfigError, CorralError, WorkerDiedError
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.modules.config import MultiAgentSettings
 from corral.runners.mailbox import Mailbox, shares
 from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner, SentWeights

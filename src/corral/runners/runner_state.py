@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from corral.core.metrics.logger import check_metrics_state
 from corral.core.plain import check_parts, check_plain, is_plain
 from corral.core.seeding import (
     check_global_rngs,
@@ -25,11 +26,10 @@ from corral.core.seeding import (
     set_global_rngs,
 )
 from corral.core.tree import copy_nested
+from corral.data.episodes.rollout import EpisodeCarry
 from corral.envs.host_state import check_host_state, find_obstacles, get_host_state, set_host_state
-from corral.episodes.rollout import EpisodeCarry
 from corral.errors import CheckpointError
 from corral.exploration.state import check_exploration_state
-from corral.metrics.logger import check_metrics_state
 from corral.runners.episode_events import EPISODE_EVENTS
 from corral.runners.runner import EnvRunner, reserve_episode_metrics
 

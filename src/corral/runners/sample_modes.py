@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.data.episodes.rollout import Rollout
 from corral.envs.episode_resets import quotas
-from corral.episodes.rollout import Rollout
 from corral.errors import EnvError
 from corral.runners.requests import SampleRequest
 

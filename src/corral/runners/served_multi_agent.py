@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.tree import Tree, map_tree
-from corral.episodes.infos import Infos
-from corral.episodes.rollout import Rollout
-from corral.episodes.served_rollout import ServedMultiAgentRollout, ServedSteps
+from corral.data.episodes.infos import Infos
+from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.served_rollout import ServedMultiAgentRollout, ServedSteps
 from corral.runners.multi_agent_stepping import MultiAgentStepping
 from corral.runners.sample_modes import SampleMode
 from corral.runners.served_stepping import ServedStepping
-from corral.serving.messages import Entries
+from corral.runners.serving.messages import Entries
 
 if TYPE_CHECKING:
-    from corral.serving.sessions import Session
+    from corral.runners.serving.sessions import Session
 
 
 class ServedMultiAgentStepping(ServedStepping):

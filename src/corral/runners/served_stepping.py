@@ -25,21 +25,21 @@ from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible
 from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
-from corral.episodes.infos import Infos
-from corral.episodes.rollout import Rollout
-from corral.episodes.served_rollout import ServedSteps
+from corral.data.episodes.infos import Infos
+from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.served_rollout import ServedSteps
 from corral.errors import CorralError
 from corral.runners.lanes import Lanes
 from corral.runners.requests import SampleRequest
 from corral.runners.sample_modes import Episodes, SampleMode, make_mode
+from corral.runners.serving.client import pack_message
+from corral.runners.serving.messages import Entries
 from corral.runners.stepping import Stepping
-from corral.serving.client import pack_message
-from corral.serving.messages import Entries
 
 if TYPE_CHECKING:
     from corral.runners.policy_file import PolicyFile
-    from corral.serving.server import PolicyServer
-    from corral.serving.sessions import Session
+    from corral.runners.serving.server import PolicyServer
+    from corral.runners.serving.sessions import Session
 
 log = logging.getLogger("corral")
 

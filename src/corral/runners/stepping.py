@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible
+from corral.core.metrics.logger import MetricsLogger
+from corral.core.metrics.timers import Timers
 from corral.core.plain import is_plain
 from corral.core.tree import Tree, copy_nested, map_tree
+from corral.data.episodes.infos import Infos, split_infos
+from corral.data.episodes.rollout import Rollout
 from corral.envs.checks import bad_obs, first_bad_value, write_row
 from corral.envs.env_host import EnvHost
 from corral.envs.replay import MAX_STEPS
 from corral.envs.sub_envs import original
-from corral.episodes.infos import Infos, split_infos
-from corral.episodes.rollout import Rollout
 from corral.errors import CheckpointError
-from corral.metrics.logger import MetricsLogger
-from corral.metrics.timers import Timers
 from corral.runners.actor import Actor, Actors
 from corral.runners.episode_events import EpisodeEvents
 from corral.runners.played_actions import NOT_SAVED, TOO_LONG, PlayedActions

@@ -17,13 +17,13 @@ from corral.core.interrupts import interruptible
 from corral.core.seeding import get_global_rngs, set_global_rngs
 from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree
+from corral.data.episodes.lanes import SeatCarry
+from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
+from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.checks import first_bad_value
 from corral.envs.sub_envs import original
 from corral.envs.tensor_env import as_arrays, to_array
-from corral.episodes.lanes import SeatCarry
-from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
-from corral.episodes.tensor_rollout import TensorRollout
 from corral.errors import CheckpointError
 from corral.runners.actor import Actor, Actors
 from corral.runners.device_actor import DeviceActor, needs_arrays

@@ -9,10 +9,10 @@ import numpy as np
 
 from corral.callbacks.dispatch import Dispatcher
 from corral.core.ids import DEFAULT_MODULE_ID
+from corral.core.metrics.logger import MetricsLogger
 from corral.core.tree import map_tree
-from corral.episodes.rollout import Rollout
-from corral.episodes.trajectories import TrajectoryBatch
-from corral.metrics.logger import MetricsLogger
+from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.trajectories import TrajectoryBatch
 from corral.runners.actor import Actor
 
 DEFAULT_AGENT_ID = "default_agent"

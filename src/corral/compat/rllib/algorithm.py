@@ -16,8 +16,6 @@ import numpy as np
 
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.algorithms.ppo import PPOConfig as NativePPOConfig
-from corral.checkpoint.directory import check_free
-from corral.checkpoint.places import place_of
 from corral.compat.rllib import checkpoints, metrics
 from corral.compat.rllib.adapted_modules import DefaultRLModule, view_module
 from corral.compat.rllib.batch_infos import BatchInfos
@@ -36,7 +34,9 @@ from corral.compat.rllib.policy_views import Policy, state_from_list, view_polic
 from corral.compat.rllib.results import add_missing, add_rllib_keys
 from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
 from corral.core.paths import resolve_path
+from corral.core.places import place_of
 from corral.errors import ConfigError, CorralError
+from corral.runs.checkpoint.directory import check_free
 
 _MOST_BATCHES = 256  # of which an asynchronous algorithm keeps the infos
 

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 
 from corral.algorithms.checkpoint import describe_algorithm
 from corral.algorithms.pretrained import check_weights
-from corral.checkpoint.directory import write_checkpoint
 from corral.compat.rllib.encoding import decode, encode
 from corral.compat.rllib.module_files import MODULE_FILE, weights_file, write_module
 from corral.core.paths import resolve_path
 from corral.errors import CheckpointError
+from corral.runs.checkpoint.directory import write_checkpoint
 
 if TYPE_CHECKING:
     from corral.compat.rllib.algorithm import Algorithm

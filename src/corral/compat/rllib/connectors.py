@@ -13,16 +13,16 @@ from gymnasium import spaces
 from corral.compat.rllib.space_helpers import BatchedNdArray
 from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import map_tree
-from corral.episodes.multi_agent_episode import MultiAgentEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.errors import ConfigError
 from corral.modules.distributions import module_action_space
-from corral.transforms.observations import FlattenObservations as NativeFlatten
-from corral.transforms.observations import NormalizeObservations
-from corral.transforms.pipeline import Pipeline
-from corral.transforms.rows import RowTransforms
-from corral.transforms.temporal import FrameStack
-from corral.transforms.temporal import PrevActionsPrevRewards as NativePrevious
-from corral.transforms.transform import Transform
+from corral.modules.transforms.observations import FlattenObservations as NativeFlatten
+from corral.modules.transforms.observations import NormalizeObservations
+from corral.modules.transforms.pipeline import Pipeline
+from corral.modules.transforms.rows import RowTransforms
+from corral.modules.transforms.temporal import FrameStack
+from corral.modules.transforms.temporal import PrevActionsPrevRewards as NativePrevious
+from corral.modules.transforms.transform import Transform
 
 
 class ConnectorV2:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from corral.checkpoint.imports import check_import
 from corral.core.settings import import_path, path_of
 from corral.errors import CheckpointError, ConfigError
+from corral.runs.checkpoint.imports import check_import
 
 
 def encode(value: Any) -> Any:

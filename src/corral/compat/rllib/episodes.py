@@ -8,9 +8,9 @@ from typing import Any
 
 from corral.compat.rllib.lookback_buffers import InfiniteLookbackBuffer
 from corral.core.ids import COMMON, DEFAULT_MODULE_ID
-from corral.episodes.episode import SingleAgentEpisode as NativeEpisode
-from corral.episodes.multi_agent_episode import MultiAgentEpisode as NativeMultiAgentEpisode
-from corral.episodes.notes import Noted
+from corral.data.episodes.episode import SingleAgentEpisode as NativeEpisode
+from corral.data.episodes.multi_agent_episode import MultiAgentEpisode as NativeMultiAgentEpisode
+from corral.data.episodes.notes import Noted
 
 COLUMNS = {"action_logp": "logp", "action_dist_inputs": "dist_inputs", "vf_preds": "values"}
 """Corral's names of columns, by RLlib's."""

@@ -23,8 +23,8 @@ from corral.compat.rllib.constants import (
 )
 from corral.compat.rllib.helpers import convert_numpy_to_python_primitives
 from corral.compat.rllib.table import EXTRA
+from corral.core.metrics.result import without_early_means
 from corral.errors import ConfigError
-from corral.metrics.result import without_early_means
 
 log = logging.getLogger("corral")
 

@@ -26,10 +26,10 @@ from corral.compat.rllib.learner_only import LearnerOnly
 from corral.compat.rllib.modules import MultiRLModule
 from corral.compat.rllib.pipelines import LearnerConnectorPipeline, learner_pipeline
 from corral.core.tree import leaves, map_tree
-from corral.episodes.multi_agent_rollout import MultiAgentRollout
-from corral.episodes.rollout import Rollout
+from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
+from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError
-from corral.transforms.pipeline import Pipeline
+from corral.modules.transforms.pipeline import Pipeline
 
 _NATIVE = {**COLUMNS, Columns.TERMINATEDS: "terminated", Columns.TRUNCATEDS: "truncated"}
 _UNCHANGED = (Columns.OBS, Columns.ACTIONS, *_NATIVE)

@@ -8,20 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from corral.checkpoint import codec
 from corral.compat.rllib import checkpoints
 from corral.compat.rllib.adapted_modules import joint_view
 from corral.compat.rllib.learner import Learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_changes import module_states, set_module_states
 from corral.compat.rllib.own_learner import OwnLearner
+from corral.core.metrics.logger import MetricsLogger
 from corral.core.paths import resolve_path
 from corral.core.schedules import schedule_value
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.learner import Learner as NativeLearner
 from corral.learners.remote_learners import RemoteLearnerGroup
 from corral.learners.settings import UpdateSettings
-from corral.metrics.logger import MetricsLogger
+from corral.runs.checkpoint import codec
 
 MODULES = Path("learner/rl_module")
 """Where the directories of modules are in the directory of a learner group."""

@@ -10,7 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from corral.core.tree import leaves, map_tree
-from corral.episodes.lookback import Indices, one_hot, overwrite, pick, positions
+from corral.data.episodes.lookback import Indices, one_hot, overwrite, pick, positions
 
 
 class InfiniteLookbackBuffer(NDArrayOperatorsMixin):

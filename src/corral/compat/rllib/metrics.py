@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from corral.compat.rllib.missing import find
+from corral.core.metrics.logger import MetricsLogger as NativeLogger
+from corral.core.metrics.logger import Timed
+from corral.core.metrics.values import as_path
 from corral.errors import ConfigError
-from corral.metrics.logger import MetricsLogger as NativeLogger
-from corral.metrics.logger import Timed
-from corral.metrics.values import as_path
 
 _MISSING: Any = object()
 

@@ -15,6 +15,7 @@ import torch
 
 from corral.algorithms.appo import APPOConfig
 from corral.algorithms.bc import BCConfig
+from corral.algorithms.config.config import AlgorithmConfig as NativeConfig
 from corral.algorithms.cql import CQLConfig
 from corral.algorithms.dqn import DQNConfig
 from corral.algorithms.impala import IMPALAConfig
@@ -41,13 +42,12 @@ from corral.compat.rllib.recorded_data import input_of, output_of, play_and_reco
 from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
 from corral.compat.rllib.settings import DEFAULTS as OF_RLLIB
 from corral.compat.rllib.settings import IN_EVALUATION, OFFLINE, SETTINGS, TRAINING
-from corral.config.config import AlgorithmConfig as NativeConfig
 from corral.core.config import SAMPLES
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import needs_of, same_value
 from corral.errors import ConfigError
-from corral.transforms.observations import NormalizeObservations
-from corral.transforms.rewards import ClipRewards
+from corral.modules.transforms.observations import NormalizeObservations
+from corral.modules.transforms.rewards import ClipRewards
 
 if TYPE_CHECKING:
     from corral.compat.rllib.config import AlgorithmConfig

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.algorithms.algorithm import Algorithm
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.callbacks.callback import Callback
 from corral.compat.rllib.overrides import overrides
-from corral.config.config import AlgorithmConfig
 from corral.errors import ConfigError
 from corral.learners.losses import Batch
 from corral.modules.module import Module

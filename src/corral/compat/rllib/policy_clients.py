@@ -14,7 +14,7 @@ import numpy as np
 
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
-from corral.serving import client as serving
+from corral.runners.serving import client as serving
 
 log = logging.getLogger("corral.client")
 
@@ -74,7 +74,7 @@ class PolicyClient:
 
         Raises:
             ValueError: An episode of this id is being played.
-            corral.serving.client.ClientError: The server refused the connection, for instance because no seat is free.
+            corral.runners.serving.client.ClientError: The server refused the connection, such as where no seat is free.
         """
         name = uuid.uuid4().hex if episode_id is None else episode_id
         if name in self._playing:
@@ -94,7 +94,7 @@ class PolicyClient:
 
         Raises:
             ValueError: No such episode is being played.
-            corral.serving.client.ClientError: The server refused the observation, or the episode is lost.
+            corral.runners.serving.client.ClientError: The server refused the observation, or the episode is lost.
         """
         if isinstance(episode_id, (list, tuple)):
             return {each: self.get_action(each, observation[each]) for each in episode_id}
@@ -129,7 +129,8 @@ class PolicyClient:
         episode = self._episode(episode_id)
         if multiagent_done_dict is not None or isinstance(reward, Mapping):
             raise ConfigError(
-                "PolicyClient: these rewards are of several agents: use corral.serving.client.MultiAgentPolicyClient."
+                "PolicyClient: these rewards are of several agents: use MultiAgentPolicyClient of "
+                "corral.runners.serving.client."
             )
         if episode.has_begun:
             episode.reward += float(reward)

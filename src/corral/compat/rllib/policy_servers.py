@@ -12,7 +12,7 @@ from corral.compat.rllib.envs import resolve_env
 from corral.compat.rllib.runners import EnvRunner
 from corral.core.space_descriptions import describe_space
 from corral.errors import ConfigError
-from corral.serving.external_env import ExternalEnv, spaces_of
+from corral.runners.serving.external_env import ExternalEnv, spaces_of
 
 if TYPE_CHECKING:
     from corral.compat.rllib.config import AlgorithmConfig

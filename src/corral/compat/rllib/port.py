@@ -18,6 +18,10 @@ import numpy as np
 from gymnasium import spaces
 
 import corral
+from corral.algorithms.config.config import AlgorithmConfig as NativeConfig
+from corral.algorithms.config.display import changed_arguments
+from corral.algorithms.config.settings import GROUPS
+from corral.algorithms.config.without_effect import find_useless, network_settings, without_unused_settings
 from corral.callbacks.callback import EVENTS
 from corral.callbacks.dispatch import accepted_arguments
 from corral.compat.rllib.adapted_modules import AdaptedMemoryModule, AdaptedModule, AdaptedPart, AdaptedRules
@@ -31,18 +35,14 @@ from corral.compat.rllib.own_algorithm import RestoreEvents, ValidateEvents
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.script_source import NotPortable, Script, unwrapped
 from corral.compat.rllib.tune_hook import HOOKS
-from corral.config.config import AlgorithmConfig as NativeConfig
-from corral.config.display import changed_arguments
-from corral.config.settings import GROUPS
-from corral.config.without_effect import find_useless, network_settings, without_unused_settings
 from corral.core.scripts import read_names
 from corral.core.settings import default_of, find_unused, found_by_name, same_value
 from corral.engines import make_engine
 from corral.errors import ConfigError, CorralError
 from corral.modules.spec import ModuleSpec
+from corral.modules.transforms.settings import describe_transform
+from corral.modules.transforms.transform import Transform
 from corral.runners.runner_group import EnvRunnerGroup
-from corral.transforms.settings import describe_transform
-from corral.transforms.transform import Transform
 
 PAGE = "docs/port-an-rllib-script.md"
 WIDTH = 88

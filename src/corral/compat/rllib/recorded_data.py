@@ -18,13 +18,13 @@ from corral.compat.rllib.episodes import SingleAgentEpisode
 from corral.compat.rllib.recorded_files import Steps, rllib_parquet_source, unpack, whole_episodes
 from corral.core.paths import resolve_location
 from corral.core.tree import leaves, map_tree
+from corral.data.offline.episode_rows import EpisodeRows, as_flags
+from corral.data.offline.parquet import as_numpy
+from corral.data.offline.recorder import Recorder
+from corral.data.offline.source import ParquetPlace
+from corral.data.offline.sources import files_of, open_source
 from corral.errors import ConfigError, DataError
-from corral.evaluation.statistics import summarize_episodes
-from corral.offline.episode_rows import EpisodeRows, as_flags
-from corral.offline.parquet import as_numpy
-from corral.offline.recorder import Recorder
-from corral.offline.source import ParquetPlace
-from corral.offline.sources import files_of, open_source
+from corral.runners.evaluation.statistics import summarize_episodes
 from corral.runners.requests import SampleRequest
 
 if TYPE_CHECKING:

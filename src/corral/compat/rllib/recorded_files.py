@@ -22,15 +22,15 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.checkpoint.places import Place
 from corral.core.columns import describe
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.interrupts import interruptible
+from corral.core.places import Place
 from corral.core.tree import Tree, map_tree, named_leaves
+from corral.data.offline.episode_rows import EpisodeRows, as_flags, check_names, rows_of_steps
+from corral.data.offline.parquet import as_numpy
+from corral.data.offline.source import ParquetPlace, Source, without_damage
 from corral.errors import DataError, MissingPackageError
-from corral.offline.episode_rows import EpisodeRows, as_flags, check_names, rows_of_steps
-from corral.offline.parquet import as_numpy
-from corral.offline.source import ParquetPlace, Source, without_damage
 
 ITEM = "item"
 """Name of the column of packed episodes."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from corral.core.ids import ALL_MODULES, DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
-from corral.metrics.result import flat_result
+from corral.core.metrics.result import flat_result
 
 _LIFETIME = "_lifetime"
 

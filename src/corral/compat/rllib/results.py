@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from corral.compat.rllib.result_names import add_names_of_learners, add_names_of_runners, other_names
-from corral.metrics.result import EARLY_MEANS
+from corral.core.metrics.result import EARLY_MEANS
 
 _EPISODES = {
     "episode_reward_mean": "episode_return_mean",

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ClientMessageError
-from corral.serving.client import HEADER, PROTOCOL, pack_array
-from corral.serving.messages import read_numbers, unpack_array
+from corral.runners.serving.client import HEADER, PROTOCOL, pack_array
+from corral.runners.serving.messages import read_numbers, unpack_array
 
 if TYPE_CHECKING:
-    from corral.serving.sessions import Connection, Ways
+    from corral.runners.serving.sessions import Connection, Ways
 
 HEADER_BYTES = 8
 TYPES = ("PING", "GET_CONFIG", "GET_STATE", "EPISODES", "EPISODES_AND_GET_STATE")
@@ -37,7 +37,7 @@ INPUT = "onnx::Gemm_0"
 _ENDS = {"terminated": ("is_terminated", "terminateds"), "truncated": ("is_truncated", "truncateds")}
 _NO_CONFIG = (
     "GET_CONFIG: the config of RLlib is a pickle, which Corral neither sends nor reads: send JSON, whose config is "
-    "plain, or use a client of Corral, such as corral.serving.client"
+    "plain, or use a client of Corral, such as corral.runners.serving.client"
 )
 _HTTP = (b"POST", b"GET ", b"PUT ", b"HEAD")
 _NO_HTTP = "Corral speaks no HTTP and reads no pickles. Run scripts of RLlib with python -m corral.compat.rllib"

@@ -13,9 +13,9 @@ from corral.compat.rllib.algorithm import Algorithm
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.native import to_native
 from corral.compat.rllib.overrides import check_for_tune
+from corral.compat.tune.resources import resources
+from corral.compat.tune.trainable import reportable
 from corral.core.settings import main_name, set_sender
-from corral.tune.resources import resources
-from corral.tune.trainable import reportable
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.algorithms.registry import config_from_dict
 from corral.compat.sb3.files import read_sb3
-from corral.config.config import AlgorithmConfig
 from corral.errors import CheckpointError
-from corral.policies.policy import Policy
+from corral.runs.policies.policy import Policy
 
 log = logging.getLogger("corral")
 

@@ -1,0 +1,1 @@
+"""What was sampled: episodes and rollouts, replay buffers, and recorded data."""

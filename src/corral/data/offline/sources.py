@@ -1,0 +1,278 @@
+"""Where recorded data comes from: each source gives the same parts, whole episodes of one module as rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corral.core.links import load_link
+from corral.core.places import Place, place_of
+from corral.core.tree import map_tree
+from corral.data.episodes.episode import SingleAgentEpisode
+from corral.data.offline.config import ArraysInMemory
+from corral.data.offline.episode_rows import EpisodeRows, check_names, rows_of_steps
+from corral.data.offline.parquet import Description, read_rows
+from corral.data.offline.source import MINARI, ParquetPlace, Source, Spaces
+from corral.data.replay import ReplayBuffer
+from corral.errors import CheckpointError, DataError, nearest
+
+D4RL_NAMES = {
+    "observations": "obs",
+    "next_observations": "next_obs",
+    "terminals": "terminated",
+    "timeouts": "truncated",
+}
+"""Names of columns here by their names in D4RL (Fu et al. 2020, arXiv:2004.07219) and datasets of its form."""
+
+_STEP_COLUMNS = ("obs", "actions", "rewards", "terminated", "truncated", "next_obs", "starts")
+
+
+def open_source(given: Any) -> Source:
+    """Return the source that the setting `input_` describes.
+
+    Raises:
+        DataError: There is no data, it is damaged, or it is of a form that is not known.
+        MissingPackageError: A package that reads it is not installed.
+    """
+    if isinstance(given, (str, Path)):
+        return _named_source(str(given))
+    if isinstance(given, ArraysInMemory):
+        return _arrays(given.columns)
+    if isinstance(given, Mapping):
+        return _state(given) if "layout" in given else _arrays(given)
+    if isinstance(given, ReplayBuffer) and given.kind != "device":
+        return _buffer(given)
+    if hasattr(given, "iterate_episodes"):
+        from corral.data.offline.minari_data import minari_source
+
+        return minari_source(given)
+    if isinstance(given, (list, tuple)) and given and all(isinstance(part, str) for part in given):
+        return _join_sources([_named_source(part) for part in given])
+    if callable(given) or isinstance(given, Iterable):
+        return _iterated(given)
+    raise DataError(
+        f"offline_data: input_={given!r:.80} is no data that Corral reads: give a path, a dict of arrays, a replay "
+        "buffer, episodes, or a function that returns an iterator over them."
+    )
+
+
+# Files.
+
+
+def _named_source(text: str) -> Source:
+    if not text:
+        raise DataError("offline_data: input_ is an empty text: give the path of the data.")
+    if text.startswith(MINARI):
+        from corral.data.offline.minari_data import load_minari
+
+        return load_minari(text.removeprefix(MINARI))
+    place, names = files_of(text)
+    if not names:
+        raise DataError(
+            f"offline_data: {text} holds no .parquet and no .json files: give a directory of recorded data."
+        )
+    if names[0].endswith(".json"):
+        found: Source = load_link("rllib.recorded_files").rllib_json_source(place, names)
+        return found
+    files = [ParquetPlace(place, name) for name in names]
+    descriptions = [file.description() for file in files]
+    lack = [file for file, each in zip(files, descriptions, strict=True) if each is None]
+    if not all(file.has_own_columns() for file in lack):
+        found = load_link("rllib.recorded_files").rllib_parquet_source(files)
+        return found
+    return _own_files(text, files, descriptions)
+
+
+def files_of(text: str) -> tuple[Place, list[str]]:
+    """Return the directory and the names of the files of a path: of a directory all files, in sorted order.
+
+    Raises:
+        DataError: There is nothing.
+    """
+    place = place_of(text)
+    location = str(place.location)
+    if not place.exists():
+        raise DataError(f"offline_data: {location} does not exist.")
+    if location.endswith((".parquet", ".json")) and not place.names():
+        folder, _, name = location.rpartition("/")
+        return place_of(folder or "."), [name]
+    return place, _data_files(place)
+
+
+def _data_files(place: Place, prefix: str = "") -> list[str]:
+    """Return the names of data files in a directory and the directories in it; JSON only if there is no Parquet."""
+    found: list[str] = []
+    for name in place.names():
+        if name.endswith((".parquet", ".json")):
+            found.append(f"{prefix}{name}")
+        elif "." not in name and (inside := place.child(name)).names():
+            found += _data_files(inside, f"{prefix}{name}/")
+    parquet = [name for name in found if name.endswith(".parquet")]
+    return parquet or found
+
+
+def _own_files(text: str, files: Sequence[ParquetPlace], descriptions: Sequence[Description | None]) -> Source:
+    """Return the source of files that Corral wrote; a tool for tables may have written them again without spaces."""
+    found: dict[str, Spaces] = {}
+    num_rows: dict[str, int] = {}
+    for file, description in zip(files, descriptions, strict=True):
+        for module_id, both in description.spaces.items() if description else ():
+            if found.setdefault(module_id, both) != both:
+                raise DataError(
+                    f"{file.path} was recorded with the spaces {both} of module {module_id!r}, and other files with "
+                    f"{found[module_id]}: give the files of one env."
+                )
+            num_rows[module_id] = num_rows.get(module_id, 0) + file.num_rows()
+
+    def parts() -> Iterator[EpisodeRows]:
+        for file in files:
+            yield file.use(partial(read_rows, place=file.path))
+
+    return Source(parts, text, found, None if None in descriptions else num_rows)
+
+
+def _join_sources(sources: Sequence[Source]) -> Source:
+    found: dict[str, Spaces] = {}
+    num_rows: dict[str, int] | None = {}
+    for source in sources:
+        for module_id, both in source.spaces.items():
+            if found.setdefault(module_id, both) != both:
+                raise DataError(f"{source.name} has other spaces of module {module_id!r} than {sources[0].name}.")
+        if source.num_rows is None or num_rows is None:
+            num_rows = None
+        else:
+            for module_id, count in source.num_rows.items():
+                num_rows[module_id] = num_rows.get(module_id, 0) + count
+    return Source(
+        lambda: itertools.chain.from_iterable(source.parts() for source in sources),
+        ", ".join(source.name for source in sources),
+        found,
+        num_rows,
+    )
+
+
+# Memory.
+
+
+def _arrays(columns: Mapping[str, Any], place: str = "the arrays") -> Source:
+    rows = _rows_of_arrays(columns, place)
+    return Source(lambda: iter([rows]), place, num_rows={rows.module_id: len(rows)})
+
+
+def _rows_of_arrays(columns: Mapping[str, Any], place: str) -> EpisodeRows:
+    """Return columns of steps by name as rows.
+
+    Raises:
+        DataError: A column is missing, or has another length.
+    """
+    columns = {D4RL_NAMES.get(name, name): column for name, column in columns.items()}
+    for name in ("obs", "actions", "rewards"):
+        if name not in columns:
+            raise DataError(f"offline_data: {place} lack {name!r}. {nearest(name, columns)}")
+    added = {name: column for name, column in columns.items() if name not in _STEP_COLUMNS}
+    check_names(added, columns.keys(), place)
+    if not columns.keys() & {"terminated", "truncated", "starts"}:
+        raise DataError(
+            f"offline_data: {place} do not say where episodes end: add 'terminated' and 'truncated', bool [S]."
+        )
+    given = {name: column for name, column in columns.items() if name in _STEP_COLUMNS}
+    given.setdefault("terminated", np.zeros(len(given["rewards"]), np.bool_))
+    return rows_of_steps(**given, added=added, place=place)
+
+
+def _buffer(buffer: ReplayBuffer) -> Source:
+    rows = _rows_of_buffer(buffer)
+    return Source(lambda: iter(rows), "the replay buffer", num_rows=_count(rows))
+
+
+def _state(state: Mapping[str, Any]) -> Source:
+    """Return the source of the state of a replay buffer, as `ReplayBuffer.get_state` returns it.
+
+    Raises:
+        DataError: It holds nothing, or is damaged.
+    """
+    buffer = ReplayBuffer(
+        int(state["capacity"]), num_runners=int(state["num_runners"]), frame_stack=int(state["frame_stack"])
+    )
+    try:
+        buffer.set_state({**state, "type": buffer.kind})
+    except CheckpointError as error:
+        raise DataError(f"offline_data: {error}") from error
+    return _buffer(buffer)
+
+
+def _rows_of_buffer(buffer: ReplayBuffer) -> list[EpisodeRows]:
+    """Return the steps of a replay buffer as episodes of one step or more; module actions stay module actions."""
+    steps = buffer.get_steps()
+    if not len(steps["rewards"]):
+        raise DataError("offline_data: the replay buffer holds no steps.")
+    rows = rows_of_steps(**steps, place="the replay buffer")
+    rows.action_units = "module"
+    return [rows]
+
+
+def _iterated(given: Any) -> Source:
+    """Return the source of an iterable, or of a function that returns one, of episodes or dicts of arrays.
+
+    What can be iterated once only is kept in memory.
+    """
+    name = getattr(given, "__qualname__", type(given).__name__)
+    if callable(given):
+        return Source(lambda: _converted(given(), name), name)
+    kept = list(_converted(given, name))
+    if not kept:
+        raise DataError(f"offline_data: {name} gives no episodes.")
+    return Source(lambda: iter(kept), name, num_rows=_count(kept))
+
+
+def _converted(parts: Iterable[Any], name: str) -> Iterator[EpisodeRows]:
+    for index, part in enumerate(parts):
+        place = f"{name}[{index}]"
+        if isinstance(part, ArraysInMemory):  # as a config holds dicts of arrays
+            part = part.columns
+        if isinstance(part, EpisodeRows):
+            yield part
+        elif isinstance(part, SingleAgentEpisode):
+            yield _rows_of_episode(part, place)
+        elif isinstance(part, Mapping):
+            yield _rows_of_arrays(part, place)
+        else:
+            raise DataError(
+                f"offline_data: {place} is {part!r:.80}: give SingleAgentEpisode objects, or dicts of arrays."
+            )
+
+
+def _rows_of_episode(episode: SingleAgentEpisode, place: str) -> EpisodeRows:
+    """Return one episode as rows; episodes hold module actions."""
+    obs = episode.get_observations()
+    size = len(episode)
+    if not size:
+        raise DataError(f"offline_data: {place} has no steps.")
+    stacked = obs if not isinstance(obs, list) else map_tree(lambda *leaf: np.stack(leaf), *obs)
+    actions = episode.get_actions()
+    stacked_actions = actions if not isinstance(actions, list) else map_tree(lambda *leaf: np.stack(leaf), *actions)
+    ends = np.zeros(size, np.bool_)
+    ends[-1] = True
+    rows = rows_of_steps(
+        map_tree(lambda leaf: leaf[:-1], stacked),
+        stacked_actions,
+        np.asarray(episode.get_rewards(), np.float64),
+        ends & episode.is_terminated,
+        ends & (not episode.is_terminated),
+        next_obs=map_tree(lambda leaf: leaf[1:], stacked),
+        place=place,
+    )
+    rows.action_units = "module"
+    return rows
+
+
+def _count(parts: Sequence[EpisodeRows]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for rows in parts:
+        counts[rows.module_id] = counts.get(rows.module_id, 0) + len(rows)
+    return counts

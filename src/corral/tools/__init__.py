@@ -1,0 +1,1 @@
+"""What uses the library from outside: the command `corral`, played episodes, reports and searches."""

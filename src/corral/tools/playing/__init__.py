@@ -1,0 +1,1 @@
+"""Whole episodes that a policy plays: evaluated, or shown."""
