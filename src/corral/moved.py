@@ -56,6 +56,7 @@ class MovedModules:
     def create_module(spec: ModuleSpec) -> ModuleType:
         """Return the view of the module that moved, with a warning that says where it is."""
         module: Any = ModuleType(spec.name)
+        module.__path__ = []  # not the folder that moved, from which Python would load its modules a second time
         module.__getattr__ = partial(getattr, importlib.import_module(spec.loader_state))
         warnings.warn(f"{spec.name} is {spec.loader_state} now: use that name.", DeprecationWarning, stacklevel=2)
         view: ModuleType = module

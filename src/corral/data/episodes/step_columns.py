@@ -2,7 +2,7 @@
 
 Time is axis 0 and lanes are axis 1. A lane holds the steps of one agent in one sub-env, one after the other; in a
 rollout of single-agent envs the lanes are the sub-envs. A row is one index of axis 0: row t holds time step t of every
-lane. The word row has this meaning everywhere in `episodes/`; the data of a batch `[B, ...]` or of one episode are
+lane. The word row has this meaning everywhere in this folder; the data of a batch `[B, ...]` or of one episode are
 entries.
 """
 
