@@ -16,8 +16,8 @@ import pytest
 from forging import MODULE, data
 from safetensors.numpy import load_file
 
-from corral.errors import CheckpointError
 from corral.core import places
+from corral.errors import CheckpointError
 from corral.runs.checkpoint import directory, read_checkpoint, write_checkpoint
 
 WEIGHTS = {
