@@ -17,7 +17,7 @@ from corral.runners.runner import EnvRunner
 
 
 @dataclass(frozen=True)
-class EpisodeRecord:
+class PlayedEpisode:
     """An episode that was played to its end.
 
     Attributes:
@@ -55,7 +55,7 @@ class PlayedEpisodes:
         lens_before: For each sub-env, the env steps that its unfinished episode had before these steps.
     """
 
-    episodes: tuple[EpisodeRecord, ...]
+    episodes: tuple[PlayedEpisode, ...]
     positions: tuple[int, ...]
     num_unfinished: int
     num_env_steps: int
@@ -75,11 +75,11 @@ def episode_resets(seeds: Sequence[int] | None, tasks: Sequence[Any] | None) -> 
     return [EpisodeReset(seed=seed, task=tasks[i % len(tasks)] if tasks else None) for i, seed in enumerate(seeds)]
 
 
-def describe_by_task(episodes: Sequence[EpisodeRecord], tasks: Sequence[Any]) -> dict[str, dict[str, float]]:
+def describe_by_task(episodes: Sequence[PlayedEpisode], tasks: Sequence[Any]) -> dict[str, dict[str, float]]:
     """Return mean return and number of episodes for each task, by the text of the task; NaN without an episode."""
     returns: dict[str, list[float]] = {task_name(task): [] for task in tasks}
-    for record in episodes:
-        returns[task_name(record.task)].append(record.episode_return)
+    for episode in episodes:
+        returns[task_name(episode.task)].append(episode.episode_return)
     return {
         name: {"episode_return_mean": fmean(found) if found else math.nan, "num_episodes": len(found)}
         for name, found in returns.items()
@@ -102,7 +102,7 @@ def describe_episodes(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:
         counts[i] += 1
     columns = found.returns.tolist(), found.lengths.tolist(), found.durations_s.tolist(), envs
     episodes = [
-        EpisodeRecord(total, length, duration_s, runner.worker_index, i)
+        PlayedEpisode(total, length, duration_s, runner.worker_index, i)
         for total, length, duration_s, i in zip(*columns, strict=True)
     ]
     num_unfinished = int(np.count_nonzero((rollout.valid & ~rollout.done)[-1:]))
@@ -124,4 +124,4 @@ def describe_with_videos(runner: EnvRunner, rollout: Rollout) -> PlayedEpisodes:
         for place, video in found.items()
     }
     pairs = zip(played.episodes, played.positions, strict=True)
-    return replace(played, episodes=tuple(replace(record, video=videos.get(place)) for record, place in pairs))
+    return replace(played, episodes=tuple(replace(episode, video=videos.get(place)) for episode, place in pairs))

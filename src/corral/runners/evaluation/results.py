@@ -39,9 +39,9 @@ def describe_round(played: Round, settings: EvaluationConfig) -> dict[str, Any]:
 
     The seeds of the episodes are there, too, if the settings fix them.
     """
-    returns = [record.episode_return for record in played.episodes]
-    lens = [record.episode_len for record in played.episodes]
-    durations_s = [record.duration_s for record in played.episodes]
+    returns = [episode.episode_return for episode in played.episodes]
+    lens = [episode.episode_len for episode in played.episodes]
+    durations_s = [episode.duration_s for episode in played.episodes]
     found = {
         **summarize_episodes(returns, lens),
         "episode_duration_sec_mean": statistics.fmean(durations_s) if durations_s else NAN,
@@ -51,7 +51,7 @@ def describe_round(played: Round, settings: EvaluationConfig) -> dict[str, Any]:
         "episode_lens": lens,
     }
     if settings.evaluation_seeds is not None:
-        found["episode_seeds"] = [record.seed for record in played.episodes]
+        found["episode_seeds"] = [episode.seed for episode in played.episodes]
     return found
 
 
@@ -86,7 +86,7 @@ def without_values(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def keep_videos(played: Round, run_dir: Path | None, training_iteration: int) -> list[Any]:
     """Write the videos of a round into the directory of the run, if there is one; return the small copies."""
-    found = [(number, record.video) for number, record in enumerate(played.episodes) if record.video is not None]
+    found = [(number, episode.video) for number, episode in enumerate(played.episodes) if episode.video is not None]
     if run_dir is not None:
         try:
             (run_dir / VIDEOS).mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from corral.core.interrupts import interruptible, raise_if_ending
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CorralError
-from corral.runners.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes, describe_with_videos
+from corral.runners.evaluation.episodes import PlayedEpisode, PlayedEpisodes, describe_episodes, describe_with_videos
 from corral.runners.remote_runner import PendingSample
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
@@ -108,7 +108,7 @@ class Round:
         error: The failure after which no runner was left to play what is missing, if that ended the round.
     """
 
-    episodes: list[EpisodeRecord] = field(default_factory=list)
+    episodes: list[PlayedEpisode] = field(default_factory=list)
     num_env_steps: int = 0
     num_episodes_missing: int = 0
     missing_by_runner: dict[int, int] = field(default_factory=dict)
@@ -192,8 +192,8 @@ class _Play:
             self.num_numbers, self.piece = len(self.num_steps), 1
         self.waiting = deque(range(self.num_numbers))  # numbers that no runner has
         self.pending: dict[int, tuple[PendingSample, list[int]]] = {}  # numbers that a runner has, by runner
-        self.found: dict[int, EpisodeRecord | None] = {}  # by number
-        self.stepped: list[EpisodeRecord] = []  # of steps
+        self.found: dict[int, PlayedEpisode | None] = {}  # by number
+        self.stepped: list[PlayedEpisode] = []  # of steps
         self.lens_before: dict[int, list[int]] = {}  # by runner, steps of its unfinished episodes before the round
         self.num_older_steps = 0
         self.slowest_s: float | None = None  # answer so far, per episode in turn of a sub-env, or per number
@@ -365,14 +365,14 @@ class _Play:
         if self.in_steps:
             self.num_unfinished[index] = played.num_unfinished  # its next steps continue these episodes
             before = self.lens_before.setdefault(index, list(played.lens_before))
-            for record in played.episodes:
+            for episode in played.episodes:
                 if numbers[0] in self.last_pieces:
-                    if record.env_index not in self.open_envs[index]:
+                    if episode.env_index not in self.open_envs[index]:
                         continue  # of the episodes that begin now, only short ones would end in time
-                    self.open_envs[index].remove(record.env_index)
-                self.stepped.append(record)
-                self.num_older_steps += before[record.env_index]
-                before[record.env_index] = 0
+                    self.open_envs[index].remove(episode.env_index)
+                self.stepped.append(episode)
+                self.num_older_steps += before[episode.env_index]
+                before[episode.env_index] = 0
             if numbers[0] in self.last_pieces:
                 self.num_unfinished[index] = len(self.open_envs[index])
             left = played.num_env_steps
@@ -383,18 +383,18 @@ class _Play:
                     self.found[number] = None
             return
         self.num_unfinished[index] += played.num_unfinished
-        for position, record in zip(played.positions, played.episodes, strict=True):
+        for position, episode in zip(played.positions, played.episodes, strict=True):
             number = numbers[position]
             if self.plan.resets is not None:
                 reset = self.reset_of(number)
-                record = replace(record, seed=reset.seed, task=reset.task)
-            self.found.setdefault(number, record)
+                episode = replace(episode, seed=reset.seed, task=reset.task)
+            self.found.setdefault(number, episode)
 
     def note_late(self, played: PlayedEpisodes) -> None:
         """Note what a runner played for the round before this one."""
         self.num_env_steps += played.num_env_steps
         self.stepped += played.episodes
-        self.num_older_steps += sum(record.episode_len for record in played.episodes)
+        self.num_older_steps += sum(episode.episode_len for episode in played.episodes)
 
     def plan_next_piece(self, index: int, seconds: float) -> None:
         """Choose the size of the next piece of a runner by the seconds of the last one."""
@@ -409,14 +409,14 @@ class _Play:
             if number in self.first_runner:
                 by_runner[self.first_runner[number]] += self.num_steps[number] if self.num_steps else 1
         played = [(number, self.found[number]) for number in sorted(self.found)]
-        episodes = [record for _, record in played if record is not None]
+        episodes = [episode for _, episode in played if episode is not None]
         result = Round(
-            episodes=episodes or sorted(self.stepped, key=lambda record: record.worker_index),
+            episodes=episodes or sorted(self.stepped, key=lambda episode: episode.worker_index),
             num_env_steps=self.num_env_steps,
             num_episodes_missing=0 if self.in_steps else len(missing),
             missing_by_runner=dict(sorted(by_runner.items())),
             num_episodes_taken_over=sum(
-                record is not None and record.worker_index != self.first_runner[number] for number, record in played
+                episode is not None and episode.worker_index != self.first_runner[number] for number, episode in played
             ),
             num_unfinished_episodes=self.num_unfinished.total(),
             num_env_steps_of_older_weights=self.num_older_steps,
