@@ -325,7 +325,7 @@ def test_a_setting_that_the_env_does_not_have_is_wrong_usage(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*CARTPOLE, *SHORT, "--set", "environment.env_config.gravity=1"]) == 2
-    message = capsys.readouterr().err.splitlines()[-1]
+    [message] = capsys.readouterr().err.splitlines()  # and no traceback
     assert message.startswith("corral: env_config['gravity'] does not apply to env 'CartPole-v1': its parameters are ")
     assert list(tmp_path.iterdir()) == []
 

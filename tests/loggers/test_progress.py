@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 from corral import PPOConfig
 from corral.core.metrics.result import describe_return
 from corral.core.metrics.timers import PARTS
-from corral.errors import ConfigError
+from corral.errors import ConfigError, RunDirectoryError
 from corral.runs.loggers.progress import Progress, sparkline
 from corral.testing import CountingEnv
 from small import small
@@ -66,6 +67,16 @@ def test_the_last_words_come_wherever_an_update_is_interrupted(capsys: pytest.Ca
         if display.result is not None:
             assert printed == LAST_WORDS
     assert 5 < num_lines < 10_000
+
+
+def test_a_run_whose_directory_was_removed_is_not_said_to_be_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small().callbacks(on_train_result=lambda: shutil.rmtree(tmp_path / "run")).build() as algo:
+        with pytest.raises(RunDirectoryError, match="was removed"):
+            algo.fit(stop={"training_iteration": 3}, run_dir=tmp_path / "run", progress="last")
+    printed = capsys.readouterr().out
+    assert printed == "Failed after no iteration.\n"
 
 
 def fit(tmp_path: Path, progress: Any, stop: Any = None) -> None:

@@ -181,7 +181,8 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
         if found[2] in (names or _signature_of(env)):  # which the env gives something inside it that refuses it
             raise
         said = "" if names else f"{found[1]}() has no such parameter"
-        raise ConfigError(_unknown(found[2], name, names, said=said)) from error
+        # With the names of its parameters the message says everything, and a command prints no traceback.
+        raise ConfigError(_unknown(found[2], name, names, said=said)) from (None if names else error)
 
 
 def _signature_of(factory: str | Callable[..., Any]) -> Mapping[str, Parameter]:

@@ -37,7 +37,7 @@ from corral.core.metrics.timers import PARTS
 from corral.core.run_files import RESULTS_FILE
 from corral.core.text import printable
 from corral.envs.vector import env_name
-from corral.errors import ConfigError, nearest
+from corral.errors import ConfigError, RunDirectoryError, nearest
 from corral.runs.loggers.run_summary import latest_results
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Progress:
         if self._live is not None:
             with self._muted_if_it_fails():
                 self._live.stop()
-        self.end("Done" if error is None else name_of_interrupt(error) or "Failed")
+        how = "Done" if error is None else name_of_interrupt(error) or "Failed"
+        self.end(how, is_stored=not isinstance(error, RunDirectoryError))
 
     def start(self, path: Path, result: dict[str, Any] | None = None) -> None:
         """Store the run directory; of a run that continues, also the latest numbers and the returns before."""
@@ -182,11 +183,12 @@ class Progress:
             with self._muted_if_it_fails():
                 self._show(panel)
 
-    def end(self, how: str) -> None:
-        """Print how the run ended and where it is stored, if it had started."""
+    def end(self, how: str, *, is_stored: bool = True) -> None:
+        """Print how the run ended and where it is stored, if it had started; or only the first, if it was removed."""
         if self.path is not None:
             why = "" if self.reason is None or how == "Failed" else f": {self.reason}"
-            self._say(f"{how} after {self.summary()}{why}. The run is stored in {self.path}")
+            stored = f". The run is stored in {self.path}" if is_stored else "."
+            self._say(f"{how} after {self.summary()}{why}{stored}")
 
     def _say(self, text: str) -> None:
         # In one write, and not by the console: an interrupt in the middle of its print can leave it mute.
