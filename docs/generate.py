@@ -59,6 +59,11 @@ def literal(value: object) -> str:
     return f"`{text}`" if '"' in text else "`{}`".format(text.replace("'", '"'))
 
 
+def literal_setting(name: str, value: object) -> str:
+    """Return a setting with its value as code in Markdown."""
+    return f"`{name}={literal(value).strip('`')}`"
+
+
 def with_links(text: str) -> str:
     """Return a text of a docstring in which names of pages, such as docs/replay.md, are links to the pages."""
     return re.sub(r"`?docs/([\w/-]+)\.md`?", lambda found: f"[{title_of(found[1])}](../{found[1]}.md)", text)
@@ -105,10 +110,8 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
     fields = dataclasses.fields(cls)
     own = [f.name for f in fields if f.name not in base]
     changed = [f for f in fields if f.name in base and default_of(f) != default_of(base[f.name])]
-    rows = [[f"`{f.name}`", literal(default_of(f)), literal(default_of(base[f.name]))] for f in changed]
-    rows.append(
-        ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
-    )
+    defaults = [literal_setting(f.name, default_of(f)) for f in changed]
+    defaults.append(literal_setting("num_envs_per_env_runner", cls.DEFAULT_NUM_ENVS))
     new, by_algorithm = [], dict[str, list[str]]()
     for setting in describe_settings(cls, own):
         other, default = listed.setdefault(f"{setting.name}: {setting.meaning}", (name, setting.default))
@@ -123,8 +126,7 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
         *([settings_list(name, cls, new)] if new else []),
         *([f"{'Also as' if new else 'As'}{'; '.join(same).removeprefix('as')}."] if same else []),
-        f"{name} has defaults of its own for these:",
-        table(["setting", name, "in general"], rows),
+        f"Defaults that differ from the groups above: {', '.join(defaults)}.",
     ]
 
 
