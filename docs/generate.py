@@ -377,20 +377,20 @@ def _summary_of(found: Any) -> str:
 
 
 EXAMPLES = {
-    "": ("First steps, and search", "Files at the top of `examples/`."),
-    "callbacks": ("Callbacks", "Code at named events."),
-    "algorithms": ("Algorithms of your own", "Each is one file."),
+    "": ("First steps, and search", ""),
+    "callbacks": ("Callbacks", ""),
+    "algorithms": ("Algorithms of your own", ""),
     "building_blocks": ("Training loops of your own", "Runners and learners without an `Algorithm`."),
-    "exploration": ("Exploration", "A type of your own."),
-    "curriculum": ("Curricula", "Tasks that become harder."),
-    "multi_agent": ("Several agents", "Shared, separate and central modules, opponents and leagues."),
-    "evaluation": ("Evaluation", "Rounds of your own."),
-    "coordination": ("Coordination", "Objects that all parts of a run share."),
+    "exploration": ("Exploration", ""),
+    "curriculum": ("Curricula", ""),
+    "multi_agent": ("Several agents", ""),
+    "evaluation": ("Evaluation", ""),
+    "coordination": ("Coordination", ""),
     "porting": ("Ports from RLlib", "Pairs of files with the same returns; see [the page](port-an-rllib-script.md)."),
-    "tune": ("Ray Tune", "Trials at the same time."),
+    "tune": ("Ray Tune", ""),
     "tuned": ("Tuned settings", "For `corral train --config FILE`; [returns](background/tuned.md)."),
 }
-"""Title and first line by folder of examples/."""
+"""Title, and what comes before the table if not empty, by folder of examples/."""
 
 
 def examples_page() -> str:
@@ -399,7 +399,7 @@ def examples_page() -> str:
     lines = ["# Examples", "", NOTE, "", "Scripts that run as they are: `python examples/callbacks/acrobot_angle.py`."]
     lines += ["", "![CartPole, Acrobot, Pendulum and MountainCar](images/envs.png)", ""]
     for name, (title, about) in EXAMPLES.items():
-        lines += [f"## {title}", "", about, "", "| file | what it shows |", "| --- | --- |"]
+        lines += [f"## {title}", "", *([about, ""] if about else []), "| file | what it shows |", "| --- | --- |"]
         for path in sorted([*(folder / name).glob("*.py"), *(folder / name).glob("*.yaml")]):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".py":
@@ -411,7 +411,7 @@ def examples_page() -> str:
             lines.append(f"| [`{file}`](../examples/{file}) | {first.removesuffix('.')} |")
         lines += [""]
         for picture, text in PICTURES.get(name, {}).items():
-            lines += [f"![{text.replace('`', '')}](images/{picture})", "", f"{text}.", ""]
+            lines += [f"![{Path(picture).stem}](images/{picture})", "", f"{text}.", ""]
     return "\n".join(lines)
 
 
@@ -424,7 +424,9 @@ PICTURES = {
     "exploration": {
         "own-exploration.svg": "`exploration/own_exploration.py`: mean return with repeated and single actions"
     },
-    "curriculum": {"growing-corridor.svg": "`curriculum/growing_corridor.py`: where the agent was"},
+    "curriculum": {
+        "growing-corridor.svg": "`curriculum/growing_corridor.py`: mean number of steps in the longest corridor"
+    },
     "multi_agent": {"two-cartpoles.svg": "`multi_agent/two_cartpoles.py`: a module for both agents, and one for each"},
     "coordination": {
         "central-hyperparameter.svg": "`coordination/central_hyperparameter.py`: the weight of the shaping reward fades"
