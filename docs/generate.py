@@ -59,6 +59,11 @@ def literal(value: object) -> str:
     return f"`{text}`" if '"' in text else "`{}`".format(text.replace("'", '"'))
 
 
+def literal_setting(name: str, value: object) -> str:
+    """Return a setting with its value as code in Markdown."""
+    return f"`{name}={literal(value).strip('`')}`"
+
+
 def with_links(text: str) -> str:
     """Return a text of a docstring in which names of pages, such as docs/replay.md, are links to the pages."""
     return re.sub(r"`?docs/([\w/-]+)\.md`?", lambda found: f"[{title_of(found[1])}](../{found[1]}.md)", text)
@@ -105,10 +110,8 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
     fields = dataclasses.fields(cls)
     own = [f.name for f in fields if f.name not in base]
     changed = [f for f in fields if f.name in base and default_of(f) != default_of(base[f.name])]
-    rows = [[f"`{f.name}`", literal(default_of(f)), literal(default_of(base[f.name]))] for f in changed]
-    rows.append(
-        ["`num_envs_per_env_runner`", f"`{cls.DEFAULT_NUM_ENVS}` for `None`", f"`{AlgorithmConfig.DEFAULT_NUM_ENVS}`"]
-    )
+    defaults = [literal_setting(f.name, default_of(f)) for f in changed]
+    defaults.append(literal_setting("num_envs_per_env_runner", cls.DEFAULT_NUM_ENVS))
     new, by_algorithm = [], dict[str, list[str]]()
     for setting in describe_settings(cls, own):
         other, default = listed.setdefault(f"{setting.name}: {setting.meaning}", (name, setting.default))
@@ -123,8 +126,7 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
         *([settings_list(name, cls, new)] if new else []),
         *([f"{'Also as' if new else 'As'}{'; '.join(same).removeprefix('as')}."] if same else []),
-        f"{name} has defaults of its own for these:",
-        table(["setting", name, "in general"], rows),
+        f"Defaults that differ from the groups above: {', '.join(defaults)}.",
     ]
 
 
@@ -375,20 +377,20 @@ def _summary_of(found: Any) -> str:
 
 
 EXAMPLES = {
-    "": ("First steps, and search", "Files at the top of `examples/`."),
-    "callbacks": ("Callbacks", "Code at named events."),
-    "algorithms": ("Algorithms of your own", "Each is one file."),
+    "": ("First steps, and search", ""),
+    "callbacks": ("Callbacks", ""),
+    "algorithms": ("Algorithms of your own", ""),
     "building_blocks": ("Training loops of your own", "Runners and learners without an `Algorithm`."),
-    "exploration": ("Exploration", "A type of your own."),
-    "curriculum": ("Curricula", "Tasks that become harder."),
-    "multi_agent": ("Several agents", "Shared, separate and central modules, opponents and leagues."),
-    "evaluation": ("Evaluation", "Rounds of your own."),
-    "coordination": ("Coordination", "Objects that all parts of a run share."),
+    "exploration": ("Exploration", ""),
+    "curriculum": ("Curricula", ""),
+    "multi_agent": ("Several agents", ""),
+    "evaluation": ("Evaluation", ""),
+    "coordination": ("Coordination", ""),
     "porting": ("Ports from RLlib", "Pairs of files with the same returns; see [the page](port-an-rllib-script.md)."),
-    "tune": ("Ray Tune", "Trials at the same time."),
+    "tune": ("Ray Tune", ""),
     "tuned": ("Tuned settings", "For `corral train --config FILE`; [returns](background/tuned.md)."),
 }
-"""Title and first line by folder of examples/."""
+"""Title, and what comes before the table if not empty, by folder of examples/."""
 
 
 def examples_page() -> str:
@@ -397,7 +399,7 @@ def examples_page() -> str:
     lines = ["# Examples", "", NOTE, "", "Scripts that run as they are: `python examples/callbacks/acrobot_angle.py`."]
     lines += ["", "![CartPole, Acrobot, Pendulum and MountainCar](images/envs.png)", ""]
     for name, (title, about) in EXAMPLES.items():
-        lines += [f"## {title}", "", about, "", "| file | what it shows |", "| --- | --- |"]
+        lines += [f"## {title}", "", *([about, ""] if about else []), "| file | what it shows |", "| --- | --- |"]
         for path in sorted([*(folder / name).glob("*.py"), *(folder / name).glob("*.yaml")]):
             text = path.read_text(encoding="utf-8")
             if path.suffix == ".py":
@@ -409,7 +411,7 @@ def examples_page() -> str:
             lines.append(f"| [`{file}`](../examples/{file}) | {first.removesuffix('.')} |")
         lines += [""]
         for picture, text in PICTURES.get(name, {}).items():
-            lines += [f"![{text.replace('`', '')}](images/{picture})", "", f"{text}.", ""]
+            lines += [f"![{Path(picture).stem}](images/{picture})", "", f"{text}.", ""]
     return "\n".join(lines)
 
 
@@ -422,7 +424,9 @@ PICTURES = {
     "exploration": {
         "own-exploration.svg": "`exploration/own_exploration.py`: mean return with repeated and single actions"
     },
-    "curriculum": {"growing-corridor.svg": "`curriculum/growing_corridor.py`: where the agent was"},
+    "curriculum": {
+        "growing-corridor.svg": "`curriculum/growing_corridor.py`: mean number of steps in the longest corridor"
+    },
     "multi_agent": {"two-cartpoles.svg": "`multi_agent/two_cartpoles.py`: a module for both agents, and one for each"},
     "coordination": {
         "central-hyperparameter.svg": "`coordination/central_hyperparameter.py`: the weight of the shaping reward fades"

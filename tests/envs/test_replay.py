@@ -131,7 +131,7 @@ def test_car_racing_continues_to_the_bit() -> None:
 
 
 def test_bipedal_walker_continues_or_says_that_it_does_not() -> None:
-    """Its world lives over resets; see docs/what-is-kept.md."""
+    """Its world lives over resets; see docs/checkpoints.md."""
     pytest.importorskip("Box2D")
     one = Played(gym.make("BipedalWalker-v3"))
     for _ in range(3):

@@ -31,7 +31,7 @@ class BCConfig(OfflineConfig):
     Attributes:
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
         burn_in_len: For a module with memory, the number of steps before each sequence, in its episode, that only bring
-            the state up to date. They, or a sequence without them, begin with the initial state, at any step.
+            the state up to date.
     """
 
     LEARNS_SEQUENCES: ClassVar[bool] = True

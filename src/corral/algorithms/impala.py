@@ -70,8 +70,8 @@ class IMPALAConfig(AlgorithmConfig):
             the end of each iteration.
         learner_queue_size: Batches that wait for the learners at most; the runners pause while there are more.
         use_circular_buffer: Whether batches wait in a circular buffer instead (Luo et al. 2020, arXiv:1912.00167): a
-            batch is learned from several times, in random order, and when the buffer is full, the oldest batch makes
-            room for a new one. The runners never pause.
+            batch is learned from several times, in random order, and in a full buffer a new batch replaces the oldest
+            one. The runners never pause.
         circular_buffer_num_batches: Batches in the circular buffer.
         circular_buffer_iterations_per_batch: Updates from each batch of the circular buffer at most.
     """

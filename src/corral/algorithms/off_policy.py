@@ -80,10 +80,9 @@ class OffPolicyConfig(AlgorithmConfig):
         replay_buffer_config: `type`, `capacity` and other settings of the buffer; see `ReplayConfig`.
         num_steps_sampled_before_learning_starts: Number of env steps added to the buffer before the first update.
         training_intensity: Ratio of steps trained on to env steps sampled: a batch of 32 every 4 env steps is 8. `None`
-            makes one update after each round of sampling, however many sub-envs sample in it. `"auto"` makes one update
-            for every `rollout_fragment_length` steps, so that more sub-envs do not mean fewer updates.
+            makes one update after each round of sampling, `"auto"` one for every `rollout_fragment_length` steps.
         n_step: Number of steps whose rewards are summed before the bootstrapped value. With `(min, max)` each
-            transition of a batch draws its own number, evenly from min to max, both included.
+            transition draws its own number, evenly from min to max.
         burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state
             up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences.
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
@@ -94,7 +93,7 @@ class OffPolicyConfig(AlgorithmConfig):
             larger one.
         num_offline_updates: With recorded data, the number of updates of each module from the data alone, before the
             first env step is sampled. `None` learns from the data alone and samples nothing; the steps of the batches
-            then count as env steps. Otherwise they do not count, so that schedules over env steps stay at their start.
+            then count as env steps.
         num_updates_per_iteration: Updates of each module in an iteration that learns from recorded data alone. `None`
             is as many as it takes to draw as many steps as there are.
         recorded_fraction: Fraction of each batch that is drawn from recorded data while the algorithm samples (0.5 in

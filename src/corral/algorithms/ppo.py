@@ -59,15 +59,12 @@ class PPOConfig(AlgorithmConfig):
         entropy_coeff: Weight of the entropy bonus, or a schedule over env steps.
         kl_coeff: Weight of the KL penalty, or a schedule over env steps; 0 leaves the penalty out.
         kl_target: KL divergence in nats to which the coefficient adapts after each iteration, starting from `kl_coeff`.
-            The divergence is measured after the last epoch, over the whole batch. With `None` the coefficient follows
-            its schedule.
-        kl_band: How many times above or below `kl_target` the divergence may be before the coefficient changes, at
-            least 1; the default is the paper's.
-        kl_factors: What the coefficient is multiplied by above and below this band; the default is the paper's.
+            With `None` the coefficient follows its schedule.
+        kl_band: How many times above or below `kl_target` the divergence may be before the coefficient changes.
+        kl_factors: What the coefficient is multiplied by above and below this band.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
-        target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence
-            over the minibatches of an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no
-            coefficient; `kl_target` does.
+        target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence of
+            an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no coefficient.
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16

@@ -15,8 +15,8 @@ class CallbacksSettings:
     Attributes:
         callbacks_class: `Callback` subclasses or instances, in order.
         callback_functions: Lists of callables by event name, in order.
-        on_error: What happens when a callback raises: `"raise"` ends the run; `"log"` logs the exception, once per
-            event and callback, and counts it in `fault_tolerance/num_callback_errors`.
+        on_error: Whether an exception of a callback ends the run, or is logged and counted in
+            `fault_tolerance/num_callback_errors`.
     """
 
     callbacks_class: list[Importable] = field(default_factory=list)

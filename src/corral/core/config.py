@@ -93,23 +93,21 @@ class FaultToleranceSettings:
     runner: see `on_error`.
 
     Attributes:
-        restart_failed_env_runners: Whether a failed runner of the engine is replaced. If both this setting and
+        restart_failed_env_runners: Whether a failed runner of the engine is replaced. If this and
             `ignore_env_runner_failures` are False, a failure ends the run with the original exception.
-        ignore_env_runner_failures: Whether the run continues without failed runners that are not replaced, as long as
-            at least one runner is left.
+        ignore_env_runner_failures: Whether the run continues without failed runners that are not replaced, while one is
+            left.
         max_num_env_runner_restarts: Largest number of replacements, over all runners of the group.
-        num_consecutive_env_runner_failures_tolerance: Number of failures of one runner in a row, without a fragment in
-            between, after which the runner is no longer replaced.
+        num_consecutive_env_runner_failures_tolerance: Number of failures of one runner in a row after which it is no
+            longer replaced.
         delay_between_env_runner_restarts_s: Seconds to wait before replacing a runner that failed twice in a row;
-            doubled with each further failure, up to a minute. After its first failure a runner is replaced at once.
+            doubled with each further failure, up to a minute.
         restart_failed_sub_environments: Whether a sub-env that raises or hangs is recreated; otherwise its runner
-            fails. The unfinished episode of the sub-env ends and is not counted. Sub-envs of native vector envs cannot
-            be recreated.
+            fails. See docs/fault-tolerance.md.
         env_step_timeout_s: Seconds that one `step` or `reset` of a vector env may take; `None` waits forever.
-        worker_timeout_s: Seconds that a runner or learner of the engine may take to answer one call, such as a request
-            for a fragment. A worker that takes longer hangs or is stopped: it is killed and counts as failed. `"auto"`
-            is ten times as long per env step as the slowest fragment or update so far, and at least 5 minutes; for the
-            first fragments and updates, and for other calls, it is an hour. `None` waits forever.
+        worker_timeout_s: Seconds that a runner or learner of the engine may take to answer one call; then it is killed
+            and counts as failed. `"auto"` depends on the durations so far, see docs/fault-tolerance.md; `None` waits
+            forever.
     """
 
     restart_failed_env_runners: Annotated[bool, RUNS_ENV_RUNNERS] = True
@@ -127,9 +125,8 @@ class DebuggingSettings:
     """Settings of the seed and of logging.
 
     Attributes:
-        seed: Seed of all random numbers; with `None`, `build()` chooses a seed and stores it in the config of the
-            algorithm. Building also seeds the global generators of Python, NumPy and torch, for envs and modules that
-            use them.
+        seed: Seed of all random numbers, and of the global generators of Python, NumPy and torch; with `None`,
+            `build()` chooses a seed and stores it in the config of the algorithm.
         log_level: Level of the messages in `run.log`.
     """
 

@@ -31,20 +31,17 @@ class EnvironmentSettings:
         env: A Gymnasium id, a class, a factory `fn(env_config)`, or an import path `"package.module:Name"`.
         observation_space: Space of one observation, for an algorithm that learns from recorded data without an env.
         action_space: Space of one action, for such an algorithm.
-        env_config: Settings of the env: keyword arguments for an id; for a class or factory, one `EnvContext` or
-            keyword arguments.
+        env_config: Settings that the env receives; see docs/environments.md.
         wrappers: Callables `fn(env) -> env`, applied to each sub-env; the first one is the innermost.
-        env_task_fn: Function `fn(train_results, task_settable_env, env_ctx)`, called for each sub-env, in its process,
-            after each iteration. It returns the task of the sub-env from the next reset on.
-        env_reset_fn: Function of any of `episode_index`, `env_index`, `worker_index`, `training_iteration` and
-            `env_context`, called before each reset of a sub-env, in its process. It returns a dict with any of `seed`,
-            `options` and `task`, or `None`. Sub-envs are then stepped one by one.
+        env_task_fn: Function `fn(train_results, task_settable_env, env_ctx)` that returns the task of a sub-env, called
+            after each iteration in its process; see docs/curricula.md.
+        env_reset_fn: Function called before each reset of a sub-env, in its process, which returns a dict with any of
+            `seed`, `options` and `task`; see docs/curricula.md. Sub-envs are then stepped one by one.
         disable_env_checking: Whether to skip the check of spaces, reset and first step at the start.
-        action_masks: Where the masks of legal actions are, for Discrete and MultiDiscrete actions. True: in Dict
-            observations, under `action_mask`, if there is such a key. `"infos"`: in infos, under `action_mask`.
-            `"method"`: the method `action_masks()` of the env. False: there are none.
-        normalize_actions: Whether Box actions are in [-1, 1] in modules and episodes, and are mapped to finite bounds
-            for the env, after clipping. Otherwise they have the units of the env everywhere.
+        action_masks: Where the masks of legal actions are: in Dict observations under `action_mask` (True), in infos
+            under `action_mask`, in the method `action_masks()` of the env, or nowhere (False).
+        normalize_actions: Whether modules and episodes have Box actions in [-1, 1], which are clipped and mapped to
+            finite bounds for the env. Otherwise they have the units of the env everywhere.
         clip_actions: Whether Box actions that are not normalised are clipped to the bounds for the env.
     """
 

@@ -32,22 +32,21 @@ class TrainingSettings:
         lr: Learning rate, or a schedule over env steps.
         gamma: Discount per step.
         train_batch_size_per_learner: Number of env steps in the batch of one iteration, per learner.
-        minibatch_size: Number of env steps in the minibatch of one gradient step, or with several agents of steps
-            of the module; `None` means the whole batch.
+        minibatch_size: Number of env steps, or with several agents of steps of the module, in one gradient step; `None`
+            means the whole batch.
         num_epochs: Number of passes over each batch.
         shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
         grad_clip: Limit for the gradients; `None` means no clipping.
         grad_clip_by: Quantity that is limited: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
-        loss: Function `(module, batch, coefficients, default_loss)` used in place of the algorithm's loss; `None` means
-            the algorithm's loss. It returns what to minimise, and what to report. `default_loss(module, batch,
-            coefficients)` returns the same of the algorithm's loss, and a dict of the tensors that this loss computed.
+        loss: Function `(module, batch, coefficients, default_loss)` used in place of the algorithm's loss; see
+            docs/learners.md.
         optimizer: `"adam"`, `"adamw"`, `"sgd"`, `"rmsprop"`, or a `torch.optim.Optimizer` class or its import path; or
-            one for each group of parameters of the module, `{"actor": "adam", "critic": "sgd"}`.
-        optimizer_config: Keyword arguments of the optimizer, except `lr`; if `optimizer` is given by group, also by
-            group, `{"critic": {"momentum": 0.9}}`.
+            one for each group of parameters, `{"actor": "adam", "critic": "sgd"}`.
+        optimizer_config: Keyword arguments of the optimizer, except `lr`; by group if `optimizer` is, `{"critic":
+            {"momentum": 0.9}}`.
         lr_scheduler: Function that makes a torch learning-rate scheduler for an optimizer, such as
-            `functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)`. It begins with `lr`, and steps after
-            each update of the module. `None` means no scheduler.
+            `functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)`. It steps after each update of the
+            module.
     """
 
     lr: NonNegativeSchedule = 3e-4
@@ -110,23 +109,19 @@ class LearnersSettings:
     """Settings of the learners.
 
     Attributes:
-        num_learners: Number of learners that the engine runs. Each has a copy of the modules and a part of each batch;
-            their gradients are averaged. 0 embeds one learner in the algorithm.
+        num_learners: Number of learners that the engine runs, which share each batch; 0 embeds one learner in the
+            algorithm.
         num_cpus_per_learner: CPUs that Ray reserves for each learner.
-        num_gpus_per_learner: GPUs that Ray reserves for each learner; in processes on this machine the learners share
-            the GPUs of the machine.
+        num_gpus_per_learner: GPUs that Ray reserves for each learner; processes share the GPUs of the machine.
         device: Torch device of the learners: `"auto"` (CUDA if available), or a device name.
-        num_threads: Number of threads of torch's ops and of NumPy's matrix products during `train()`; `"auto"` means
-            one thread for small nets, recurrent ones up to 4 million parameters, and the default of both libraries for
-            others. Ray, and `corral train` with `--parallel`, give each of several runs one thread.
-        learner_class: A subclass of `corral.learners.learner.Learner`, or a function of the same arguments that returns
-            one; see docs/learners.md. `None` is `Learner`.
-        compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster. The first
-            updates take longer, up to a minute. A C++ compiler must be installed. `"cuda_graphs"` lets CUDA graphs
-            replay what was compiled, so that small networks do not wait for the CPU; on other devices it is `True`.
-            Where the compilation fails, training continues without it, and a warning names the reason.
-        precision: Precision in which layers multiply when the loss and its gradients are computed: `"float32"` or
-            `"bfloat16"`. Weights, gradients, all other numbers of the loss and actions stay float32.
+        num_threads: Number of threads of torch and NumPy during `train()`; `"auto"` means one for small networks. See
+            docs/performance.md.
+        learner_class: A subclass of `corral.learners.learner.Learner`, or a function that returns one; see
+            docs/learners.md.
+        compile: Whether `torch.compile` compiles the loss, which makes updates of large networks faster.
+            `"cuda_graphs"` also lets CUDA graphs replay it; on other devices it is `True`. See docs/modules.md.
+        precision: Precision in which layers multiply when the loss and its gradients are computed. Weights, gradients,
+            other numbers of the loss and actions stay float32.
     """
 
     num_learners: NonNegativeInt = 0

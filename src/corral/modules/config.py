@@ -29,14 +29,14 @@ class RLModuleSettings:
     """Settings of the network.
 
     Attributes:
-        module_class: A `corral.Module` subclass; `None` means the default module, which is built for the spaces.
+        module_class: A `corral.Module` subclass; `None` means the default module.
         model_config: Settings of the module; `corral.modules.module.ModelConfig` lists the settings of the default
             module.
-        load_from: Weights that the module starts with: a checkpoint, a run, of which the best checkpoint is taken, or
-            a file of weights, `.safetensors`, `.pt`, `.pth`, or `.zip` of Stable-Baselines3.
+        load_from: Weights that the module starts with: a checkpoint, a run (its best checkpoint), or a file of weights,
+            `.safetensors`, `.pt`, `.pth`, or `.zip` of Stable-Baselines3.
         load_parts: Patterns of the names of the weights that are loaded, such as `policy_encoder.*`.
-        freeze_parts: Patterns of the names of the parameters that do not learn, such as `policy_encoder.*`;
-            `freeze` is another name of the setting.
+        freeze_parts: Patterns of the names of the parameters that do not learn; `freeze` is another name of the
+            setting.
     """
 
     module_class: Importable = None
@@ -142,22 +142,20 @@ class MultiAgentSettings:
     """Settings of several agents.
 
     Attributes:
-        policies: The modules that choose actions: a set or list of module ids, or a dict of settings by module id, any
-            of `module_class`, `model_config`, `observation_space` and `action_space`. What is not given is as in the
-            whole config, and the spaces are the spaces of the agents. Empty if there is one agent.
-        policy_mapping_fn: Function `(agent_id, episode)` that returns the id of the module that chooses the actions of
-            an agent, called once in each episode, when the agent is first observed. It may also take `worker`, which
-            is the runner. `None` needs no function: with one module all agents share it; with several, each agent has
-            the module whose id is the agent's.
+        policies: The modules that choose actions: a set or list of module ids, or a dict by module id of any of
+            `module_class`, `model_config`, `observation_space` and `action_space`, which are otherwise as in the whole
+            config and of the agents. Empty if there is one agent.
+        policy_mapping_fn: Function `(agent_id, episode)` that returns the id of the module of an agent, called once in
+            each episode; it may also take `worker`, the runner. With `None` all agents share the only module, or each
+            agent has the module whose id is the agent's.
         policies_to_train: Ids of the modules that learn, or a function `(module_id)` that says whether a module does.
             `None` is all modules that have weights.
-        count_steps_by: What the batch sizes of training count: `"env_steps"`, in which several agents may act, or
-            `"agent_steps"`.
+        count_steps_by: Whether batch sizes of training count env steps, in which several agents may act, or agent
+            steps.
         algorithm_config_overrides_per_module: Settings of `.training(...)` and `.exploration(...)`, and `transforms`,
-            that differ for a module, by module id, as in `{"main": {"lr": 1e-4}}`.
-        shared_layers: Layers that modules have in common: ids of modules by the path of the layers in the modules, as
-            in `{"encoder": ["left", "right"]}`, or several lists of ids for one path. The layers begin as in the module
-            that is built first, in the order of `policies`.
+            that differ for a module, as in `{"main": {"lr": 1e-4}}`.
+        shared_layers: Layers that modules have in common: ids of modules by the path of the layers, as in `{"encoder":
+            ["left", "right"]}`, or several lists of ids for one path.
     """
 
     policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)

@@ -74,49 +74,46 @@ class NetworkConfig:
     Attributes:
         architecture: What the hidden layers are: `None` is plain layers; `"simba"` is residual blocks with layer
             normalisation (Lee et al. 2024, arXiv:2410.09754), and `"simba_v2"` blocks on a sphere (Lee et al. 2025,
-            arXiv:2502.15280). Both normalise observations, and `"simba_v2"` scales rewards; see docs/modules.md.
-        fcnet_hiddens: Widths of the hidden layers; `None` is no hidden layer if all observations are images, and
-            `DEFAULT_HIDDENS` otherwise. With an architecture, the widths of the blocks, all of them the same; `None` is
-            then `DEFAULT_BLOCKS`.
+            arXiv:2502.15280), with scaled rewards. Both normalise observations.
+        fcnet_hiddens: Widths of the hidden layers; `None` is `DEFAULT_HIDDENS`, and none if all observations are
+            images. With an architecture, the widths of the blocks, all of them the same; `None` is then
+            `DEFAULT_BLOCKS`.
         fcnet_activation: Activation after each hidden layer; `"linear"` is none.
         use_layernorm: Whether a layer normalisation is between each hidden layer and its activation.
-        conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`, which also apply to images of less
-            than 8 pixels in which they fit; `None` chooses by the size of the image. Kernel and stride are numbers, or
-            pairs of height and width. A fourth entry `"same"` pads images with zeros, so that `stride` alone makes them
-            smaller; `"valid"` is without padding.
+        conv_filters: Convolutional layers, `[[out_channels, kernel, stride], ...]`; `None` chooses by the size of the
+            image. Kernel and stride are numbers, or pairs of height and width. A fourth entry `"same"` pads images with
+            zeros; `"valid"` is without padding.
         conv_activation: Activation after each convolutional layer, and after the layer of `conv_features`.
         conv_features: Width of the linear layer between the convolutions of an image and the hidden layers; `None` is
-            without this layer.
-        channel_axis: Where an image of the env has its channels: `"first"`, `[channels, height, width]`, or `"last"`,
-            `[height, width, channels]`. `None` takes two adjacent axes of equal size as the pixels, such as the first
-            two of `[8, 8, 111]`, if no other two are equal, and otherwise the two adjacent axes with the most entries.
+            none.
+        channel_axis: Where an image has its channels: `"first"`, `[channels, height, width]`, or `"last"`. `None` takes
+            two adjacent axes of equal size as the pixels if there is one such pair, and otherwise the two adjacent axes
+            with the most entries.
         image_scale: Number by which the numbers in images are multiplied. `"auto"` scales them by the bounds of their
             space to [0, 1], and integers that may be negative to within [-1, 1]; numbers within [-1, 1], and floats
-            that may be negative, stay as they are.
-        features_extractor: Class or function that makes the layers from observations to features, in place of the
-            convolutions and the encoding of each part: called with the observation space and
-            `features_extractor_config`, it returns a `torch.nn.Module` from observations, a tree of `[B, ...]`, to
-            features `[B, F]`, which the hidden layers read. Each network has its own one. It may be an import path.
+            that may be negative, stay.
+        features_extractor: Class or function in place of the encoding of observations, or its import path: called with
+            the observation space and `features_extractor_config`, it returns a `torch.nn.Module` from observations to
+            features `[B, F]`, which the hidden layers read.
         features_extractor_config: Keyword arguments of `features_extractor`.
-        head_hiddens: Widths of the hidden layers of each head, between the encoder and the last layer of the head. With
-            `None` the last of `fcnet_hiddens` is the hidden layer of each stream of a Q-network, and other networks
-            have none.
+        head_hiddens: Widths of the hidden layers of each head. With `None` the last of `fcnet_hiddens` is the hidden
+            layer of each stream of a Q-network, and other networks have none.
         head_activation: Activation after each hidden layer of the heads; `None` is `fcnet_activation`.
         head_use_layernorm: Whether a layer normalisation is in these layers too; `None` is `use_layernorm`.
-        fcnet_kernel_initializer: How the weights of the hidden layers start: the name of a function of
-            `torch.nn.init`, such as `"xavier_uniform"`; a function that sets a tensor in place, or its import path; or
-            `"torch"`, as torch makes the layers. `None` is orthogonal.
-        fcnet_kernel_initializer_kwargs: Keyword arguments of this function.
-        fcnet_bias_initializer: How the biases of the hidden layers start, in the same form; `None` is zero.
-        fcnet_bias_initializer_kwargs: Keyword arguments of this function.
+        fcnet_kernel_initializer: How the weights of the hidden layers start: the name of a function of `torch.nn.init`,
+            such as `"xavier_uniform"`; a function that sets a tensor in place, or its import path; or `"torch"`, as
+            torch makes the layers. `None` is orthogonal.
+        fcnet_kernel_initializer_kwargs: Its keyword arguments.
+        fcnet_bias_initializer: The same for their biases; `None` is zero.
+        fcnet_bias_initializer_kwargs: Its keyword arguments.
         conv_kernel_initializer: The same for the convolutions and the layer of `conv_features`.
-        conv_kernel_initializer_kwargs: Keyword arguments of this function.
+        conv_kernel_initializer_kwargs: Its keyword arguments.
         conv_bias_initializer: The same for their biases.
-        conv_bias_initializer_kwargs: Keyword arguments of this function.
+        conv_bias_initializer_kwargs: Its keyword arguments.
         head_kernel_initializer: The same for the layers of the heads, the last one included.
-        head_kernel_initializer_kwargs: Keyword arguments of this function.
+        head_kernel_initializer_kwargs: Its keyword arguments.
         head_bias_initializer: The same for their biases.
-        head_bias_initializer_kwargs: Keyword arguments of this function.
+        head_bias_initializer_kwargs: Its keyword arguments.
         action_masks: Whether the key `action_mask` of a Dict observation tells which actions are legal.
     """
 
@@ -420,12 +417,11 @@ class MemoryConfig(NetworkConfig):
         use_gru: Whether a GRU comes after the hidden layers.
         lstm_cell_size: Width of the LSTM; `None` is 64.
         gru_cell_size: Width of the GRU; `None` is 64.
-        max_seq_len: Longest sequence, in steps, through which gradients of a module with memory flow; `None` is 20.
-        rnn_kernel_initializer: How the weights of the recurrent layer start; see `fcnet_kernel_initializer`. `None` is
-            orthogonal.
-        rnn_kernel_initializer_kwargs: Keyword arguments of this function.
+        max_seq_len: Longest sequence, in steps, through which gradients flow; `None` is 20.
+        rnn_kernel_initializer: The same for the recurrent layer. `None` is orthogonal.
+        rnn_kernel_initializer_kwargs: Its keyword arguments.
         rnn_bias_initializer: The same for its biases. `None` is zero, and 1 for the forget gate of an LSTM.
-        rnn_bias_initializer_kwargs: Keyword arguments of this function.
+        rnn_bias_initializer_kwargs: Its keyword arguments.
     """
 
     use_lstm: bool = False
@@ -466,13 +462,12 @@ class ModelConfig(MemoryConfig):
     """Settings of the default module of policy-gradient algorithms, in addition to `MemoryConfig`.
 
     Attributes:
-        vf_share_layers: Whether policy and value share the hidden layers and a recurrent layer; `None` shares them only
-            for images.
+        vf_share_layers: Whether policy and value share hidden and recurrent layers; `None` shares them only for images.
         free_log_std: Whether the log standard deviation of Box actions is one learned vector rather than an output of
             the network.
-        initial_log_std: Initial value of the log standard deviation of Box actions.
-        log_std_bounds: Lower and upper bound of the log standard deviation of Box actions, kept by a sigmoid; `None` is
-            without bounds.
+        initial_log_std: Initial log standard deviation of Box actions.
+        log_std_bounds: Bounds of the log standard deviation of Box actions, kept by a sigmoid; `None` is without
+            bounds.
         log_std_clip: Limit c that clamps the log standard deviation of Box actions to [-c, c]; `None` does not clamp.
         action_bounds: How Box actions are kept within their bounds: `"clip"` or `"squash"` (tanh). With
             `.environment(normalize_actions=False)` the config sets `"clip_unscaled"` or `"none"`.

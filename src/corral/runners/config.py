@@ -43,40 +43,33 @@ class EnvRunnersSettings:
 
     Attributes:
         num_env_runners: Number of runners that the engine runs; 0 embeds one runner in the algorithm.
-        num_envs_per_env_runner: Number of sub-envs N in the vector env of each runner; `None` means the algorithm's
-            default or, if a factory returns a ready vector env, the number of this vector env.
-        rollout_fragment_length: Env steps of each sub-env in one `sample()` call, or `"auto"`. `"auto"` samples the
-            train batch in one round, in equal parts per runner; for off-policy algorithms, whose batches come from a
-            replay buffer, it is 1. With a number, the train batch of an on-policy algorithm has whole rounds of all
-            runners, which may be up to a tenth more steps than asked for.
-        vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id if
-            there is one with this autoreset mode, N > 1, and there is neither a wrapper, nor a listener of
-            `on_sub_environment_created`, nor a callback of an episode that names `sub_environment`; otherwise sync.
-        autoreset_mode: When a sub-env is reset whose episode ended: `"next_step"` or `"same_step"`.
-        explore: Whether to explore; with False, the most likely or best actions are chosen.
-        batch_mode: `"truncate_episodes"` ends a fragment when it is long enough; `"complete_episodes"` returns whole
-            episodes only.
-        sample_timeout_s: Seconds that a round waits for runners of the engine. The algorithm learns from the fragments
-            that have arrived by then. Later fragments count in a later round; no fragment is dropped.
-        straggler_factor: Ratio of durations above which a round does not wait for a runner that is slower than the
-            others in several rounds; its fragments count when they arrive. `None` always waits for all runners. A
-            round of complete episodes waits for all runners too.
-        sample_async: Whether runners of the engine sample while the algorithm learns: each has a next request before it
-            has answered the one before, and a batch is made of the fragments that arrive first. They were sampled with
-            older weights, see `max_lag`. One runner in this process has nobody to wait for, and samples in turn.
-        max_lag: Largest lag of a fragment that is learned from with `sample_async`: the updates that the learners have
-            made since the weights with which it was sampled. `None` has no limit.
-        on_lag: What happens to fragments with a larger lag: `"drop"` drops and counts them; `"wait"` waits, up to
-            `sample_timeout_s`, for fragments that the next update would make too old, and learns from them before.
+        num_envs_per_env_runner: Number of sub-envs N of each runner; `None` means the algorithm's default, or the
+            number of a ready vector env.
+        rollout_fragment_length: Env steps of each sub-env in one `sample()` call. `"auto"` samples the train batch in
+            one round; for off-policy algorithms it is 1. With a number, the train batch of an on-policy algorithm has
+            whole rounds of all runners.
+        vectorization: `"sync"`, `"async"` (one process per sub-env), or `"auto"`: the native vector env of the id where
+            possible, otherwise sync; see docs/environments.md.
+        autoreset_mode: Whether a sub-env whose episode ended is reset in the next step or in the same step.
+        explore: Whether to explore; otherwise the most likely or best actions are chosen.
+        batch_mode: Whether a fragment ends when it is long enough, or holds whole episodes only.
+        sample_timeout_s: Seconds that a round waits for runners of the engine. Fragments that arrive later count in a
+            later round.
+        straggler_factor: How many times slower than the others a runner may be before rounds do not wait for it; its
+            fragments count when they arrive. `None` waits for all runners, and so does a round of complete episodes.
+        sample_async: Whether runners of the engine sample while the algorithm learns; see
+            docs/asynchronous-sampling.md.
+        max_lag: Largest lag, in updates of the learners, of a fragment that is learned from with `sample_async`; `None`
+            has no limit.
+        on_lag: What happens to fragments with a larger lag: `"drop"` drops and counts them; before an update that would
+            make them too old, `"wait"` waits for them, up to `sample_timeout_s`.
         transforms: Transforms of observations and rewards between the env and the module, in order, such as
-            `[FrameStack(4), NormalizeObservations()]`: instances or classes of `corral.Transform`, their names or
-            import paths, or dicts with `type` and settings. See docs/transforms.md.
-        episode_class: Class of the episodes that callbacks receive, a subclass of `corral.SingleAgentEpisode`, or with
-            several agents of `corral.MultiAgentEpisode`, whose `agent_class` is the class of the episodes of agents.
+            `[FrameStack(4), NormalizeObservations()]`; see docs/transforms.md.
+        episode_class: Class of the episodes that callbacks receive: a subclass of `corral.SingleAgentEpisode`, or with
+            several agents of `corral.MultiAgentEpisode`.
         num_cpus_per_env_runner: CPUs that Ray reserves for each runner.
-        num_gpus_per_env_runner: GPUs that Ray reserves for each runner; in processes on this machine the runners share
-            the GPUs of the machine.
-        custom_resources_per_env_runner: Other resources of a Ray cluster for each runner, by name; refused without Ray.
+        num_gpus_per_env_runner: GPUs that Ray reserves for each runner; processes share the GPUs of the machine.
+        custom_resources_per_env_runner: Other resources of a Ray cluster for each runner, by name.
     """
 
     num_env_runners: Annotated[NonNegativeInt, SAMPLES] = 0

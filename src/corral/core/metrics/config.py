@@ -14,12 +14,11 @@ class ReportingSettings:
 
     Attributes:
         metrics_num_episodes_for_smoothing: Number of latest episodes in `episode_return_mean` and similar metrics.
-        min_time_s_per_iteration: Seconds for which an iteration repeats the training step at least.
+        min_time_s_per_iteration: Seconds that an iteration takes at least, by repeating the training step.
         min_sample_timesteps_per_iteration: Number of env steps until which an iteration repeats the training step.
-        loggers: What writes each result, in `fit` and in a loop of your own around `train()`: for each logger a short
-            name (`csv`, `json`, `images`, `tensorboard`, `wandb`, `mlflow`, `trackio`), a class or its import path, an
-            instance, or a dict with `type` and the settings of the class. `None` is `csv` and `json` in `fit` and on
-            the command line, and nothing in a loop of your own.
+        loggers: What writes each result: for each logger a short name (`csv`, `json`, `images`, `tensorboard`, `wandb`,
+            `mlflow`, `trackio`), a class or its import path, an instance, or a dict with `type` and the settings of the
+            class. `None` is `csv` and `json`, and nothing in a loop of your own; see docs/loggers.md.
     """
 
     metrics_num_episodes_for_smoothing: PositiveInt = 100

@@ -49,15 +49,11 @@ class OfflineDataSettings:
     """Settings of recorded data: what an algorithm learns from, and what is recorded.
 
     Attributes:
-        input_: Where recorded episodes are: a directory, file or URL of Parquet files, of Corral or of RLlib, or a list
-            of them; `"minari:ID"` or a Minari dataset; a dict of arrays `obs`, `actions`, `rewards`, `terminated`, and
-            where known `truncated`, `next_obs`, `starts` and `logp`; a replay buffer or its state; episodes, or a
-            function without arguments that returns an iterator over such parts. See docs/recorded-data.md.
+        input_: Recorded episodes: a directory, file or URL of Parquet files, or a list of them; `"minari:ID"`; a dict
+            of arrays; a replay buffer; and other forms. See docs/recorded-data.md.
         validation_fraction: Fraction of the episodes that are not learned from; the loss on them is in the result.
-        map_directory: Directory for memory-mapped files of the columns, for data that is larger than the memory; `None`
-            keeps the columns in memory.
-        output: Directory or URL to which complete episodes are written that runners sample for training; `None` writes
-            none.
+        map_directory: Directory for memory-mapped files of the columns; `None` keeps the columns in memory.
+        output: Directory or URL to which the complete episodes that runners sample for training are written.
         output_max_rows_per_file: Rows after which a file is complete. A run that is killed loses the rows of one file.
         output_infos: Whether the infos of the envs are recorded, too, as JSON.
     """

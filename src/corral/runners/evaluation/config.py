@@ -42,43 +42,34 @@ class EvaluationSettings:
     `result["evaluation"]`.
 
     Attributes:
-        evaluation_interval: Iterations between two evaluation rounds: a round is played with the iterations for which
-            `(iteration + 1) % evaluation_interval == 0`, counted from 0. `None` plays rounds only when
+        evaluation_interval: Iterations from one evaluation round to the next; `None` plays rounds only when
             `Algorithm.evaluate()` is called.
-        evaluation_duration: Episodes or env steps of a round, over all evaluation runners; see
-            `evaluation_duration_unit`. `"auto"` plays as long as training does, and counts the episodes that have
-            ended; it needs `evaluation_parallel_to_training`.
-        evaluation_duration_unit: `"episodes"` plays exactly as many episodes, whatever the number of runners.
-            `"timesteps"` is rounded up to what the sub-envs of all runners divide. With `"auto"`, episodes that are
-            under way when training ends may end within a fifth of a second; with `"timesteps"` the round ends at once.
+        evaluation_duration: Episodes or env steps of a round, over all evaluation runners. `"auto"` plays as long as
+            training does; it needs `evaluation_parallel_to_training`.
+        evaluation_duration_unit: What `evaluation_duration` counts; see docs/evaluation.md.
         evaluation_num_env_runners: Number of evaluation runners that the engine runs. With 0 one runner is embedded in
-            the algorithm, or if evaluation runs parallel to training, one runner has a process of this machine.
-        evaluation_parallel_to_training: Whether a round is played while an iteration trains. Its weights are then those
-            from before the iteration; otherwise the round comes after training, with the new weights.
+            the algorithm, or has a process of this machine if evaluation runs parallel to training.
+        evaluation_parallel_to_training: Whether a round is played while an iteration trains, with the weights from
+            before the iteration.
         evaluation_force_reset_envs_before_iteration: Whether a round of `"timesteps"` begins with a reset of all envs.
-            Otherwise it continues the episodes that the last round left unfinished, in which earlier weights played.
-            Rounds of `"episodes"` always begin with a reset.
+            Otherwise it continues the episodes that the last round left unfinished.
         evaluation_config: Settings that differ in evaluation runners, as `AlgorithmConfig.overrides` returns them, or a
-            config, whose settings count where they differ from the defaults of its class. Evaluation runners act
-            greedily unless `explore` or an `exploration_config` is among them, which is for all modules, and have at
-            most one sub-env for each episode that they play unless `num_envs_per_env_runner` is.
+            config, whose settings count where they differ from the defaults of its class; see docs/evaluation.md.
         custom_evaluation_function: Function `(algorithm, env_runner_group)` that is called in place of a round. It
             returns a dict of metrics, or `(metrics, env_steps, agent_steps)`.
-        evaluation_sample_timeout_s: Seconds that a whole round may take. Then the round ends with the episodes that are
-            complete, and the result says `truncated`. With `"auto"`, seconds that a request to a runner may take.
-        enable_async_evaluation: Whether episodes are given to the runners in small pieces, one per sub-env at a time,
-            to whichever runner is free. Otherwise each runner is given its whole part at once.
-        on_evaluation_failure: What happens if all evaluation runners are dead, or the embedded one raises: `"skip"`
-            skips the round and reports it, `"raise"` ends the run.
-        evaluation_seeds: Seeds with which the envs are reset for the episodes of each round, in order, for paired
-            comparison: a list or a range. A round then plays one episode for each seed. `None` draws new seeds.
+        evaluation_sample_timeout_s: Seconds that a round may take, after which it ends with the complete episodes; with
+            `"auto"`, seconds that a request to a runner may take.
+        enable_async_evaluation: Whether free runners receive episodes in small pieces, one per sub-env at a time,
+            instead of their whole part at once.
+        on_evaluation_failure: Whether the round is skipped and reported, or the run ends, if all evaluation runners are
+            dead or the embedded one raises.
+        evaluation_seeds: Seeds of the episodes of each round, in order: a list or a range. A round then plays one
+            episode for each seed. `None` draws new seeds.
         evaluation_tasks: Tasks of the episodes: a list, which is played in turn and reported by task, or `"training"`
-            for the tasks of the training runners. `None` leaves each env the task that it was made with.
-        evaluation_num_videos: Number of episodes of each round that are recorded, the first ones: as mp4 files in the
-            directory of the run, and as small copies in `result["evaluation"]["videos"]`. Evaluation envs are made with
-            `render_mode="rgb_array"`, as a keyword argument or in their `env_config`.
-        in_evaluation: Whether runners with this config evaluate instead of sampling for training. Callbacks read this
-            setting as `env_runner.config.in_evaluation`; the code that makes evaluation runners sets it.
+            for the tasks of the training runners. `None` leaves each env its task.
+        evaluation_num_videos: Number of episodes of each round that are recorded, the first ones; see
+            docs/evaluation.md.
+        in_evaluation: Whether runners with this config evaluate. Callbacks read this setting; Corral sets it.
     """
 
     evaluation_interval: PositiveInt | None = None

@@ -13,16 +13,14 @@ class CheckpointingSettings:
     """Settings of the checkpoints that `fit` and the command line keep in the directory of a run.
 
     Attributes:
-        checkpoint_every_s: Seconds between two checkpoints; `None` writes none by time. None is written by time before
-            50 times the duration of the last one has passed, so that writing takes at most 2% of the time.
-        checkpoint_every_iterations: Iterations between two checkpoints, whatever time writing takes; `None` writes none
-            by iterations.
-        num_checkpoints_kept: Number of latest checkpoints that stay in the directory. One is also written at the end of
-            the run, however it ends. 0 writes none of these.
+        checkpoint_every_s: Seconds between two checkpoints, or 50 times the duration of writing one if this is longer;
+            `None` writes none by time.
+        checkpoint_every_iterations: Iterations between two checkpoints; `None` writes none by iterations.
+        num_checkpoints_kept: Number of latest checkpoints that stay in the directory, one of them from the end of the
+            run; 0 writes none of these.
         best_checkpoint_metric: Number of the result by which the best checkpoint is chosen; `None` keeps no best one.
-            `"auto"` is `"evaluation/env_runners/episode_return_mean"` if `evaluation_interval` is set without a custom
-            function, else `"env_runners/episode_return_mean"`, and none where nothing is sampled. Of evaluation, only
-            complete rounds count.
+            `"auto"` is the mean return of evaluation if `evaluation_interval` is set without a custom function,
+            otherwise of training. Of evaluation, only complete rounds count.
         best_checkpoint_mode: Whether the largest or the smallest number is the best.
     """
 
