@@ -24,7 +24,6 @@ POINTS: dict[str, tuple[str, ...]] = {
     "start": ("corral.algorithms.algorithm:Algorithm.__init__",),
     "sample": (
         "corral.runners.runner_group:EnvRunnerGroup.sample",
-        "corral.runners.runner_group:EmbeddedRunnerGroup.sample",
         "corral.runners.runner_group:EnvRunnerGroup.sample_async",
         "corral.runners.async_sampling:AsyncSampler.sample",
     ),
@@ -34,10 +33,7 @@ POINTS: dict[str, tuple[str, ...]] = {
         "corral.learners.remote_learners:RemoteLearnerGroup.update",
         "corral.learners.remote_learners:RemoteLearnerGroup.update_async",
     ),
-    "weights": (
-        "corral.runners.runner_group:EnvRunnerGroup.sync_weights",
-        "corral.runners.runner_group:EmbeddedRunnerGroup.sync_weights",
-    ),
+    "weights": ("corral.runners.runner_group:EnvRunnerGroup.sync_weights",),
     "evaluation": ("corral.algorithms.evaluator:Evaluator._play",),
     "checkpoint": ("corral.runs.checkpoint.directory:_save",),
     "log": ("corral.runs.loggers.run:Run.log_result",),

@@ -19,13 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from corral.core.interrupts import interrupts_deferred
 from corral.core.metrics.logger import MetricsLogger, Parts
 from corral.core.metrics.timers import Timers
 from corral.data.episodes.rollout import Rollout
-from corral.runners.remote_runner import PendingSample, RemoteRunner, SentWeights
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import Recovery
+from corral.runners.runner_handle import PendingSample, RunnerHandle, SentWeights
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
@@ -63,7 +62,7 @@ class Speeds:
         return (self._sorted[low + (low >= place)] + self._sorted[high + (high >= place)]) / 2
 
 
-def add_excess_wait(runner: RemoteRunner, speeds: Speeds, factor: float | None, num_env_steps: int) -> None:
+def add_excess_wait(runner: RunnerHandle, speeds: Speeds, factor: float | None, num_env_steps: int) -> None:
     """Add the time that a slow runner cost the others with a fragment; a runner as fast as they are starts at 0 again.
 
     Args:
@@ -79,12 +78,12 @@ def add_excess_wait(runner: RemoteRunner, speeds: Speeds, factor: float | None, 
         runner.excess_wait_s += num_env_steps * (runner.seconds_per_step - factor * usual)
 
 
-def is_straggler(runner: RemoteRunner) -> bool:
+def is_straggler(runner: RunnerHandle) -> bool:
     """Return whether a runner has used up the patience of the others."""
     return runner.excess_wait_s > PATIENCE_S
 
 
-def patience_ends_s(runner: RemoteRunner, speeds: Speeds, factor: float | None) -> float:
+def patience_ends_s(runner: RunnerHandle, speeds: Speeds, factor: float | None) -> float:
     """Return the clock reading until which a requested fragment is worth waiting for; infinity where not known."""
     usual, call = speeds.usual_without(runner.seconds_per_step), runner.sampling
     if factor is None or math.isnan(usual) or call is None or call.request.num_timesteps is None:
@@ -93,7 +92,7 @@ def patience_ends_s(runner: RemoteRunner, speeds: Speeds, factor: float | None) 
     return call.asked_s + expected_s + max(0.0, PATIENCE_S - runner.excess_wait_s)
 
 
-def shares(num_wanted: int, idle: Sequence[RemoteRunner], *, exactly: bool = False) -> list[tuple[RemoteRunner, int]]:
+def shares(num_wanted: int, idle: Sequence[RunnerHandle], *, exactly: bool = False) -> list[tuple[RunnerHandle, int]]:
     """Return each runner's even part of env steps or episodes; stragglers get as much as they finish in the same time.
 
     Args:
@@ -130,7 +129,7 @@ class Mailbox:
     def __init__(
         self,
         config: RunnerConfig,
-        runners: Mapping[int, RemoteRunner],
+        runners: Mapping[int, RunnerHandle],
         weights: SentWeights,
         recovery: Recovery,
         *,
@@ -140,7 +139,7 @@ class Mailbox:
 
         Args:
             config: Settings of the runners.
-            runners: Runners of the engine by index.
+            runners: Handles of the runners by index.
             weights: Weights that a runner gets before it is asked.
             recovery: What is told of failures.
             has_own_process: Whether each runner is in a process of its own.
@@ -208,7 +207,7 @@ class Mailbox:
         self.taken[:0] = taken
         self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
 
-    def idle(self) -> list[RemoteRunner]:
+    def idle(self) -> list[RunnerHandle]:
         """Return the runners that can be asked and hold no request."""
         return [self._runners[index] for index in self.holding(0)]
 
@@ -246,7 +245,8 @@ class Mailbox:
     def _keep(self, index: int, reply: SampleReply) -> None:
         """Keep a fragment until a call returns it."""
         self.taken.append((index, reply.rollout))
-        self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
+        if reply.seconds:  # else the runner logs into the metrics and timers of the algorithm itself
+            self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
         self.num_env_steps += reply.rollout.num_env_steps
 
     def idle_runners(self) -> list[int]:
@@ -348,7 +348,7 @@ class Mailbox:
         Args:
             deadline_s: Clock reading after which none is waited for.
         """
-        waiting: Iterable[RemoteRunner] = self._runners.values()
+        waiting: Iterable[RunnerHandle] = self._runners.values()
         while waiting := [runner for runner in waiting if runner.sampling is not None]:
             now = time.perf_counter()
             ends_s = [patience_ends_s(runner, self._speeds, self._straggler_factor) for runner in waiting]
@@ -367,14 +367,13 @@ class Mailbox:
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Collect what came with fragments; see `EnvRunnerGroup.collect_metrics`."""
-        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
-            held = {id(rollout) for _, rollout in self.taken}
-            collected = [entry for entry in self._logged if id(entry[3]()) not in held]
-            self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
-            for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
-                metrics.aggregate(parts_of_round, key="env_runners")
-            for _, _, seconds, _ in collected:
-                timers.add(seconds)
+        held = {id(rollout) for _, rollout in self.taken}
+        collected = [entry for entry in self._logged if id(entry[3]()) not in held]
+        self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
+        for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
+            metrics.aggregate(parts_of_round, key="env_runners")
+        for _, _, seconds, _ in collected:
+            timers.add(seconds)
 
     def num_env_steps_held(self) -> Counter[int]:
         """Return the env steps of the fragments that no call has returned yet, by index of the runner."""

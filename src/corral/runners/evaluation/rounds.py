@@ -25,9 +25,9 @@ from corral.core.interrupts import interruptible, raise_if_ending
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CorralError
 from corral.runners.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes, describe_with_videos
-from corral.runners.remote_runner import PendingSample
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runners.runner_handle import PendingSample
 
 log = logging.getLogger("corral")
 
