@@ -30,8 +30,6 @@ POINTS: dict[str, tuple[str, ...]] = {
     "update": (
         "corral.learners.learner_group:LearnerGroup.update",
         "corral.learners.learner_group:LearnerGroup.update_async",
-        "corral.learners.remote_learners:RemoteLearnerGroup.update",
-        "corral.learners.remote_learners:RemoteLearnerGroup.update_async",
     ),
     "weights": ("corral.runners.runner_group:EnvRunnerGroup.sync_weights",),
     "evaluation": ("corral.algorithms.evaluator:Evaluator._play",),
@@ -132,7 +130,8 @@ class Hooks:
 
     def learners(self) -> list[Any]:
         """Return the handles of learners in processes of their own."""
-        return list(getattr(getattr(self.algorithm, "learner_group", None), "_workers", []))
+        remote = getattr(getattr(self.algorithm, "learner_group", None), "remote", None)
+        return [] if remote is None else list(remote.workers)
 
     def pid_of_learner(self) -> int:
         """Return the process of a learner; 0 if there is none."""

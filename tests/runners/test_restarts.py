@@ -9,9 +9,9 @@ import pytest
 from corral import PPOConfig
 from corral.engines.call_limits import CallLimits
 from corral.engines.local import LocalEngine
-from corral.runners.runner_handle import RunnerHandle
 from corral.runners.requests import SampleRequest
 from corral.runners.restarts import note_failure
+from corral.runners.runner_handle import RunnerHandle
 from corral.runners.worker_calls import sample_and_report
 from handmade import MakeRunner
 

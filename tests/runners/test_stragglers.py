@@ -25,9 +25,9 @@ from corral.runners.mailbox import (
     patience_ends_s,
     shares,
 )
-from corral.runners.runner_handle import PendingSample, RunnerHandle
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runners.runner_handle import PendingSample, RunnerHandle
 from corral.testing import IdentityEnv
 
 
