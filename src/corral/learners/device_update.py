@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corral.learners.gradients import total_loss
-from corral.learners.losses import call_loss
+from corral.learners.losses import call_loss, total_loss
 from corral.learners.minibatches import loss_error
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import UpdateSettings

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corral.core.metrics.reduction_settings import reduction_of_updates
+from corral.core.metrics.reducers import reduction_of_updates
 from corral.core.sequences import rows_of_sequences, start_bounds
 from corral.core.tree import num_rows
 from corral.errors import LossError

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from corral.core.interrupts import interrupts_deferred
 from corral.core.metrics.logger import Parts
-from corral.core.metrics.reduction_settings import reduction_of_updates
+from corral.core.metrics.reducers import reduction_of_updates
 from corral.core.tree import map_tree, num_rows
 from corral.engines.call_limits import CallLimits
 from corral.errors import CorralError, LossError, WorkerDiedError

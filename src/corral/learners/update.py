@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from corral.core.tree import map_tree, slice_rows
 from corral.errors import LossError
-from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.group_optimizers import GroupOptimizers
-from corral.learners.losses import Batch, Loss, call_loss
+from corral.learners.losses import Batch, Loss, backward, call_loss, clip_gradients, total_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error
 from corral.learners.numpy_q_learning import FastForm, fast_form, is_q_loss
 from corral.learners.optimizers import ModuleOptimizer
@@ -152,7 +150,7 @@ class ModuleUpdate:
         self.report = UpdateReport(self.cuts.size, self.cuts.num_parts)
 
     def minibatches(self) -> Iterator[Minibatch]:
-        """Yield the minibatches of all epochs, each epoch in a new order, until `UpdateSettings.stop` ends the epochs."""
+        """Yield the minibatches of all epochs, each in a new order, until `UpdateSettings.stop` ends the epochs."""
         if not self.module.training:  # `Learner.values` leaves it in evaluation mode
             self.module.train()
         # NumPy reads the arrays of a whole batch, in one step; minibatches of several steps are slices of tensors.

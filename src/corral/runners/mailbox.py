@@ -117,6 +117,10 @@ def shares(num_wanted: int, idle: Sequence[RunnerHandle], *, exactly: bool = Fal
     return [(runner, wanted) for runner, wanted in asked if wanted]
 
 
+def _no_fragment() -> None:
+    """Stand for the reference to a fragment that nobody holds."""
+
+
 class Mailbox:
     """Asks runners for fragments, and keeps what has arrived until somebody takes it.
 
@@ -209,11 +213,7 @@ class Mailbox:
 
     def idle(self) -> list[RunnerHandle]:
         """Return the runners that can be asked and hold no request."""
-        return [self._runners[index] for index in self.holding(0)]
-
-    def holding(self, num_requests: int) -> list[int]:
-        """Return the indices of the runners that can be asked, and hold so many requests."""
-        return [i for i, runner in self._runners.items() if runner.ready and len(runner.requests) == num_requests]
+        return [runner for runner in self._runners.values() if runner.ready and not runner.requests]
 
     def return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
@@ -237,21 +237,16 @@ class Mailbox:
         for index, call, reply in self.take_replies(indices if new_only else None):
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
-            self._keep(index, reply)
+            self.taken.append((index, reply.rollout))
+            self.keep_logged(index, reply.metrics, reply.seconds, weakref.ref(reply.rollout))
+            self.num_env_steps += reply.rollout.num_env_steps
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
         return len(indices)
 
-    def _keep(self, index: int, reply: SampleReply) -> None:
-        """Keep a fragment until a call returns it."""
-        self.taken.append((index, reply.rollout))
-        if reply.seconds:  # else the runner logs into the metrics and timers of the algorithm itself
-            self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
-        self.num_env_steps += reply.rollout.num_env_steps
-
     def idle_runners(self) -> list[int]:
         """Return the indices of the runners that `ask` can be called with now."""
-        return self.holding(0)
+        return [runner.index for runner in self.idle()]
 
     def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
         """Ask one runner for samples, and return the call, whose answer `take_replies` returns.
@@ -303,13 +298,19 @@ class Mailbox:
                     self._speeds.replace(seconds_before, runner.seconds_per_step)
                     yield runner.index, call, reply
 
-    def keep_metrics(self, index: int, reply: SampleReply) -> None:
-        """Let `collect_metrics` collect what came with a reply."""
-        self.keep_logged(index, reply.metrics, reply.seconds)
+    def keep_logged(
+        self, index: int, parts: Parts, seconds: dict[str, float], fragment: Callable[[], Rollout | None] = _no_fragment
+    ) -> None:
+        """Let `collect_metrics` collect what a runner logged, and the seconds of its timers.
 
-    def keep_logged(self, index: int, parts: Parts, seconds: dict[str, float]) -> None:
-        """Let `collect_metrics` collect what a runner logged, and the seconds of its timers."""
-        self._logged.append((index, parts, seconds, _no_fragment))
+        Args:
+            index: Index of the runner.
+            parts: What it logged.
+            seconds: Seconds by part; empty if it logs into the metrics and timers of the algorithm itself.
+            fragment: Returns the fragment with which they came, which nobody may have returned yet.
+        """
+        if seconds:
+            self._logged.append((index, parts, seconds, fragment))
 
     def wait_for_sample(self, timeout_s: float) -> None:
         """Wait at most so long until a fragment arrives, or `restore_runners` can take the next step of a restart."""
@@ -385,10 +386,6 @@ class Mailbox:
     def forget(self, num_env_steps: int) -> None:
         """Drop all fragments and their metrics; all runners have taken so many env steps."""
         self.taken, self._logged, self.num_env_steps = [], [], num_env_steps
-
-
-def _no_fragment() -> None:
-    """Stand for the reference to a fragment that nobody holds."""
 
 
 def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:

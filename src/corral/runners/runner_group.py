@@ -240,11 +240,6 @@ class EnvRunnerGroup:
         return sum((runner.counts for runner in self._runners.values()), WorkerCounts())
 
     @property
-    def num_callback_errors(self) -> int:
-        """Exceptions so far that `on_error="log"` kept from ending the run, where known."""
-        return self.counts.num_callback_errors
-
-    @property
     def num_episodes_over(self) -> dict[int, list[int]]:
         """Episodes of each sub-env that are over, by index of the runner, where known; without runners that are lost.
 
