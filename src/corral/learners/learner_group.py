@@ -267,9 +267,8 @@ class LearnerGroup:
 
     def take_changes(self) -> bool:
         """Return whether watched weights were changed by hand; all learners then have them, in a new version."""
-        if self.remote is not None and self.remote.ended is not None:
-            return False
-        if self._noted is None or self._copy_weights() == self._noted:
+        has_ended = self.remote is not None and self.remote.ended is not None
+        if has_ended or self._noted is None or self._copy_weights() == self._noted:
             return False
         self.set_weights(self.get_weights())
         return True

@@ -110,11 +110,11 @@ class RemoteLearners:
     def begin_update(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
     ) -> tuple[list[Future[Any]], Callable[[], tuple[Results, Weights]]]:
-        """Ask all workers for an update, each with a shard of the batches.
+        """Ask all workers for an update, each with a shard of the batches, and return the futures of their answers.
 
         Returns:
-            The futures of their answers; and a function that waits for them, and returns the merged results and the
-            weights after the update.
+            The futures; and a function that waits for them, and returns the merged results and the weights after the
+            update.
 
         Raises:
             LossError: There are fewer rows than learners.
@@ -150,8 +150,7 @@ class RemoteLearners:
     def get_weights(self) -> Weights:
         """Return the weights of the first worker."""
         call = self.workers[0].call("get_weights", timeout_s=self._limits.limit_s())
-        [weights] = self._results([call])
-        return dict(weights)
+        return dict(self._results([call])[0])
 
     def call_each(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Return `function(learner, *args)` of every worker, each with its own arguments."""
