@@ -383,7 +383,7 @@ class RunnerHandle:
             self.state["num_episodes_over"] = state["num_episodes_over"]
 
     def call(self, method: str | Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a method of the runner by name, or a function with the runner, within the limit of a call."""
+        """Call a method of the runner by name, or a function with it, with a limit of time, and return the future."""
         return self.handle.call(method, *args, timeout_s=self.limits.limit_s())
 
     def call_for_user(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
