@@ -284,15 +284,25 @@ class Learner(Viewable):
         for module_id in settings:
             self._objective(module_id, settings[module_id].loss)
         for group in self.group_sharing([module_id for module_id in batches if module_id in settings]):
-            shown = {module_id: self._show_batch(module_id, batches[module_id]) for module_id in group}
+            shown = {module_id: batches[module_id] for module_id in group}
+            added: dict[str, dict[str, Any]] = {module_id: {} for module_id in group}  # by callbacks, to the results
+            if "on_learn_on_batch" in self.callbacks.heard:
+                shown = {
+                    module_id: self._show_batch(module_id, shown[module_id], added[module_id]) for module_id in group
+                }
+            for module_id, batch in shown.items():
+                if not num_rows(batch):
+                    raise LossError(
+                        f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
+                    )
             # Small nets are faster with one thread; setting the number costs, so it is set only where it differs.
             num_threads = self._parts[group[0]].num_threads
             with NO_CHANGE if num_threads in (None, torch.get_num_threads()) else torch_threads(num_threads):
-                reports = self.update_group({module_id: batch for module_id, (batch, _) in shown.items()}, settings)
+                reports = self.update_group(shown, settings)
             for module_id, metrics in reports.items():
                 results[module_id] = metrics
                 if self.callbacks.heard:
-                    self._add_results(module_id, metrics, shown[module_id][1])
+                    self._add_results(module_id, metrics, added[module_id])
                     self._fire("on_update_end", module_id, result=metrics)
         return results
 
@@ -346,24 +356,18 @@ class Learner(Viewable):
         suits = DeviceUpdate.suits(part, settings) and self._make_update is ModuleUpdate
         return (DeviceUpdate if suits else self._make_update)(part, batch, settings, *args)
 
-    def _show_batch(self, module_id: str, batch: Batch) -> tuple[Batch, dict[str, Any]]:
-        """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
+    def _show_batch(self, module_id: str, batch: Batch, added: dict[str, Any]) -> Batch:
+        """Fire `on_learn_on_batch`, and return the batch as the callbacks left it; they may add to the results.
 
         Raises:
-            LossError: The batch is empty.
             CallbackError: A callback raised, or wrote an action outside the action space.
         """
-        added: dict[str, Any] = {}
-        if "on_learn_on_batch" in self.callbacks.heard:
-            columns = Columns(batch, num_rows(batch))
-            self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
-            batch = columns.columns
-            if "actions" in batch:
-                space = module_action_space(self.modules[module_id].action_space)
-                self.callbacks.check_actions(batch["actions"], space, "on_learn_on_batch")
-        if not num_rows(batch):
-            raise LossError(f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?")
-        return batch, added
+        columns = Columns(batch, num_rows(batch))
+        self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
+        if "actions" in columns.columns:
+            space = module_action_space(self.modules[module_id].action_space)
+            self.callbacks.check_actions(columns.columns["actions"], space, "on_learn_on_batch")
+        return columns.columns
 
     def _show_gradients(
         self, module_id: str, optimizer: ModuleOptimizer | GroupOptimizers, groups: Collection[str]

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from corral.errors import WorkerDiedError
-from corral.runners.remote_runner import PendingUserCall, RemoteRunner, RoundOfCalls
+from corral.runners.runner_handle import PendingUserCall, RoundOfCalls, RunnerHandle
 
 
 class UserCalls:
@@ -23,7 +23,7 @@ class UserCalls:
     """
 
     def __init__(
-        self, runners: Mapping[int, RemoteRunner], fail: Callable[[RemoteRunner, BaseException], None]
+        self, runners: Mapping[int, RunnerHandle], fail: Callable[[RunnerHandle, BaseException], None]
     ) -> None:
         """Keep the runners; no call is made yet."""
         self._runners = runners
@@ -49,7 +49,7 @@ class UserCalls:
         calls = RoundOfCalls((fn, dict(kwargs or {})))
         # What nobody receives may have been meant to change the envs.
         calls.note(missed_by=[self._runners[i] for i in chosen if i not in reached], changes_envs=not reached)
-        made = [self._runners[i].call(calls) for i in reached]
+        made = [self._runners[i].call_for_user(calls) for i in reached]
         self.unnoted += made
         return made
 
