@@ -464,7 +464,7 @@ class Algorithm(metaclass=_WithHints):
     def _open_recorded(self) -> RecordedEpisodes:
         from corral.algorithms.recorded_episodes import RecordedEpisodes
 
-        return RecordedEpisodes(self.config)
+        return RecordedEpisodes(self)
 
     def receive(self, rollouts: Sequence[Rollout]) -> None:
         """Count the env steps of rollouts, and let statistics of transforms and explorations learn from them.
