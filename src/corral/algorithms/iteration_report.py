@@ -103,10 +103,6 @@ class Report:
 
     # The result.
 
-    def begin_iteration(self) -> None:
-        """Note where the iteration begins."""
-        self.num_steps_before = self._algorithm.num_env_steps_sampled_lifetime
-
     def result(self) -> Result:
         """Return the result of the iteration that ends now, without its costs."""
         algorithm = self._algorithm

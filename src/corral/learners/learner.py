@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -200,9 +200,10 @@ class Learner(Viewable):
             ConfigError: A module does not learn.
         """
         for module_id, loss in losses.items():
-            objective = self._objective(module_id, MAIN_LOSS)
+            if module_id not in self.learning_ids:
+                self._refuse_loss(module_id, MAIN_LOSS)
             adapted = self._adapt(module_id, loss)
-            self._parts[module_id].objectives[MAIN_LOSS] = Objective(adapted, objective.optimizer)
+            self._parts[module_id].objectives[MAIN_LOSS] = Objective(adapted, self.optimizer(module_id))
 
     def _adapt(self, module_id: str, loss: Loss) -> Loss:
         """Return a loss that is compiled, and computes in the precision of the settings."""
@@ -216,24 +217,17 @@ class Learner(Viewable):
             loss = in_bfloat16(loss, self.device)
         return loss
 
-    def _objective(self, module_id: str, loss: str) -> Objective:
-        """Return a loss of a module with its optimizer.
-
-        Raises:
-            ConfigError: The module does not learn, or has no such loss.
-        """
-        part = self._parts.get(module_id)
-        if part is None or not part.objectives:
+    def _refuse_loss(self, module_id: str, loss: str) -> NoReturn:
+        """Raise for a module that does not learn, or that has no such loss."""
+        if module_id not in self.learning_ids:
             raise ConfigError(
                 f"learner: module {module_id!r} has no loss and optimizer, so it cannot learn; the modules that learn "
                 f"are {sorted(self.learning_ids)}."
             )
-        if loss not in part.objectives:
-            raise ConfigError(
-                f"learner: module {module_id!r} has no loss {loss!r}; it has {sorted(part.objectives)}. Name it in "
-                "`LearningSpec.others`."
-            )
-        return part.objectives[loss]
+        raise ConfigError(
+            f"learner: module {module_id!r} has no loss {loss!r}; it has {sorted(self._parts[module_id].objectives)}. "
+            "Name it in `LearningSpec.others`."
+        )
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
         if event not in self.callbacks.heard:
@@ -281,18 +275,28 @@ class Learner(Viewable):
         """
         results: dict[str, dict[str, Any]] = {}
         # Wrong settings of any module are refused before the first module takes a step.
-        for module_id in settings:
-            self._objective(module_id, settings[module_id].loss)
+        for module_id, each in settings.items():
+            if module_id not in self._parts or each.loss not in self._parts[module_id].objectives:
+                self._refuse_loss(module_id, each.loss)
         for group in self.group_sharing([module_id for module_id in batches if module_id in settings]):
-            shown = {module_id: self._show_batch(module_id, batches[module_id]) for module_id in group}
+            shown: dict[str, Batch] = {}
+            added: dict[str, dict[str, Any]] = {}  # results of callbacks
+            for module_id in group:
+                shown[module_id] = batches[module_id]
+                if self.callbacks.heard:
+                    shown[module_id], added[module_id] = self._show_batch(module_id, batches[module_id])
+                if not num_rows(shown[module_id]):
+                    raise LossError(
+                        f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
+                    )
             # Small nets are faster with one thread; setting the number costs, so it is set only where it differs.
             num_threads = self._parts[group[0]].num_threads
             with NO_CHANGE if num_threads in (None, torch.get_num_threads()) else torch_threads(num_threads):
-                reports = self.update_group({module_id: batch for module_id, (batch, _) in shown.items()}, settings)
+                reports = self.update_group(shown, settings)
             for module_id, metrics in reports.items():
                 results[module_id] = metrics
                 if self.callbacks.heard:
-                    self._add_results(module_id, metrics, shown[module_id][1])
+                    self._add_results(module_id, metrics, added[module_id])
                     self._fire("on_update_end", module_id, result=metrics)
         return results
 
@@ -350,7 +354,6 @@ class Learner(Viewable):
         """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
 
         Raises:
-            LossError: The batch is empty.
             CallbackError: A callback raised, or wrote an action outside the action space.
         """
         added: dict[str, Any] = {}
@@ -361,8 +364,6 @@ class Learner(Viewable):
             if "actions" in batch:
                 space = module_action_space(self.modules[module_id].action_space)
                 self.callbacks.check_actions(batch["actions"], space, "on_learn_on_batch")
-        if not num_rows(batch):
-            raise LossError(f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?")
         return batch, added
 
     def _show_gradients(

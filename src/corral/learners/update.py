@@ -145,7 +145,13 @@ class ModuleUpdate:
         """
         if not self.module.training:  # `Learner.values` leaves it in evaluation mode
             self.module.train()
-        batch = self._choose_form()
+        # NumPy reads the arrays of a whole batch, in one step; minibatches of several steps are slices of tensors.
+        loss, fast = self._objective.loss, None
+        if self._num_steps == 1 and self._objective.has_numpy_form:
+            fast = fast_form(loss, self.module, self.optimizer.torch_optimizer, self._batch)
+        self._needs_backward = fast is None
+        self._compute_loss: Any = partial(call_loss, loss, self.module_id) if fast is None else fast
+        batch = to_tensors(self._batch, self._device) if fast is None else self._batch
         for epoch in range(self.settings.num_epochs):
             # The batch is put into its new order once per epoch, so that minibatches are slices and no copies.
             self.drawn = new_order, bounds = self.cuts.draw()
@@ -201,16 +207,6 @@ class ModuleUpdate:
         for name, lr in self.optimizer.end_update().items():
             results[f"{name}_optimizer_learning_rate"] = lr
         return results
-
-    def _choose_form(self) -> Batch:
-        """Choose the form of the loss that suits this update, and return the batch as that form reads it."""
-        # NumPy reads the arrays of a whole batch, in one step; minibatches of several steps are slices of tensors.
-        loss, fast = self._objective.loss, None
-        if self._num_steps == 1 and self._objective.has_numpy_form:
-            fast = fast_form(loss, self.module, self.optimizer.torch_optimizer, self._batch)
-        self._needs_backward = fast is None
-        self._compute_loss: Any = partial(call_loss, loss, self.module_id) if fast is None else fast
-        return to_tensors(self._batch, self._device) if fast is None else self._batch
 
     def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str]) -> bool:
         """Compute the gradients of groups of parameters, and return whether they can be used."""
