@@ -24,20 +24,14 @@ POINTS: dict[str, tuple[str, ...]] = {
     "start": ("corral.algorithms.algorithm:Algorithm.__init__",),
     "sample": (
         "corral.runners.runner_group:EnvRunnerGroup.sample",
-        "corral.runners.runner_group:EmbeddedRunnerGroup.sample",
         "corral.runners.runner_group:EnvRunnerGroup.sample_async",
         "corral.runners.async_sampling:AsyncSampler.sample",
     ),
     "update": (
         "corral.learners.learner_group:LearnerGroup.update",
         "corral.learners.learner_group:LearnerGroup.update_async",
-        "corral.learners.remote_learners:RemoteLearnerGroup.update",
-        "corral.learners.remote_learners:RemoteLearnerGroup.update_async",
     ),
-    "weights": (
-        "corral.runners.runner_group:EnvRunnerGroup.sync_weights",
-        "corral.runners.runner_group:EmbeddedRunnerGroup.sync_weights",
-    ),
+    "weights": ("corral.runners.runner_group:EnvRunnerGroup.sync_weights",),
     "evaluation": ("corral.algorithms.evaluator:Evaluator._play",),
     "checkpoint": ("corral.runs.checkpoint.directory:_save",),
     "log": ("corral.runs.loggers.run:Run.log_result",),
@@ -136,7 +130,8 @@ class Hooks:
 
     def learners(self) -> list[Any]:
         """Return the handles of learners in processes of their own."""
-        return list(getattr(getattr(self.algorithm, "learner_group", None), "_workers", []))
+        remote = getattr(getattr(self.algorithm, "learner_group", None), "remote", None)
+        return [] if remote is None else list(remote.workers)
 
     def pid_of_learner(self) -> int:
         """Return the process of a learner; 0 if there is none."""

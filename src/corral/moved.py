@@ -13,6 +13,7 @@ from typing import Any
 MOVED = {
     "checkpoint.places": "core.places",
     "evaluation.evaluator": "algorithms.evaluator",
+    "exploration.sampling": "exploration.base",
     "policies.evaluate": "tools.playing.evaluate",
     "policies.play": "tools.playing.play",
     "testing.envs": "testing",

@@ -157,7 +157,9 @@ def test_learners_count_the_steps_that_they_learn_from() -> None:
         module, drawn = algo.get_module(), algo._draw("default_policy")
         shards = [shard["m"] for shard in split_batches({"m": drawn}, 2)]
         cuts = [Cuts(shard) for shard in shards]
-        sizes = [one.sizes(*one.draw()) for one in cuts]
+        for one in cuts:
+            one.draw()
+        sizes = [one.sizes() for one in cuts]
         learned, numbers = list(module.q.parameters()), [int(shard["learns"].sum()) for shard in shards]
         assert sizes == [[number] for number in numbers] and numbers == [one.size for one in cuts]
         assert numbers[0] * len(shards[1]["learns"]) != numbers[1] * len(shards[0]["learns"])

@@ -18,7 +18,7 @@ from corral import DDPGConfig, TD3Config, make_multi_agent
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.td3 import td3_loss
 from corral.errors import ConfigError
-from corral.learners.gradients import backward
+from corral.learners.losses import backward
 from corral.modules.inference import Inference
 from corral.modules.td3_module import TD3Module
 from corral.testing import IdentityEnv

@@ -178,7 +178,6 @@ def test_a_run_that_did_not_begin_continues(name: str) -> None:
 
 # Classes whose states are in no state of an algorithm of these runs, with the tests that have them.
 ELSEWHERE = {
-    "RemoteLearnerGroup": "test_learners_of_an_engine",
     "EnvRunner": "what a replacement of a failed runner continues from: tests/runners/test_restarts.py",
     "IdentityEnv": "corral.testing: test_the_small_envs_continue",
     "JaxVectorEnv": "an env of an extra, JAX: tests/envs/test_jax_env.py",

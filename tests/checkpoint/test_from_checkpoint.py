@@ -144,7 +144,7 @@ def test_a_function_of_a_module_with_envs_makes_them(tmp_path: Path) -> None:
 
 
 def test_a_class_of_exploration_is_found_by_its_import_path(tmp_path: Path) -> None:
-    from corral.exploration.sampling import StochasticSampling
+    from corral.exploration.base import StochasticSampling
 
     with small(exploration_config={"type": StochasticSampling}).build() as algo:
         path = algo.save(tmp_path / "checkpoint")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from corral import ClipRewards, DQNConfig, NormalizeRewards, PPOConfig, make_multi_agent
-from corral.exploration.sampling import StochasticSampling
+from corral.exploration.base import StochasticSampling
 
 KINDS = ["Curiosity", "RND", "RE3"]
 

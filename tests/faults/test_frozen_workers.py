@@ -98,7 +98,7 @@ def test_a_runner_that_freezes_in_a_call_of_the_user_has_no_result_and_is_replac
 def test_a_frozen_learner_ends_the_run_with_an_error(engine: str, record: Path) -> None:
     with config(engine, record, num_env_runners=0, num_learners=2).build() as algo:
         algo.train()
-        workers = algo.learner_group._workers
+        workers = algo.learner_group.remote.workers
         processes = {worker.call(lambda learner: os.getpid()).result(DEADLINE_S) for worker in workers}
         os.kill(min(processes), signal.SIGSTOP)
         with pytest.raises(WorkerDiedError, match=r"learner \d: .* did not answer within 3 s.*worker_timeout_s"):

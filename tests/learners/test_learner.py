@@ -20,9 +20,8 @@ from at_least import all_of
 from corral import PPOConfig
 from corral.core.schedules import schedule_value, validate_schedule
 from corral.errors import ConfigError, LossError
-from corral.learners.gradients import clip_gradients
 from corral.learners.learner import EVALUATION_CHUNK, Learner
-from corral.learners.losses import Batch
+from corral.learners.losses import Batch, clip_gradients
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads

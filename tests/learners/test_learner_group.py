@@ -61,9 +61,9 @@ from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
 from corral.learners.distributed import backend_for, find_host_address
 from corral.learners.learner import Learner
-from corral.learners.learner_group import LearnerGroup
+from corral.learners.learner_group import LearnerGroup, _apply
 from corral.learners.losses import Batch
-from corral.learners.remote_learners import RemoteLearnerGroup, _apply, merge_results, split_batches
+from corral.learners.remote_learners import RemoteLearners, merge_results, split_batches
 from corral.learners.settings import UpdateSettings
 
 # One process runs them all, with the same workers.
@@ -83,20 +83,20 @@ def workers() -> Iterator[list[WorkerHandle]]:
         handle.kill()
 
 
-Build = Callable[[MakeLearner], RemoteLearnerGroup]
+Build = Callable[[MakeLearner], LearnerGroup]
 
 
 @pytest.fixture
 def build(workers: list[WorkerHandle]) -> Build:
     """Give a group of new learners in processes that are there, or are started if a test ended them."""
 
-    def group_of(make: MakeLearner) -> RemoteLearnerGroup:
+    def group_of(make: MakeLearner) -> LearnerGroup:
         workers[:] = [worker for worker in workers if worker.alive()]
         workers.extend(start([partial(make, 0)] * (make.num_learners - len(workers))))
         used = workers[: make.num_learners]
         for future in [worker.call(rebuild, make, rank) for rank, worker in enumerate(used)]:
             future.result()
-        return RemoteLearnerGroup(make(), used, host="127.0.0.1")
+        return LearnerGroup(make(), RemoteLearners(used, host="127.0.0.1"))
 
     return group_of
 
@@ -383,7 +383,7 @@ def test_other_losses_reach_all_learners(build: Build) -> None:
 
 def test_learners_that_froze_different_parameters_are_refused(build: Build) -> None:
     group = build(MakeLearner(2))
-    group._workers[1].call(_apply, "m", freeze, ["scale"]).result()
+    group.remote.workers[1].call(_apply, "m", freeze, ["scale"]).result()
     with pytest.raises(LossError, match="learners/m: the learners have frozen different parameters"):
         update(group, regression(8), lr=0.1)
     group.foreach_module("m", freeze, ["scale"])
@@ -467,16 +467,16 @@ def test_the_last_weights_can_be_saved_after_a_learner_died(build: Build) -> Non
 def test_an_interrupt_between_the_calls_to_two_learners(build: Build) -> None:
     make, batch = MakeLearner(2), regression(8)
     group, undisturbed = build(make), LearnerGroup(make())
-    call = group._workers[0].call
+    call = group.remote.workers[0].call
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
-        group._workers[0].call = call  # type: ignore[method-assign]
+        group.remote.workers[0].call = call  # type: ignore[method-assign]
         future = call(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGINT)
         return future
 
     for _ in range(2):
-        group._workers[0].call = interrupted  # type: ignore[method-assign]
+        group.remote.workers[0].call = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             update(group, batch, lr=0.1, shuffle=False)
         update(undisturbed, batch, lr=0.1, shuffle=False)
@@ -490,7 +490,7 @@ def test_an_interrupt_between_the_calls_to_two_learners(build: Build) -> None:
 @pytest.mark.slow
 def test_an_exception_between_the_calls_to_two_learners_ends_all_of_them(build: Build) -> None:
     group = build(MakeLearner(2))
-    second = group._workers[1]
+    second = group.remote.workers[1]
     call = second.call
     try:
         second.call = lambda *args, **kwargs: 1 / 0  # type: ignore[method-assign, assignment, return-value]
@@ -521,7 +521,7 @@ def test_one_learner_of_the_engine_needs_no_peers_and_leaves_no_process(build: B
 @pytest.mark.parametrize("num_epochs", [1, 3])
 def test_the_time_limit_of_an_update_follows_the_rows_and_epochs_of_earlier_updates(num_epochs: int) -> None:
     limits, make = CallLimits("auto"), MakeLearner(1)
-    group = RemoteLearnerGroup(make(), [LocalEngine().start(partial(make, 0))], limits=limits)
+    group = LearnerGroup(make(), RemoteLearners([LocalEngine().start(partial(make, 0))], limits=limits))
     start_s = time.monotonic()
     update(group, regression(500), lr=0.01, num_epochs=num_epochs)
     elapsed_s = time.monotonic() - start_s
@@ -532,14 +532,14 @@ def test_the_time_limit_of_an_update_follows_the_rows_and_epochs_of_earlier_upda
 def test_learners_that_do_not_start_in_time() -> None:
     workers = start([partial(time.sleep, 1000)])
     with pytest.raises(CorralError, match=r"learner 1 did not start within start_timeout_s=0.5. No room."):
-        RemoteLearnerGroup(MakeLearner(1)(), workers, start_timeout_s=0.5, describe_available=lambda: "No room.")
+        RemoteLearners(workers, start_timeout_s=0.5, describe_available=lambda: "No room.")
     assert not workers[0].alive()
 
 
 def test_what_a_learner_raises_at_its_start_comes_through() -> None:
     workers = start([partial(divmod, 1, 0), partial(time.sleep, 1000)])
     with pytest.raises(ZeroDivisionError):
-        RemoteLearnerGroup(MakeLearner(2)(), workers)
+        RemoteLearners(workers)
     assert not any(worker.alive() for worker in workers)
 
 

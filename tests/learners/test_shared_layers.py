@@ -34,7 +34,8 @@ from corral.errors import CheckpointError, ConfigError
 from corral.learners.build import start_learners
 from corral.learners.distributed import Peers
 from corral.learners.learner import Learner
-from corral.learners.remote_learners import RemoteLearnerGroup
+from corral.learners.learner_group import LearnerGroup
+from corral.learners.remote_learners import RemoteLearners
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.layers import share_layers
 from corral.modules.module import ActorCritic, Module
@@ -304,7 +305,7 @@ def make_learner(rank: int | None = None) -> Learner:
 def test_several_learners_take_the_same_turns_as_one() -> None:
     workers = start_learners(ProcessEngine(), PPOConfig(), [partial(make_learner, rank) for rank in range(2)])
     try:
-        group, single = RemoteLearnerGroup(make_learner(), workers, host="127.0.0.1"), make_learner()
+        group, single = LearnerGroup(make_learner(), RemoteLearners(workers, host="127.0.0.1")), make_learner()
         spec = ModuleSpec(ActorCritic, OBS, spaces.Box(-1, 1, (2,), np.float32), SMALL, seed=5)
         shared = {"policy_encoder": [["left", "right", "new"]]}
         learning = LearningSpec(algorithm_loss("ppo"), torch.optim.SGD)

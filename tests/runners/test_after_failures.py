@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from corral import FrameStack, PPOConfig, PrevActionsPrevRewards, make_multi_agent
-from corral.exploration.sampling import StochasticSampling
+from corral.exploration.base import StochasticSampling
 from corral.runners.runner import EnvRunner
 
 

@@ -12,7 +12,7 @@ from at_least import at_least
 from corral import DQNConfig, PPOConfig
 from corral.algorithms.ppo import ppo_batch
 from corral.core.returns import gae
-from corral.exploration.sampling import StochasticSampling
+from corral.exploration.base import StochasticSampling
 from corral.runners.runner import EnvRunner
 from random_agents import Experience, Log, RandomAgents
 

@@ -9,9 +9,9 @@ import pytest
 from corral import PPOConfig
 from corral.engines.call_limits import CallLimits
 from corral.engines.local import LocalEngine
-from corral.runners.remote_runner import RemoteRunner
 from corral.runners.requests import SampleRequest
 from corral.runners.restarts import note_failure
+from corral.runners.runner_handle import RunnerHandle
 from corral.runners.worker_calls import sample_and_report
 from handmade import MakeRunner
 
@@ -20,7 +20,7 @@ def test_each_failure_in_a_row_doubles_the_delay_up_to_a_minute() -> None:
     config = PPOConfig().fault_tolerance(
         delay_between_env_runner_restarts_s=10.0, num_consecutive_env_runner_failures_tolerance=9
     )
-    runner = RemoteRunner(1, config, LocalEngine(), CallLimits("auto"))
+    runner = RunnerHandle(1, config, LocalEngine(), CallLimits("auto"))
     delays_s = []
     for _ in range(6):
         before_s = time.perf_counter()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from at_least import all_of
 from corral import DQNConfig, PPOConfig
@@ -26,7 +27,7 @@ from corral.core.metrics.logger import MetricsLogger
 from corral.core.metrics.timers import Timers
 from corral.data.episodes.rollout import Rollout
 from corral.engines.lazy import LazyEngine
-from corral.errors import ConfigError, CorralError, EnvError, SerializationError, WeightsError
+from corral.errors import ConfigError, CorralError, EnvError, SampleError, SerializationError, WeightsError
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
 from gated import GatedEnv
@@ -478,6 +479,60 @@ def test_a_stopped_group_starts_nothing(engine: str, num_env_runners: int) -> No
         with pytest.raises(CorralError, match=r"were stopped, and their envs are closed: build\(\) another algorithm"):
             use()
     assert group.num_remote_worker_restarts == 0 and not algo.engine.is_made
+
+
+class TestEmbeddedRunner:
+    """It answers at once, and logs into the metrics of the algorithm itself."""
+
+    def test_a_fragment_counts_when_it_is_fetched(self) -> None:
+        with config("local", num_env_runners=0).build() as algo:
+            group, request = algo.env_runner_group, SampleRequest(num_timesteps=8)
+            for fetched in (0, 8, 16):
+                assert [group.sample_async(request) for _ in range(2)] == [1, 0]
+                group.collect_metrics(algo.metrics, algo.timers)
+                assert algo.metrics.peek(("env_runners", "num_env_steps_sampled")) == fetched
+                assert group.fault_results()["num_env_steps_in_flight"] == 8
+                assert group.get_state()["runners"][0]["numbers"]["num_env_steps_lost"] == 8
+                [rollout] = group.fetch_samples()
+                assert rollout.num_env_steps == 8 and group.fetch_samples() == []
+            group.collect_metrics(algo.metrics, algo.timers)
+            assert algo.metrics.peek(("env_runners", "num_env_steps_sampled")) == 24
+            assert not group.mail._logged  # or every fragment would leave something behind
+
+    def test_what_it_raises_ends_the_call_that_fetches_and_nothing_restarts(self) -> None:
+        class FailsOnce(GatedEnv):
+            has_failed = False
+
+            def step(self, action: Any) -> Any:
+                if not FailsOnce.has_failed:
+                    FailsOnce.has_failed = True
+                    raise RuntimeError("a wheel came off")
+                return super().step(action)
+
+        made = config("local", num_env_runners=0, env=FailsOnce, restart_failed_env_runners=True)
+        with made.build() as algo:
+            group, request = algo.env_runner_group, SampleRequest(num_timesteps=4)
+            assert group.sample_async(request) == 1
+            with pytest.raises(EnvError, match="a wheel came off"):
+                group.fetch_samples()
+            assert (group.num_failures, group.num_remote_worker_restarts) == (0, 0)
+            assert [rollout.continues for rollout in group.sample(request)] == [False]
+
+
+def test_a_group_without_runners_has_modules_and_samples_nothing() -> None:
+    made, engine = config("process", num_env_runners=0), LazyEngine("process")
+    specs = made.module_specs(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    group = EnvRunnerGroup(made, engine, specs, MetricsLogger(), samples=False)
+    assert (group.engine_name, group.worker_indices, group.module_specs) == ("none", [], specs)
+    for use in (
+        lambda: group.sample(SampleRequest(num_timesteps=4)),
+        lambda: group.sample_async(SampleRequest(num_timesteps=4)),
+    ):
+        with pytest.raises(SampleError, match="learns from recorded data"):
+            use()
+    group.sync_weights({"modules": {}}, 1)
+    assert group.get_state()["runners"] == [] and not engine.is_made
+    group.stop()
 
 
 def test_the_keys_of_the_costs_are_there_with_the_embedded_runner_too() -> None:

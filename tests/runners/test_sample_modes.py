@@ -9,8 +9,7 @@ import pytest
 
 from corral.data.episodes.rollout import Rollout
 from corral.errors import EnvError
-from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import SampleMode, make_mode
+from corral.runners.requests import SampleMode, SampleRequest, make_mode
 
 
 def play(

@@ -25,26 +25,26 @@ from corral.runners.mailbox import (
     patience_ends_s,
     shares,
 )
-from corral.runners.remote_runner import PendingSample, RemoteRunner
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runners.runner_handle import PendingSample, RunnerHandle
 from corral.testing import IdentityEnv
 
 
-def runners(*seconds_per_step: float) -> list[RemoteRunner]:
+def runners(*seconds_per_step: float) -> list[RunnerHandle]:
     made = [
-        RemoteRunner(i, PPOConfig(), LocalEngine(), CallLimits("auto")) for i, _ in enumerate(seconds_per_step, start=1)
+        RunnerHandle(i, PPOConfig(), LocalEngine(), CallLimits("auto")) for i, _ in enumerate(seconds_per_step, start=1)
     ]
     for runner, seconds in zip(made, seconds_per_step, strict=True):
         runner.seconds_per_step = seconds
     return made
 
 
-def asked(idle: list[RemoteRunner], num_timesteps: int) -> dict[int, int]:
+def asked(idle: list[RunnerHandle], num_timesteps: int) -> dict[int, int]:
     return {runner.index: steps for runner, steps in shares(num_timesteps, idle)}
 
 
-def speeds_of(group: list[RemoteRunner]) -> Speeds:
+def speeds_of(group: list[RunnerHandle]) -> Speeds:
     return Speeds(runner.seconds_per_step for runner in group)
 
 
@@ -157,7 +157,7 @@ def calls_of_the_driver(num_runners: int, *, one_by_one: bool, engine: Any = Non
     """Return the calls in the driver's files per runner, of an iteration after the first."""
     config = PPOConfig().environment(IdentityEnv).env_runners(num_env_runners=num_runners, num_envs_per_env_runner=1)
     group = EnvRunnerGroup(config, engine or OneWorkerEngine())
-    metrics, timers, files = MetricsLogger(), Timers(), ("runner_group.py", "remote_runner.py", "mailbox.py")
+    metrics, timers, files = MetricsLogger(), Timers(), ("runner_group.py", "runner_handle.py", "mailbox.py")
     num_calls = 0
 
     def iterate() -> None:

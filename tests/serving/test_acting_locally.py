@@ -22,9 +22,9 @@ from simulators import Simulator, Stranger, address_of, end, runner_of, served, 
 from at_least import at_least
 from corral import DQNConfig, PPOConfig, SACConfig, TD3Config
 from corral.core.space_descriptions import describe_space
+from corral.exploration.base import Random, StochasticSampling
 from corral.exploration.epsilon import EpsilonGreedy
 from corral.exploration.noise import GaussianNoise
-from corral.exploration.sampling import Random, StochasticSampling
 from corral.runners.policy_file import PolicyFile
 from corral.runners.policy_file import _noise as noise_of
 from corral.runners.requests import SampleRequest

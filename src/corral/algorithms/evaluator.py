@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from corral.data.episodes.rollout import Rollout
     from corral.modules.spec import ModuleSpec
     from corral.runners.evaluation.config import EvaluationConfig
-    from corral.runners.remote_runner import PendingSample
     from corral.runners.requests import SampleRequest
+    from corral.runners.runner_handle import PendingSample
 
 log = logging.getLogger("corral")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from corral.algorithms.algorithm_state import NOT_RESTORED
 from corral.algorithms.loop_run import LoopRun
 from corral.core.ids import ALL_MODULES
-from corral.core.metrics.reduction_settings import reduction_of_updates
+from corral.core.metrics.reducers import reduction_of_updates
 from corral.core.metrics.result import EARLY_MEANS, merge_nested
 from corral.core.metrics.result_html import Result
 from corral.core.metrics.timers import timer_results
@@ -140,10 +140,10 @@ class Report:
             setting_of_arrays=group.setting_of_arrays,
             is_served=group.is_served,
         )
-        num_errors = algorithm._callbacks.num_errors + group.num_callback_errors
+        num_errors = algorithm._callbacks.num_errors + group.counts.num_callback_errors
         num_errors += algorithm.learner_group.num_callback_errors
         if algorithm.evaluator.group is not None:
-            num_errors += algorithm.evaluator.group.num_callback_errors
+            num_errors += algorithm.evaluator.group.counts.num_callback_errors
         counts = {"num_callback_errors": num_errors}
         costs = {"timers": timers, "bottleneck": bottleneck, "time_total_s": self.time_total_s + iteration_s}
         if "timers" in result:  # callbacks of on_train_result may have written into each part

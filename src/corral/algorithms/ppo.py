@@ -189,7 +189,7 @@ class PPO(Algorithm):
             partial(self.learner_group.values, module_id),
             partial(self.advantages, config=config),
             normalize_advantages=config.normalize_advantages,
-            max_seq_len=self.learner_group.get_module(module_id).max_seq_len,
+            max_seq_len=self.modules[module_id].module.max_seq_len,
             for_user_code=self.modules[module_id].shows_batches,
         )
 

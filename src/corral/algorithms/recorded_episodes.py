@@ -24,7 +24,8 @@ from corral.data.replay import ReplayBuffer
 from corral.errors import DataError
 from corral.learners.losses import Batch, Loss
 from corral.learners.update import to_tensors
-from corral.runners.no_runners import NoRunners, describe_env
+from corral.runners.runner import EnvRunner
+from corral.runners.runner_group import EnvRunnerGroup
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
@@ -59,7 +60,7 @@ class RecordedEpisodes:
         self.mean_abs_q: dict[str, float] = {}
         self._validation: dict[str, Batch] = {}
 
-    def make_group(self, algorithm: Algorithm, config: AlgorithmConfig) -> NoRunners:
+    def make_group(self, algorithm: Algorithm, config: AlgorithmConfig) -> EnvRunnerGroup:
         """Return a runner group without runners, for the spaces of the env, of the config, or of the data.
 
         Raises:
@@ -67,13 +68,18 @@ class RecordedEpisodes:
             ConfigError: The spaces are not known.
         """
         if config.env is not None:
-            specs = describe_env(config)
+            runner = EnvRunner(config, makes_modules=False)
+            try:
+                specs = config.module_specs(*runner.describe_env()[:2])
+            finally:
+                runner.stop()
         else:
             given = config.observation_space, config.action_space
             specs = config.module_specs_of_spaces(
                 self._spaces_of_data() if None in given else {DEFAULT_MODULE_ID: given}
             )
-        return NoRunners(config, algorithm.engine, specs, algorithm.metrics)
+        config = config.copy(num_env_runners=0).freeze()
+        return EnvRunnerGroup(config, algorithm.engine, specs, algorithm.metrics, samples=False)
 
     def _spaces_of_data(self) -> Mapping[str, Any]:
         found = self._source.spaces

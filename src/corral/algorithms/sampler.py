@@ -88,11 +88,11 @@ class Sampler:
         while left > 0:
             # A round at a time. A batch in agent steps may take several rounds, as the agents per env step are known
             # only afterwards.
-            num_env_steps = self.num_env_steps_per_round or (
+            num_asked = self.num_env_steps_per_round or (
                 self._env_steps_for(left, rollouts) if self._counts_agents else left
             )
             request = SampleRequest(
-                num_timesteps=None if by_episode else num_env_steps,
+                num_timesteps=None if by_episode else num_asked,
                 num_episodes=left if by_episode else None,
                 timestep=algorithm.num_env_steps_sampled_lifetime,
                 with_infos=self._reads_infos,
@@ -100,12 +100,12 @@ class Sampler:
                 training_iteration=algorithm.training_iteration,
             )
             arrived = self._group.sample(request, algorithm.timers)
-            num_env_steps = sum(rollout.num_env_steps for rollout in arrived)
-            algorithm.num_env_steps_sampled_lifetime += num_env_steps  # also if an exception ends the next round
+            num_sampled = sum(rollout.num_env_steps for rollout in arrived)
+            algorithm.num_env_steps_sampled_lifetime += num_sampled  # also if an exception ends the next round
             if by_episode:
                 left -= sum(map(request.num_in, arrived))
             else:
-                left -= count_agent_steps(arrived) if self._counts_agents else num_env_steps
+                left -= count_agent_steps(arrived) if self._counts_agents else num_sampled
             rollouts += arrived
         for learn in self._receivers:
             learn(rollouts)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError
-from corral.exploration.base import Choice, Exploration, RowDistribution
-from corral.exploration.sampling import not_negative
+from corral.exploration.base import Choice, Exploration, RowDistribution, not_negative
 from corral.modules.pixels import find_scaling
 
 if TYPE_CHECKING:

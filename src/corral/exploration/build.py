@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Module of each built-in type, by name; the module is imported when its type is used.
 BUILT_IN = {
-    "StochasticSampling": "corral.exploration.sampling",
-    "Random": "corral.exploration.sampling",
+    "StochasticSampling": "corral.exploration.base",
+    "Random": "corral.exploration.base",
     "EpsilonGreedy": "corral.exploration.epsilon",
     "PerWorkerEpsilonGreedy": "corral.exploration.epsilon",
     "SoftQ": "corral.exploration.epsilon",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from corral.core.tree import Tree
 from corral.errors import ConfigError, nearest
+from corral.exploration.base import not_negative
 from corral.exploration.intrinsic import (
     FloatArray,
     IntrinsicReward,
@@ -21,7 +22,6 @@ from corral.exploration.intrinsic import (
     encoder,
     net_config,
 )
-from corral.exploration.sampling import not_negative
 from corral.modules.distributions import ActionDistribution, DiagGaussian, module_action_space
 from corral.modules.module import ModelConfig
 from corral.modules.networks import ACTIVATIONS, Encoder, Flat, mlp, orthogonal

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree
+from corral.exploration.base import not_negative
 from corral.exploration.intrinsic import (
     MINIBATCH_ROWS,
     FloatArray,
@@ -23,7 +24,6 @@ from corral.exploration.intrinsic import (
     encoder,
     net_config,
 )
-from corral.exploration.sampling import not_negative
 from corral.modules.module import ModelConfig
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from corral.core.schedules import Schedule, schedule_value, validate_schedule
 from corral.errors import ConfigError
-from corral.exploration.base import Choice, Exploration, RowDistribution
-from corral.exploration.sampling import not_negative
+from corral.exploration.base import Choice, Exploration, RowDistribution, not_negative
 
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError, nearest
-from corral.exploration.base import Delegating, RowDistribution
+from corral.exploration.base import Delegating, RowDistribution, not_negative
 from corral.exploration.build import make_sub_exploration
-from corral.exploration.sampling import not_negative
 from corral.learners.learner_state import get_learner_state, set_learner_state
 from corral.learners.optimizers import ModuleOptimizer
 from corral.modules.module import ModelConfig, NetworkConfig

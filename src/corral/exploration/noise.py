@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from corral.core.schedules import Schedule, schedule_value, validate_schedule
 from corral.errors import ConfigError
-from corral.exploration.base import Choice, Exploration, RowDistribution
+from corral.exploration.base import Choice, Exploration, RowDistribution, not_negative
 from corral.exploration.epsilon import per_actor
-from corral.exploration.sampling import not_negative
 from corral.modules.distributions import DiagGaussian
 
 FloatArray = NDArray[np.float64]

@@ -12,11 +12,10 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from corral.core.tree import map_tree
-from corral.exploration.base import Delegating, RowDistribution
+from corral.exploration.base import Delegating, RowDistribution, not_negative
 from corral.exploration.build import make_sub_exploration
 from corral.exploration.epsilon import DISCRETE
 from corral.exploration.noise import between
-from corral.exploration.sampling import not_negative
 from corral.modules.distributions import DiagGaussian
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from corral.errors import ConfigError
+from corral.exploration.base import not_negative
 from corral.exploration.intrinsic import (
     MINIBATCH_ROWS,
     FloatArray,
@@ -22,7 +23,6 @@ from corral.exploration.intrinsic import (
     encoder,
     net_config,
 )
-from corral.exploration.sampling import not_negative
 
 
 class RE3(IntrinsicReward):

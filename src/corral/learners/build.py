@@ -17,7 +17,7 @@ from corral.engines.call_limits import CallLimits
 from corral.learners.distributed import LOOPBACK, Peers, learner_device
 from corral.learners.learner import Learner
 from corral.learners.learner_group import LearnerGroup
-from corral.learners.remote_learners import RemoteLearnerGroup, build_copy, frozen_parameters
+from corral.learners.remote_learners import RemoteLearners, build_copy, frozen_parameters
 from corral.learners.settings import LearningSpec
 from corral.modules.layers import share_layers
 from corral.modules.module import Module
@@ -64,14 +64,14 @@ def make_learner_group(
     factories = [
         partial(_make_worker, config, specs, learning, weights, frozen, rank) for rank in range(config.num_learners)
     ]
-    return RemoteLearnerGroup(
-        copy,
+    remote = RemoteLearners(
         start_learners(engine, config, factories),
         host=LOOPBACK if engine.traits.is_on_one_machine else None,
         start_timeout_s=config.start_timeout_s,
         describe_available=engine.describe_available,
         limits=CallLimits(config.worker_timeout_s),
     )
+    return LearnerGroup(copy, remote)
 
 
 def start_learners(engine: Engine, config: LearnerConfig, factories: Sequence[Callable[[], Any]]) -> list[WorkerHandle]:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corral.learners.gradients import total_loss
-from corral.learners.losses import Batch
+from corral.learners.losses import call_loss, total_loss
 from corral.learners.minibatches import loss_error
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import UpdateSettings
-from corral.learners.update import LearnerPart, ModuleUpdate
+from corral.learners.update import LearnerPart, Minibatch, ModuleUpdate
 
 
 class DeviceUpdate(ModuleUpdate):
@@ -48,15 +47,16 @@ class DeviceUpdate(ModuleUpdate):
             and settings.grad_clip_by == "global_norm"
         )
 
-    def step(self, minibatch: Batch) -> None:
+    def step(self, minibatch: Minibatch) -> None:
         """Take a gradient step on a minibatch, unless one has failed; see `ModuleUpdate.step` for other errors."""
         settings, optimizer, report = self.settings, self.optimizer, self.report
         groups: Collection[str] = optimizer.groups
         if not self._moves_all:
             groups = settings.groups_at(report.num_steps + 1, groups)
-        loss, reported = self._compute_loss(self.module, minibatch, settings.coefficients)
+        loss_fn, rows = self._objective.loss, minibatch.rows
+        loss, reported = call_loss(loss_fn, self.module_id, self.module, rows, settings.coefficients)
         total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
-        self._compute_gradients(loss, True, groups)
+        self._compute_gradients(loss, True, groups, minibatch)
         norms = {name: _clip(optimizer.steppable[name], settings.grad_clip, self._failed) for name in groups}
         is_finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
         self._failed = torch.where(is_finite, self._failed, 1.0)
@@ -65,8 +65,8 @@ class DeviceUpdate(ModuleUpdate):
         for constrain in self._constraints:
             constrain()
         names = {f"gradients_{name}_optimizer_global_norm": norm for name, norm in norms.items()}
-        report.add(total, {**reported, **names}, {}, self._order)
-        self._steps.append((self.place, total.detach(), reported, norms, self._failed))
+        report.add(total, {**reported, **names}, {}, minibatch.order)
+        self._steps.append(((minibatch.epoch, minibatch.index), total.detach(), reported, norms, self._failed))
         if settings.after_step is not None:
             with torch.no_grad():
                 settings.after_step(self.module, groups)

@@ -9,10 +9,9 @@ import numpy as np
 
 from corral.errors import LossError
 from corral.learners.distributed import Peers
-from corral.learners.losses import Batch
 from corral.learners.minibatches import Cuts, row_bounds
 from corral.learners.settings import Stop
-from corral.learners.update import ModuleUpdate
+from corral.learners.update import Minibatch, ModuleUpdate
 
 
 class JointUpdate(ModuleUpdate):
@@ -43,10 +42,10 @@ class JointUpdate(ModuleUpdate):
             )
         super().__init__(*arguments, smallest=(min(self._sizes), min(units)))
 
-    def minibatches(self) -> Iterator[Batch]:
+    def minibatches(self) -> Iterator[Minibatch]:
         """Yield the minibatches; see `ModuleUpdate.minibatches`."""
         for minibatch in super().minibatches():
-            if self.place[1] == 0:
+            if minibatch.index == 0:
                 self._shares = self._find_shares()
             yield minibatch
 
@@ -57,7 +56,7 @@ class JointUpdate(ModuleUpdate):
 
     def _find_shares(self) -> Sequence[float]:
         """Return this learner's share of the rows of each minibatch of an epoch."""
-        own = self.cuts.sizes(*self.drawn)
+        own = self.cuts.sizes()
         if "unit_starts" in self._batch:  # the sizes of the minibatches of others do not follow from their batches
             in_all = np.sum(self._peers.gather(*own), axis=1)
         else:
@@ -65,10 +64,10 @@ class JointUpdate(ModuleUpdate):
         shares: list[float] = (np.array(own) / in_all).tolist()
         return shares
 
-    def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str]) -> bool:
-        is_finite = super()._compute_gradients(loss, is_finite, groups)
+    def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str], minibatch: Minibatch) -> bool:
+        is_finite = super()._compute_gradients(loss, is_finite, groups, minibatch)
         steppable = [parameter for name in groups for parameter in self.optimizer.steppable[name]]
-        return self._peers.average(steppable, self._shares[self.place[1]], not is_finite)
+        return self._peers.average(steppable, self._shares[minibatch.index], not is_finite)
 
     def _error(self, error: LossError) -> LossError:
         return self._peers.problems(error)

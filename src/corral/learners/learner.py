@@ -279,13 +279,14 @@ class Learner(Viewable):
             if module_id not in self._parts or each.loss not in self._parts[module_id].objectives:
                 self._refuse_loss(module_id, each.loss)
         for group in self.group_sharing([module_id for module_id in batches if module_id in settings]):
-            shown: dict[str, Batch] = {}
-            added: dict[str, dict[str, Any]] = {}  # results of callbacks
-            for module_id in group:
-                shown[module_id] = batches[module_id]
-                if self.callbacks.heard:
-                    shown[module_id], added[module_id] = self._show_batch(module_id, batches[module_id])
-                if not num_rows(shown[module_id]):
+            shown = {module_id: batches[module_id] for module_id in group}
+            added: dict[str, dict[str, Any]] = {module_id: {} for module_id in group}  # by callbacks, to the results
+            if "on_learn_on_batch" in self.callbacks.heard:
+                shown = {
+                    module_id: self._show_batch(module_id, shown[module_id], added[module_id]) for module_id in group
+                }
+            for module_id, batch in shown.items():
+                if not num_rows(batch):
                     raise LossError(
                         f"learners/{module_id}: the batch is empty. Did a callback set all of `valid` to False?"
                     )
@@ -350,21 +351,18 @@ class Learner(Viewable):
         suits = DeviceUpdate.suits(part, settings) and self._make_update is ModuleUpdate
         return (DeviceUpdate if suits else self._make_update)(part, batch, settings, *args)
 
-    def _show_batch(self, module_id: str, batch: Batch) -> tuple[Batch, dict[str, Any]]:
-        """Fire `on_learn_on_batch`, and return the batch and the results as the callbacks left them.
+    def _show_batch(self, module_id: str, batch: Batch, added: dict[str, Any]) -> Batch:
+        """Fire `on_learn_on_batch`, and return the batch as the callbacks left it; they may add to the results.
 
         Raises:
             CallbackError: A callback raised, or wrote an action outside the action space.
         """
-        added: dict[str, Any] = {}
-        if "on_learn_on_batch" in self.callbacks.heard:
-            columns = Columns(batch, num_rows(batch))
-            self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
-            batch = columns.columns
-            if "actions" in batch:
-                space = module_action_space(self.modules[module_id].action_space)
-                self.callbacks.check_actions(batch["actions"], space, "on_learn_on_batch")
-        return batch, added
+        columns = Columns(batch, num_rows(batch))
+        self._fire("on_learn_on_batch", module_id, train_batch=columns, result=added)
+        if "actions" in columns.columns:
+            space = module_action_space(self.modules[module_id].action_space)
+            self.callbacks.check_actions(columns.columns["actions"], space, "on_learn_on_batch")
+        return columns.columns
 
     def _show_gradients(
         self, module_id: str, optimizer: ModuleOptimizer | GroupOptimizers, groups: Collection[str]

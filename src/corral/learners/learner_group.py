@@ -1,13 +1,15 @@
-"""The learners of an algorithm behind one object; here the one in this process."""
+"""The learners of an algorithm behind one object, wherever they are."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -17,16 +19,16 @@ from corral.core.metrics.timers import Timers
 from corral.core.plain import check_parts
 from corral.core.seeding import check_rng, get_global_rngs, set_global_rngs
 from corral.core.tree import Tree
-from corral.errors import CheckpointError, CorralError
+from corral.errors import CheckpointError, CorralError, WorkerDiedError
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
+from corral.learners.remote_learners import RemoteLearners, Results, Weights
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.layers import SharedLayers
 from corral.modules.module import Module
 from corral.modules.spec import ModuleSpec
 
-Results = dict[str, dict[str, Any]]
-"""What an update reports, by module id."""
+log = logging.getLogger("corral")
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,15 @@ class PendingUpdate:
 class LearnerGroup:
     """Updates the modules and returns their weights with a version number.
 
-    This one has one learner, in this process, which answers at once. `RemoteLearnerGroup` has learners that an engine
-    runs.
+    There is one learner in this process, which answers at once, or learners that an engine runs. Then the learner of
+    this process only keeps a copy of the first one's weights, which stays when they end.
 
     Args:
-        learner: The learner.
+        learner: The learner of this process.
+        remote: The learners that an engine runs, with the same weights; the group ends them. `None` is none.
 
     Attributes:
-        learner_here: The learner of this process.
+        remote: The learners that an engine runs, or `None`.
         num_learners: Number of learners that take gradient steps.
         num_callback_errors: Exceptions in callbacks that `on_error="log"` kept from ending the run, up to the last
             collection of metrics.
@@ -65,16 +68,24 @@ class LearnerGroup:
         is_watched: Whether somebody may change weights by hand, so that `take_changes` compares them.
     """
 
-    _own_processes: ClassVar[bool] = False  # whether each learner has a process of its own
-    num_learners: int = 1
-
-    def __init__(self, learner: Learner) -> None:
-        """Keep the learner."""
-        self.learner_here = learner
+    def __init__(self, learner: Learner, remote: RemoteLearners | None = None) -> None:
+        """Keep the learners."""
+        self._learner, self.remote = learner, remote
+        self.num_learners = 1 if remote is None else len(remote.workers)
         self.weights_version = self.num_callback_errors = 0
         self.is_watched = False
+        self._is_behind = False  # whether an engine's learners have weights that the copy here lacks
         self._noted: list[bytes] | None = None  # the weights of `weights_version`, while nothing learns
         self._spare_states: list[dict[str, Any]] = []  # of learners of a restored run, beyond the learners here
+
+    @property
+    def learner_here(self) -> Learner:
+        """The learner of this process; a copy has the weights of the last update if an engine still has them."""
+        if self._is_behind and self.remote is not None and self.remote.ended is None:
+            with suppress(WorkerDiedError):
+                self._learner.set_weights(self.remote.get_weights())
+        self._is_behind = False
+        return self._learner
 
     # Learning.
 
@@ -93,8 +104,10 @@ class LearnerGroup:
             LossError: See `Learner.update`; also if there are fewer rows than learners.
             WorkerDiedError: A worker died in this update, or the workers were ended by an earlier error.
         """
+        if self.remote is not None:
+            return self.update_async(batches, settings).result()
         try:
-            return self.learner_here.update(batches, settings)
+            return self._learner.update(batches, settings)
         finally:
             self.weights_version += 1  # after an error too: steps before it have changed the weights
 
@@ -113,16 +126,32 @@ class LearnerGroup:
             LossError: There are fewer rows than learners.
             WorkerDiedError: The workers were ended by an earlier error.
         """
-        done: Future[Results] = Future()
+        if self.remote is not None:
+            was_behind, self._is_behind = self._is_behind, True  # if an interrupt ends this in the middle
+            try:
+                futures, take = self.remote.begin_update(batches, settings)
+            except BaseException:
+                self.weights_version += 1
+                raise
+            self._is_behind = was_behind
+            return PendingUpdate(partial(self._receive, take), futures)
+        done: Future[tuple[Results, Weights]] = Future()
         try:
-            done.set_result(self.learner_here.update(batches, settings))
+            done.set_result((self._learner.update(batches, settings), {}))
         except Exception as error:
             done.set_exception(error)
-        return PendingUpdate(partial(self._receive, done), [done])
+        return PendingUpdate(partial(self._receive, done.result), [done])
 
-    def _receive(self, update: Future[Results]) -> Results:
-        self.weights_version += 1
-        return update.result()
+    def _receive(self, take: Callable[[], tuple[Results, Weights]]) -> Results:
+        """Return the results of an update, and copy its weights."""
+        self._is_behind = self.remote is not None
+        try:
+            results, weights = take()
+            self._learner.set_weights(weights)
+            self._is_behind = False
+            return results
+        finally:
+            self.weights_version += 1  # after an error too: steps before it have changed the weights
 
     # Modules.
 
@@ -155,17 +184,26 @@ class LearnerGroup:
         self.learner_here.add_module(module_id, module, learning)
         self.weights_version += 1
         self.note_weights()
+        if self.remote is not None:
+            self.remote.add_module(module_id, self._learner, spec, learning, shared_layers)
 
     def remove_module(self, module_id: str) -> None:
         """Remove a module from all learners, with the state of its optimizer, and increase `weights_version`."""
         self.learner_here.remove_module(module_id)
         self.weights_version += 1
         self.note_weights()
+        if self.remote is not None:
+            self.remote.call_all(Learner.remove_module, module_id)
 
     def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
         """Call `fn(module, *args)` on a module in every learner, for example to move targets or freeze parameters."""
+        learner = self._learner
+        if self.remote is not None:
+            learner, self._is_behind = self.learner_here, True
+            self.remote.call_all(_apply, module_id, fn, *args)
         with torch.no_grad():
-            fn(self.learner_here.modules[module_id], *args)
+            fn(learner.modules[module_id], *args)
+        self._is_behind = False
 
     def foreach_learner(self, fn: Callable[..., Any], *args: Any, each: Sequence[Any] | None = None) -> list[Any]:
         """Return `fn(learner, *args)` of every learner that takes gradient steps, and increase `weights_version`.
@@ -177,6 +215,7 @@ class LearnerGroup:
             *args: Its further arguments.
             each: One more argument for each learner, after the learner; `None` is none.
         """
+        self._is_behind = self.remote is not None
         try:
             return self._call_each(fn, [((one,) if each else ()) + args for one in each or [None] * self.num_learners])
         finally:
@@ -198,9 +237,13 @@ class LearnerGroup:
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights into all learners, by module id and parameter name, and increase `weights_version`."""
+        if self.remote is not None:
+            self._learner.set_weights(weights)
+            self._is_behind = True
         self._call_all(Learner.set_weights, weights)
         self.weights_version += 1
         self.note_weights()
+        self._is_behind = False
 
     def watch(self) -> None:
         """Notice what is changed by hand in the modules from now on."""
@@ -218,6 +261,8 @@ class LearnerGroup:
 
     def take_changes(self) -> bool:
         """Return whether watched weights were changed by hand; all learners then have them, in a new version."""
+        if self.remote is not None and self.remote.ended is not None:
+            return False
         if self._noted is None or self._copy_weights() == self._noted:
             return False
         self.set_weights(self.get_weights())
@@ -236,7 +281,15 @@ class LearnerGroup:
         If the workers are gone, the state has the weights of the last update and optimizers that begin again, because
         the state of the optimizers was in the workers.
         """
-        arguments = [(rank == 0, self._own_processes) for rank in range(self.num_learners)]
+        if self.remote is not None and self.remote.ended is not None:
+            log.warning(
+                "The learners have ended (%s): this state has the weights of the last update, but not the state of the "
+                "optimizers.",
+                self.remote.ended.rstrip("."),
+            )
+            own = {**self._learner.get_own_state(), "rngs": None}
+            return {**self._learner.get_state(), "by_learner": [own], "weights_version": self.weights_version}
+        arguments = [(rank == 0, self.remote is not None) for rank in range(self.num_learners)]
         states = self._call_each(_get_state, arguments)
         _raise_first(states)
         by_learner = [*(own for own, _ in states), *self._spare_states]
@@ -269,6 +322,8 @@ class LearnerGroup:
             CheckpointError: The state was saved with other modules or optimizers, or is damaged.
         """
         common = {name: state[name] for name in ("weights", "optimizers")}
+        if self.remote is not None:
+            self._learner.set_state(common)
         own = [*state["by_learner"], *[None] * self.num_learners][: self.num_learners]
         _raise_first(self._call_each(_set_state, [(common, each) for each in own]))
         self._spare_states = list(state["by_learner"][self.num_learners :])
@@ -284,9 +339,14 @@ class LearnerGroup:
         """Collect what the learners' callbacks logged since the last call, under `learners`, and the time they took.
 
         The learner of this process logs into the metrics and timers of the algorithm itself. Callbacks run within the
-        time of learning, and the callbacks of several learners run at the same time.
+        time of learning.
         """
-        self.num_callback_errors = self.learner_here.callbacks.num_errors
+        if self.remote is None:
+            self.num_callback_errors = self._learner.callbacks.num_errors
+            return
+        parts, seconds, self.num_callback_errors = self.remote.collect_metrics()
+        timers.add(seconds)
+        metrics.aggregate(parts, key="learners")
 
     def _call_all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return `function(learner, *args)` of every learner that takes gradient steps."""
@@ -294,10 +354,19 @@ class LearnerGroup:
 
     def _call_each(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Return `function(learner, *args)` of every learner that takes gradient steps, each with its own arguments."""
-        return [function(self.learner_here, *args) for args in arguments]
+        if self.remote is not None:
+            return self.remote.call_each(function, arguments)
+        return [function(self._learner, *args) for args in arguments]
 
     def stop(self) -> None:
-        """End the workers, if there are any; the modules can still be read."""
+        """End the engine's learners, if there are any; the modules can still be read."""
+        if self.remote is not None:
+            self.remote.stop()
+
+
+def _apply(learner: Learner, module_id: str, fn: Callable[..., None], *args: Any) -> None:
+    with torch.no_grad():
+        fn(learner.modules[module_id], *args)
 
 
 # An exception in a worker would end all workers, so these two return it.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from corral.core.metrics.reduction_settings import reduction_of_updates
+from corral.core.metrics.reducers import reduction_of_updates
 from corral.core.sequences import rows_of_sequences, start_bounds
 from corral.core.tree import num_rows
 from corral.errors import LossError
@@ -39,7 +39,10 @@ class Cuts:
         size: Number of rows that the loss is the mean over: all rows, or of units those that the column `learns` marks,
             which leaves out the burn-in of sequences, and the observations after their steps.
         num_parts: Number of minibatches.
+        drawn: What `draw` returned last.
     """
+
+    drawn: tuple[NDArray[np.int64] | None, list[int]]
 
     def __init__(self, batch: Batch) -> None:
         """Find the units; there is one minibatch until `cut` says otherwise."""
@@ -66,15 +69,18 @@ class Cuts:
         """
         bounds = self.bounds
         if self._rng is None:
-            return None, [int(bounds[part]) for part in self._parts]
+            self.drawn = None, [int(bounds[part]) for part in self._parts]
+            return self.drawn
         order = self._rng.permutation(self.num_units)
-        if isinstance(bounds, range):
-            return order, self._parts
-        ends = np.append(0, np.cumsum(np.diff(bounds)[order]))
-        return rows_of_sequences(bounds, order), ends[self._parts].tolist()
+        self.drawn = order, self._parts
+        if not isinstance(bounds, range):
+            ends = np.append(0, np.cumsum(np.diff(bounds)[order]))
+            self.drawn = rows_of_sequences(bounds, order), ends[self._parts].tolist()
+        return self.drawn
 
-    def sizes(self, order: NDArray[np.int64] | None, bounds: Sequence[int]) -> list[int]:
-        """Return the size of each minibatch of an epoch, counted as `size` counts; see `draw`."""
+    def sizes(self) -> list[int]:
+        """Return the size of each minibatch of the epoch that was drawn last, counted as `size` counts."""
+        order, bounds = self.drawn
         ends = np.asarray(bounds)
         if self._learns is not None:
             ends = np.append(0, np.cumsum(self._learns if order is None else self._learns[order]))[ends]

@@ -6,21 +6,18 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from corral.core.tree import map_tree, slice_rows
 from corral.errors import LossError
-from corral.learners.gradients import backward, clip_gradients, total_loss
 from corral.learners.group_optimizers import GroupOptimizers
-from corral.learners.losses import Batch, Loss, call_loss
+from corral.learners.losses import Batch, Loss, backward, call_loss, clip_gradients, total_loss
 from corral.learners.minibatches import Cuts, UpdateReport, loss_error
-from corral.learners.numpy_q_learning import fast_form, is_q_loss
+from corral.learners.numpy_q_learning import FastForm, fast_form, is_q_loss
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import Stop, UpdateSettings
 from corral.modules.inference import ActingWeights
@@ -73,6 +70,24 @@ class LearnerPart:
     objectives: dict[str, Objective] = field(default_factory=dict)
 
 
+class Minibatch(NamedTuple):
+    """What one gradient step learns from.
+
+    Attributes:
+        rows: Its columns: tensors on the device, or arrays if NumPy computes the gradients.
+        epoch: Number of its epoch, from 0.
+        index: Number of the minibatch in the epoch, from 0.
+        order: The order of the rows of the batch in the epoch; `None` if they are taken as they come.
+        numpy_form: The loss in NumPy, which computes the gradients too; `None` leaves them to autograd.
+    """
+
+    rows: Batch
+    epoch: int
+    index: int
+    order: Tensor | None
+    numpy_form: FastForm | None
+
+
 class ModuleUpdate:
     """An update of one module from one batch: a gradient step on each minibatch, in one or several epochs.
 
@@ -93,8 +108,6 @@ class ModuleUpdate:
         settings: How it learns from the batch.
         optimizer: The optimizer of the loss that is minimised.
         cuts: How the batch is cut into minibatches.
-        drawn: Order and bounds of this epoch's minibatches, as `Cuts.draw` returned them.
-        place: Numbers of the epoch and of the minibatch in it, from 0.
         report: What the gradient steps reported so far.
     """
 
@@ -135,38 +148,31 @@ class ModuleUpdate:
             settings.check_groups(optimizer.groups, self._num_steps)
         optimizer.set_lr(settings.lr)
         self.report = UpdateReport(self.cuts.size, self.cuts.num_parts)
-        self.drawn: tuple[NDArray[np.int64] | None, list[int]]
-        self._order: Tensor | None  # of the rows in this epoch
 
-    def minibatches(self) -> Iterator[Batch]:
-        """Yield the minibatches of all epochs, each epoch in a new order, until `UpdateSettings.stop` ends the epochs.
-
-        The columns are tensors on the device, or arrays if NumPy computes the gradients.
-        """
+    def minibatches(self) -> Iterator[Minibatch]:
+        """Yield the minibatches of all epochs, each in a new order, until `UpdateSettings.stop` ends the epochs."""
         if not self.module.training:  # `Learner.values` leaves it in evaluation mode
             self.module.train()
         # NumPy reads the arrays of a whole batch, in one step; minibatches of several steps are slices of tensors.
-        loss, fast = self._objective.loss, None
+        fast = None
         if self._num_steps == 1 and self._objective.has_numpy_form:
-            fast = fast_form(loss, self.module, self.optimizer.torch_optimizer, self._batch)
-        self._needs_backward = fast is None
-        self._compute_loss: Any = partial(call_loss, loss, self.module_id) if fast is None else fast
+            fast = fast_form(self._objective.loss, self.module, self.optimizer.torch_optimizer, self._batch)
         batch = to_tensors(self._batch, self._device) if fast is None else self._batch
         for epoch in range(self.settings.num_epochs):
             # The batch is put into its new order once per epoch, so that minibatches are slices and no copies.
-            self.drawn = new_order, bounds = self.cuts.draw()
-            rows, self._order = batch, None
+            new_order, bounds = self.cuts.draw()
+            rows, order = batch, None
             if new_order is not None:
-                self._order = torch.from_numpy(new_order).to(self._device)
-                rows = map_tree(lambda column, order=self._order: column.index_select(0, order), batch)
+                order = torch.from_numpy(new_order).to(self._device)
+                rows = map_tree(lambda column, order=order: column.index_select(0, order), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
-                self.place = epoch, index
-                yield rows if len(bounds) == 2 else slice_rows(rows, start, stop)
+                part = rows if len(bounds) == 2 else slice_rows(rows, start, stop)
+                yield Minibatch(part, epoch, index, order, fast)
             # Only after whole epochs: the mean over one minibatch is too noisy to decide by.
             if self.settings.stop is not None and self._asks_to_stop(self.settings.stop):
                 break
 
-    def step(self, minibatch: Batch) -> None:
+    def step(self, minibatch: Minibatch) -> None:
         """Take a gradient step on a minibatch.
 
         Raises:
@@ -180,22 +186,28 @@ class ModuleUpdate:
         if not self._moves_all:
             groups = settings.groups_at(report.num_steps + 1, groups)
         # A loss is one scalar, or a scalar for each group of parameters, whose sum is reported.
-        loss, reported = self._compute_loss(self.module, minibatch, settings.coefficients)
+        if minibatch.numpy_form is None:
+            loss, reported = call_loss(
+                self._objective.loss, self.module_id, self.module, minibatch.rows, settings.coefficients
+            )
+        else:
+            loss, reported = minibatch.numpy_form(self.module, minibatch.rows, settings.coefficients)
         total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
         # Gradients are clipped and checked before the step: a step that is not finite would ruin the weights.
-        if self._compute_gradients(loss, math.isfinite(total.item()), groups):
+        if self._compute_gradients(loss, math.isfinite(total.item()), groups, minibatch):
             clipped = optimizer.trainable if settings.grad_clip_by == "norm" else optimizer.steppable
             norms = clip_gradients(clipped, groups, settings.grad_clip, settings.grad_clip_by)
         else:
             norms = dict.fromkeys(groups or optimizer.groups, math.nan)
         if not all(map(math.isfinite, norms.values())):
-            raise self._error(loss_error(self.module_id, *self.place, total, reported, norms))
+            place = minibatch.epoch, minibatch.index
+            raise self._error(loss_error(self.module_id, *place, total, reported, norms))
         # Some layers have weights that must stay in a set, such as a norm of 1: they are put back after each step.
         optimizer.step(groups)
         for constrain in self._constraints:
             constrain()
         # Target networks follow here, after each gradient step.
-        report.add(total, reported, norms, self._order)
+        report.add(total, reported, norms, minibatch.order)
         if settings.after_step is not None:
             with torch.no_grad():
                 settings.after_step(self.module, groups)
@@ -208,9 +220,9 @@ class ModuleUpdate:
             results[f"{name}_optimizer_learning_rate"] = lr
         return results
 
-    def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str]) -> bool:
+    def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str], minibatch: Minibatch) -> bool:
         """Compute the gradients of groups of parameters, and return whether they can be used."""
-        if is_finite and self._needs_backward:
+        if is_finite and minibatch.numpy_form is None:
             self.optimizer.zero_grad(groups)
             trainable = self.optimizer.trainable
             backward(loss, {name: trainable[name] for name in groups}, self.module_id, len(self.optimizer.groups))

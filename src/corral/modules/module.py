@@ -544,7 +544,7 @@ class ActorCritic(Module):
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
         if self.log_std_bounds is not None:
             outputs = self.log_std_bounds(outputs)
-        return self.mask_outputs(obs, outputs)
+        return self.mask_outputs(obs, outputs) if self.has_action_mask else outputs
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations to `dist_inputs`, float32 `[B, D]`."""

@@ -273,7 +273,7 @@ class QModule(Module):
             values: Tensor = (self.target_q if target else self.q)(obs)
         else:
             values = self.logits(obs, target=target).softmax(-1) @ self.atoms
-        return self.mask_outputs(obs, values)
+        return self.mask_outputs(obs, values) if self.has_action_mask else values
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from corral.modules.spec import ModuleSpec
     from corral.runners.config import RunnerConfig
     from corral.runners.lanes import Lanes
-    from corral.runners.sample_modes import SampleMode
+    from corral.runners.requests import SampleMode
 
 Choices = tuple[Any, NDArray[np.float32], Any]
 

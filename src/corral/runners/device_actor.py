@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from corral.core.tree import Tree
+from corral.exploration.base import StochasticSampling
 from corral.exploration.noise import GaussianNoise
-from corral.exploration.sampling import StochasticSampling
 from corral.modules.distributions import DiagGaussian
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from corral.core.interrupts import interrupts_deferred
 from corral.core.metrics.logger import MetricsLogger, Parts
 from corral.core.metrics.timers import Timers
 from corral.data.episodes.rollout import Rollout
-from corral.runners.remote_runner import PendingSample, RemoteRunner, SentWeights
 from corral.runners.requests import SampleReply, SampleRequest
 from corral.runners.restarts import Recovery
+from corral.runners.runner_handle import PendingSample, RunnerHandle, SentWeights
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
@@ -63,7 +62,7 @@ class Speeds:
         return (self._sorted[low + (low >= place)] + self._sorted[high + (high >= place)]) / 2
 
 
-def add_excess_wait(runner: RemoteRunner, speeds: Speeds, factor: float | None, num_env_steps: int) -> None:
+def add_excess_wait(runner: RunnerHandle, speeds: Speeds, factor: float | None, num_env_steps: int) -> None:
     """Add the time that a slow runner cost the others with a fragment; a runner as fast as they are starts at 0 again.
 
     Args:
@@ -79,12 +78,12 @@ def add_excess_wait(runner: RemoteRunner, speeds: Speeds, factor: float | None, 
         runner.excess_wait_s += num_env_steps * (runner.seconds_per_step - factor * usual)
 
 
-def is_straggler(runner: RemoteRunner) -> bool:
+def is_straggler(runner: RunnerHandle) -> bool:
     """Return whether a runner has used up the patience of the others."""
     return runner.excess_wait_s > PATIENCE_S
 
 
-def patience_ends_s(runner: RemoteRunner, speeds: Speeds, factor: float | None) -> float:
+def patience_ends_s(runner: RunnerHandle, speeds: Speeds, factor: float | None) -> float:
     """Return the clock reading until which a requested fragment is worth waiting for; infinity where not known."""
     usual, call = speeds.usual_without(runner.seconds_per_step), runner.sampling
     if factor is None or math.isnan(usual) or call is None or call.request.num_timesteps is None:
@@ -93,7 +92,7 @@ def patience_ends_s(runner: RemoteRunner, speeds: Speeds, factor: float | None) 
     return call.asked_s + expected_s + max(0.0, PATIENCE_S - runner.excess_wait_s)
 
 
-def shares(num_wanted: int, idle: Sequence[RemoteRunner], *, exactly: bool = False) -> list[tuple[RemoteRunner, int]]:
+def shares(num_wanted: int, idle: Sequence[RunnerHandle], *, exactly: bool = False) -> list[tuple[RunnerHandle, int]]:
     """Return each runner's even part of env steps or episodes; stragglers get as much as they finish in the same time.
 
     Args:
@@ -118,6 +117,10 @@ def shares(num_wanted: int, idle: Sequence[RemoteRunner], *, exactly: bool = Fal
     return [(runner, wanted) for runner, wanted in asked if wanted]
 
 
+def _no_fragment() -> None:
+    """Stand for the reference to a fragment that nobody holds."""
+
+
 class Mailbox:
     """Asks runners for fragments, and keeps what has arrived until somebody takes it.
 
@@ -130,7 +133,7 @@ class Mailbox:
     def __init__(
         self,
         config: RunnerConfig,
-        runners: Mapping[int, RemoteRunner],
+        runners: Mapping[int, RunnerHandle],
         weights: SentWeights,
         recovery: Recovery,
         *,
@@ -140,7 +143,7 @@ class Mailbox:
 
         Args:
             config: Settings of the runners.
-            runners: Runners of the engine by index.
+            runners: Handles of the runners by index.
             weights: Weights that a runner gets before it is asked.
             recovery: What is told of failures.
             has_own_process: Whether each runner is in a process of its own.
@@ -208,13 +211,9 @@ class Mailbox:
         self.taken[:0] = taken
         self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
 
-    def idle(self) -> list[RemoteRunner]:
+    def idle(self) -> list[RunnerHandle]:
         """Return the runners that can be asked and hold no request."""
-        return [self._runners[index] for index in self.holding(0)]
-
-    def holding(self, num_requests: int) -> list[int]:
-        """Return the indices of the runners that can be asked, and hold so many requests."""
-        return [i for i, runner in self._runners.items() if runner.ready and len(runner.requests) == num_requests]
+        return [runner for runner in self._runners.values() if runner.ready and not runner.requests]
 
     def return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
@@ -238,20 +237,16 @@ class Mailbox:
         for index, call, reply in self.take_replies(indices if new_only else None):
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
-            self._keep(index, reply)
+            self.taken.append((index, reply.rollout))
+            self.keep_logged(index, reply.metrics, reply.seconds, weakref.ref(reply.rollout))
+            self.num_env_steps += reply.rollout.num_env_steps
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
         return len(indices)
 
-    def _keep(self, index: int, reply: SampleReply) -> None:
-        """Keep a fragment until a call returns it."""
-        self.taken.append((index, reply.rollout))
-        self._logged.append((index, reply.metrics, reply.seconds, weakref.ref(reply.rollout)))
-        self.num_env_steps += reply.rollout.num_env_steps
-
     def idle_runners(self) -> list[int]:
         """Return the indices of the runners that `ask` can be called with now."""
-        return self.holding(0)
+        return [runner.index for runner in self.idle()]
 
     def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
         """Ask one runner for samples, and return the call, whose answer `take_replies` returns.
@@ -303,13 +298,19 @@ class Mailbox:
                     self._speeds.replace(seconds_before, runner.seconds_per_step)
                     yield runner.index, call, reply
 
-    def keep_metrics(self, index: int, reply: SampleReply) -> None:
-        """Let `collect_metrics` collect what came with a reply."""
-        self.keep_logged(index, reply.metrics, reply.seconds)
+    def keep_logged(
+        self, index: int, parts: Parts, seconds: dict[str, float], fragment: Callable[[], Rollout | None] = _no_fragment
+    ) -> None:
+        """Let `collect_metrics` collect what a runner logged, and the seconds of its timers.
 
-    def keep_logged(self, index: int, parts: Parts, seconds: dict[str, float]) -> None:
-        """Let `collect_metrics` collect what a runner logged, and the seconds of its timers."""
-        self._logged.append((index, parts, seconds, _no_fragment))
+        Args:
+            index: Index of the runner.
+            parts: What it logged.
+            seconds: Seconds by part; empty if it logs into the metrics and timers of the algorithm itself.
+            fragment: Returns the fragment with which they came, which nobody may have returned yet.
+        """
+        if seconds:
+            self._logged.append((index, parts, seconds, fragment))
 
     def wait_for_sample(self, timeout_s: float) -> None:
         """Wait at most so long until a fragment arrives, or `restore_runners` can take the next step of a restart."""
@@ -348,7 +349,7 @@ class Mailbox:
         Args:
             deadline_s: Clock reading after which none is waited for.
         """
-        waiting: Iterable[RemoteRunner] = self._runners.values()
+        waiting: Iterable[RunnerHandle] = self._runners.values()
         while waiting := [runner for runner in waiting if runner.sampling is not None]:
             now = time.perf_counter()
             ends_s = [patience_ends_s(runner, self._speeds, self._straggler_factor) for runner in waiting]
@@ -367,14 +368,13 @@ class Mailbox:
 
     def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
         """Collect what came with fragments; see `EnvRunnerGroup.collect_metrics`."""
-        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
-            held = {id(rollout) for _, rollout in self.taken}
-            collected = [entry for entry in self._logged if id(entry[3]()) not in held]
-            self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
-            for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
-                metrics.aggregate(parts_of_round, key="env_runners")
-            for _, _, seconds, _ in collected:
-                timers.add(seconds)
+        held = {id(rollout) for _, rollout in self.taken}
+        collected = [entry for entry in self._logged if id(entry[3]()) not in held]
+        self._logged = [entry for entry in self._logged if id(entry[3]()) in held]
+        for parts_of_round in _rounds([(index, parts) for index, parts, _, _ in collected]):
+            metrics.aggregate(parts_of_round, key="env_runners")
+        for _, _, seconds, _ in collected:
+            timers.add(seconds)
 
     def num_env_steps_held(self) -> Counter[int]:
         """Return the env steps of the fragments that no call has returned yet, by index of the runner."""
@@ -386,10 +386,6 @@ class Mailbox:
     def forget(self, num_env_steps: int) -> None:
         """Drop all fragments and their metrics; all runners have taken so many env steps."""
         self.taken, self._logged, self.num_env_steps = [], [], num_env_steps
-
-
-def _no_fragment() -> None:
-    """Stand for the reference to a fragment that nobody holds."""
 
 
 def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:

@@ -27,7 +27,7 @@ from corral.envs.sub_envs import original
 from corral.errors import CheckpointError, ConfigError
 from corral.runners.lanes import Lanes
 from corral.runners.mapping import make_mapping
-from corral.runners.sample_modes import SampleMode
+from corral.runners.requests import SampleMode
 from corral.runners.stepping import Stepping
 
 if TYPE_CHECKING:

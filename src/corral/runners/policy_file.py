@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from corral.core.spaces import space_tree
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ExportError, MissingPackageError
-from corral.exploration.base import Exploration
+from corral.exploration.base import Exploration, Random, StochasticSampling
 from corral.exploration.epsilon import EpsilonGreedy, SoftQ
 from corral.exploration.intrinsic import IntrinsicReward
 from corral.exploration.noise import GaussianNoise
-from corral.exploration.sampling import Random, StochasticSampling
 from corral.modules.distributions import ActionDistribution, Deterministic
 from corral.modules.exporting import silence_exporter
 from corral.modules.spec import example_obs

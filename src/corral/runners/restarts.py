@@ -13,7 +13,7 @@ from corral.errors import CallbackError, ConfigError, SampleError, Serialization
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
-    from corral.runners.remote_runner import PendingSample, RemoteRunner, SentWeights
+    from corral.runners.runner_handle import PendingSample, RunnerHandle, SentWeights
 
 log = logging.getLogger("corral")
 
@@ -29,7 +29,7 @@ def restart_delay_s(num_failures_in_row: int, delay_s: float) -> float:
 
 
 def note_failure(
-    runner: RemoteRunner, error: BaseException, config: RunnerConfig, num_restarts_of_all: int
+    runner: RunnerHandle, error: BaseException, config: RunnerConfig, num_restarts_of_all: int
 ) -> BaseException | None:
     """Decide what follows from a failure, note it on the runner, and return the error that ends the run, if any.
 
@@ -69,7 +69,7 @@ def note_failure(
     return error
 
 
-def _limit(runner: RemoteRunner, config: RunnerConfig, num_restarts_of_all: int) -> str | None:
+def _limit(runner: RunnerHandle, config: RunnerConfig, num_restarts_of_all: int) -> str | None:
     """Return the reason not to restart a failed runner, or `None` if it restarts."""
     if not config.restart_failed_env_runners:
         return "restart_failed_env_runners=False"
@@ -95,25 +95,34 @@ class Recovery:
         num_failures: Failures of runners so far.
     """
 
-    def __init__(self, config: RunnerConfig, runners: Mapping[int, RemoteRunner], weights: SentWeights) -> None:
-        """Store the runners of the engine, and the weights with which they continue."""
+    def __init__(self, config: RunnerConfig, runners: Mapping[int, RunnerHandle], weights: SentWeights) -> None:
+        """Store the runners, and the weights with which they continue."""
         self._config, self._runners, self._weights = config, runners, weights
         self.num_failures = 0
 
-    def fail(self, runner: RemoteRunner, error: BaseException, call: PendingSample | None = None) -> None:
+    def fail(self, runner: RunnerHandle, error: BaseException, call: PendingSample | None = None) -> None:
         """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
 
         A fault of an evaluation runner never does: the round reports it, and what follows is a setting of evaluation.
+        An embedded runner is not restarted.
 
         Raises:
             Exception: The failure, if it ends the run.
         """
-        self.num_failures += 1
         runner.forget_requests(error, call)
+        in_evaluation, is_embedded = self._config.in_evaluation, runner.index == 0
+        if is_embedded and (not in_evaluation or isinstance(error, NOT_FAULTS)):
+            raise error
+        self.num_failures += 1
+        if is_embedded:
+            log.warning(
+                "The embedded evaluation runner failed; its next episodes begin with a reset. %s", describe(error)
+            )
+            return
         problem = note_failure(
             runner, error, self._config, sum(each.counts.num_restarts for each in self._runners.values())
         )
-        if self._config.in_evaluation and not isinstance(error, NOT_FAULTS):
+        if in_evaluation and not isinstance(error, NOT_FAULTS):
             return
         if problem is not None:
             raise problem
@@ -121,7 +130,7 @@ class Recovery:
             error.add_note("It was the last runner.")
             raise error
 
-    def continue_restart(self, runner: RemoteRunner) -> bool:
+    def continue_restart(self, runner: RunnerHandle) -> bool:
         """Take the next step of restarting a runner, if it failed; return whether it became ready."""
         now = time.perf_counter()
         if runner.ready and not runner.requests and not runner.handle.alive():

@@ -30,8 +30,7 @@ from corral.modules.module import Module
 from corral.modules.threads import num_threads_for, torch_threads
 from corral.runners.actor import Actors
 from corral.runners.episode_events import EPISODE_EVENTS
-from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import SampleMode
+from corral.runners.requests import SampleMode, SampleRequest
 from corral.runners.stepping import SingleAgentStepping, Stepping
 from corral.runners.trajectory_events import show_sample
 

@@ -6,8 +6,8 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.interrupts import interrupts_deferred
@@ -18,17 +18,18 @@ from corral.core.tree import leaves
 from corral.data.episodes.rollout import Rollout
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
+from corral.engines.local import LocalEngine
 from corral.envs.vector import env_name, resolve_env
-from corral.errors import ConfigError, CorralError, WorkerDiedError
+from corral.errors import ConfigError, CorralError, SampleError, WorkerDiedError
 from corral.modules.config import MultiAgentSettings
 from corral.runners.mailbox import Mailbox, shares
-from corral.runners.remote_runner import Costs, PendingSample, RemoteRunner, SentWeights
-from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
-from corral.runners.restarts import NOT_FAULTS, Recovery, describe
-from corral.runners.runner import EnvRunner
+from corral.runners.requests import SampleRequest, WorkerCounts
+from corral.runners.restarts import Recovery
+from corral.runners.runner import EnvRunner, reserve_episode_metrics
+from corral.runners.runner_handle import Costs, RunnerHandle, SentWeights
 from corral.runners.states_of_runners import StatesOfRunners
 from corral.runners.user_calls import UserCalls
-from corral.runners.worker_calls import UserCall, call_directly, sample_and_report
+from corral.runners.worker_calls import call_directly
 
 log = logging.getLogger("corral")
 
@@ -46,8 +47,8 @@ _NO_COSTS = Costs().result()
 class EnvRunnerGroup:
     """Samples from the runners, gives all of them the same weights, and restarts them when they fail.
 
-    The engine runs the runners 1, 2, .... With `num_env_runners=0` it is an `EmbeddedRunnerGroup`, which has one runner
-    in this process.
+    The engine runs the runners 1, 2, .... With `num_env_runners=0` there is one embedded runner, with the index 0,
+    which the local engine runs: it answers at once, and what it raises is raised to the caller.
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
@@ -68,11 +69,8 @@ class EnvRunnerGroup:
     setting_of_arrays: str = ""
     gives_tensors: bool = False
     is_served: bool = False
-
-    def __new__(cls, config: RunnerConfig, *args: Any, **settings: Any) -> EnvRunnerGroup:
-        """Make the kind of group that the config asks for."""
-        is_embedded = cls is EnvRunnerGroup and not config.num_env_runners
-        return object.__new__(EmbeddedRunnerGroup if is_embedded else cls)
+    steps_envs_one_by_one: bool = False
+    num_envs = num_agents = 1
 
     def __init__(
         self,
@@ -81,6 +79,8 @@ class EnvRunnerGroup:
         module_specs: Mapping[str, ModuleSpec] | None = None,
         metrics: MetricsLogger | None = None,
         timers: Timers | None = None,
+        *,
+        samples: bool = True,
     ) -> None:
         """Start the runners, all at once, and wait until they are ready.
 
@@ -91,6 +91,8 @@ class EnvRunnerGroup:
                 the first runner's env give.
             metrics: Where an embedded runner logs, under `env_runners`; `None` is a logger of its own.
             timers: Timers of an embedded runner; `None` is its own.
+            samples: Whether there are runners. Without any, the group has the given specs and metrics, for an algorithm
+                that learns from recorded data.
 
         Raises:
             ConfigError: An env setting is wrong.
@@ -98,30 +100,47 @@ class EnvRunnerGroup:
             CorralError: A runner did not start within `start_timeout_s`.
         """
         self._engine = engine
-        self.engine_name = engine.traits.name if config.num_env_runners else "embedded"
         self._config = config
         self.local_env_runner: EnvRunner | None = None
         self.on_recreated: Callable[[list[int]], None] = lambda indices: None
         self._stopped = False
-        indices, limits = range(1, config.num_env_runners + 1), CallLimits(config.worker_timeout_s)
-        self._runners = {index: RemoteRunner(index, config, engine, limits) for index in indices}
+        view = None if metrics is None else metrics.view("env_runners")
+        self._handles = self._make_handles(view, timers) if samples else {}
+        self._runners = {index: runner for index, runner in self._handles.items() if index}  # the engine's
+        self.engine_name = engine.traits.name if self._runners else "embedded" if samples else "none"
         self._weights = SentWeights()
-        self.recovery = Recovery(config, self._runners, self._weights)
+        self.recovery = Recovery(config, self._handles, self._weights)
         self._user_calls = UserCalls(self._runners, self.recovery.fail)
-        self.hand_sampler: UserCalls | EnvRunner = self._user_calls
-        own_process = engine.traits.has_own_process
-        self.mail = Mailbox(config, self._runners, self._weights, self.recovery, has_own_process=own_process)
-        self._start(module_specs, metrics, timers)
-        self._states = StatesOfRunners(config, self._runners, self.local_env_runner)
+        own_process = bool(self._runners) and engine.traits.has_own_process
+        self.mail = Mailbox(config, self._handles, self._weights, self.recovery, has_own_process=own_process)
+        self._states = StatesOfRunners(config, self._handles)
+        if samples:
+            self._start(module_specs)
+        else:
+            assert module_specs is not None and view is not None
+            self.module_specs = module_specs
+            self._spaces: Any = {
+                name: (spec.observation_space, spec.action_space) for name, spec in module_specs.items()
+            }
+            reserve_episode_metrics(view, config.metrics_num_episodes_for_smoothing)
+        self.hand_sampler = self.local_env_runner or self._user_calls
 
-    def _start(
-        self, module_specs: Mapping[str, ModuleSpec] | None, metrics: MetricsLogger | None, timers: Timers | None
-    ) -> None:
-        """Start all runners of the engine at once, and wait; a failure at the very start ends the run."""
-        runners = self._runners.values()
+    def _make_handles(self, metrics: MetricsLogger | None, timers: Timers | None) -> dict[int, RunnerHandle]:
+        """Return handles of the runners by index; no runner is started yet."""
+        config, limits = self._config, CallLimits(self._config.worker_timeout_s)
+        if not config.num_env_runners:
+            return {0: RunnerHandle(0, config, LocalEngine(), limits, {"metrics": metrics, "timers": timers})}
+        indices = range(1, config.num_env_runners + 1)
+        return {index: RunnerHandle(index, config, self._engine, limits) for index in indices}
+
+    def _start(self, module_specs: Mapping[str, ModuleSpec] | None) -> None:
+        """Start all runners at once, and wait; a failure at the very start ends the run."""
+        runners = self._handles.values()
         try:
             for runner in runners:
                 runner.begin_start()
+            if not self._runners:
+                self.local_env_runner = self._handles[0].handle.call(lambda runner: runner).result()
             deadline_s = time.perf_counter() + self._config.start_timeout_s
             descriptions = [runner.await_start(deadline_s) for runner in runners]
             self._describe(descriptions[0], module_specs)
@@ -133,6 +152,9 @@ class EnvRunnerGroup:
         except BaseException:
             self.stop()
             raise
+        if self.local_env_runner is not None:
+            self.setting_of_arrays = self.local_env_runner.stepping.setting_of_arrays
+            self.gives_tensors = self.local_env_runner.stepping.is_on_device
 
     def _describe(self, description: tuple[Any, Any, int, bool], module_specs: Mapping[str, ModuleSpec] | None) -> None:
         """Note what `EnvRunner.describe_env` returned, and make the spec of the module from it if there is none yet.
@@ -157,7 +179,11 @@ class EnvRunnerGroup:
         Raises:
             ConfigError: The mapping leads to no module, or the spaces of a module are not known or do not fit.
         """
-        found = config.module_specs(*self._spaces, self.module_specs)
+        if self._handles:
+            observation_space, action_space = self._spaces
+            found = config.module_specs(observation_space, action_space, self.module_specs)
+        else:
+            found = config.module_specs_of_spaces(self._spaces)
         return {module_id: self.module_specs.get(module_id, spec) for module_id, spec in found.items()}
 
     def set_modules(self, config: RunnerConfig, module_specs: Mapping[str, ModuleSpec]) -> None:
@@ -172,17 +198,11 @@ class EnvRunnerGroup:
         settings = {each.name: getattr(config, each.name) for each in dataclasses.fields(MultiAgentSettings)}
         self._config = self._config.copy(**settings).freeze()
         self.module_specs = dict(module_specs)
-        arguments = {"settings": settings, "module_specs": self.module_specs}
+        if self.local_env_runner is not None:
+            self.local_env_runner.set_modules(settings, self.module_specs)
         for runner in self._runners.values():
             runner.config, runner.module_specs = self._config, self.module_specs
-        self._make_up_for(("set_modules", arguments))
-
-    def _make_up_for(self, call: UserCall) -> None:
-        """Make a call in all runners; a runner that is not ready makes it later."""
-        if self.local_env_runner is not None:
-            call_directly(self.local_env_runner, *call)
-        for runner in self._runners.values():
-            runner.make_up_for(call)
+            runner.make_up_for(("set_modules", {"settings": settings, "module_specs": self.module_specs}))
 
     # Health.
 
@@ -194,7 +214,7 @@ class EnvRunnerGroup:
     @property
     def worker_indices(self) -> list[int]:
         """Indices of all runners; 0 is the embedded runner."""
-        return [*self._runners]
+        return [*self._handles]
 
     @property
     def num_healthy_remote_workers(self) -> int:
@@ -214,12 +234,10 @@ class EnvRunnerGroup:
     @property
     def counts(self) -> WorkerCounts:
         """What all runners have counted so far, where known: a runner of the engine reports it with its fragments."""
+        if (runner := self.local_env_runner) is not None:
+            restarts = runner.host.restarts.num_restarts
+            return WorkerCounts(0, runner.callbacks.num_errors, restarts, runner.num_env_steps_lost)
         return sum((runner.counts for runner in self._runners.values()), WorkerCounts())
-
-    @property
-    def num_callback_errors(self) -> int:
-        """Exceptions so far that `on_error="log"` kept from ending the run, where known."""
-        return self.counts.num_callback_errors
 
     @property
     def num_episodes_over(self) -> dict[int, list[int]]:
@@ -227,6 +245,8 @@ class EnvRunnerGroup:
 
         See `EnvRunner.num_episodes_over`.
         """
+        if self.local_env_runner is not None:
+            return {0: self.local_env_runner.num_episodes_over.tolist()}
         unknown = [0] * self.num_envs
         runners = [runner for runner in self._runners.values() if not runner.is_lost]
         return {runner.index: runner.state.get("num_episodes_over") or unknown for runner in runners}
@@ -242,7 +262,7 @@ class EnvRunnerGroup:
         A fragment that this group has not returned yet is in flight. One that has not arrived counts with the env steps
         of its request, and with none if the request was for episodes.
         """
-        counts = self.counts
+        counts, requests = self.counts, [call for runner in self._handles.values() for call in runner.requests]
         taken = sum(rollout.num_env_steps for _, rollout in self.mail.taken)
         return {
             "num_healthy_workers": sum(runner.is_healthy for runner in self._runners.values()),
@@ -250,7 +270,7 @@ class EnvRunnerGroup:
             "num_env_runner_failures": self.recovery.num_failures,
             "num_sub_environment_restarts": counts.num_sub_env_restarts,
             "num_env_steps_lost": counts.num_env_steps_lost,
-            "num_env_steps_in_flight": taken + self.mail.num_env_steps_asked,
+            "num_env_steps_in_flight": taken + sum(call.num_env_steps for call in requests),
         }
 
     def restore_runners(self) -> list[int]:
@@ -276,7 +296,9 @@ class EnvRunnerGroup:
         return restarted
 
     def _check_running(self) -> None:
-        """Refuse to sample or to restart runners after `stop`, because nobody would end the new workers."""
+        """Refuse to sample without runners, and after `stop`, because nobody would end the workers of new ones."""
+        if not self._handles:
+            raise SampleError("this algorithm learns from recorded data, and has no runners that sample.")
         if self._stopped:
             raise CorralError("these env runners were stopped, and their envs are closed: build() another algorithm.")
 
@@ -295,8 +317,15 @@ class EnvRunnerGroup:
 
         Raises:
             CorralError: The group was stopped.
+            SampleError: The group has no runners.
             Exception: What a runner raised, unless the settings of fault tolerance let the run continue.
         """
+        if (embedded := self.local_env_runner) is not None and not self._stopped:
+            # It has the whole request, and raises here what it raises: neither is news that a mailbox has to keep.
+            with forks_end_here():
+                rollout = embedded.collect(request)
+            self.mail.num_env_steps_returned += rollout.num_env_steps
+            return [rollout if request.with_infos else rollout.without_infos()]
         timestep = self.mail.timestep_of(request)
         self.restore_runners()
         self.mail.take_arrived()
@@ -332,7 +361,7 @@ class EnvRunnerGroup:
         num_asked, arrived = 0, Counter(index for index, _ in self.mail.taken)
         for num_held in range(max_requests):
             timestep = self.mail.timestep_of(request)
-            for index, runner in self._runners.items():
+            for index, runner in self._handles.items():
                 if runner.ready and len(runner.requests) + arrived[index] == num_held:
                     self.mail.ask(index, request.part(request.num_wanted, timestep))
                     num_asked += 1
@@ -363,6 +392,11 @@ class EnvRunnerGroup:
             for runner in self._runners.values():
                 runner.weights_version = -1  # the same version has another part now, which busy runners need too
         weights.version, weights.names = version, set(parts)
+        if self.local_env_runner is not None:  # it needs no copy that travels
+            self._handles[0].weights_version = version
+            self.local_env_runner.set_weight_parts(parts, version)
+        if not self._runners:
+            return
         weights.parts = self._engine.put(parts)
         weights.num_bytes = (
             sum(getattr(leaf, "nbytes", 8) for leaf in leaves(dict(parts)))
@@ -378,7 +412,15 @@ class EnvRunnerGroup:
         The metrics of a runner of the engine arrive with its fragments. If no call has returned a fragment yet, its
         metrics wait with it.
         """
-        self.mail.collect_metrics(metrics, timers)
+        with interrupts_deferred():  # else metrics that a runner gave away could be nowhere
+            if (embedded := self.local_env_runner) is not None and embedded.timers is timers:  # it logs there itself
+                embedded.log_samples()
+                if self.mail.taken or self._handles[0].requests:
+                    embedded.log_later(self.fault_results()["num_env_steps_in_flight"])
+                return
+            if embedded is not None:
+                self.mail.keep_logged(0, *embedded.get_metrics()[:2])
+            self.mail.collect_metrics(metrics, timers)
 
     def take_costs(self) -> dict[str, Any]:
         """Return the costs of the runners since the last call, in total and for each of the engine's runners."""
@@ -508,6 +550,8 @@ class EnvRunnerGroup:
 
     def known_tasks(self) -> list[Any]:
         """Return the tasks of all sub-envs, as runners of the engine last reported them; no runner is waited for."""
+        if self.local_env_runner is not None:
+            return self.local_env_runner.host.get_tasks() or []
         return [task for runner in self._runners.values() for task in runner.state.get("tasks") or ()]
 
     def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
@@ -542,150 +586,6 @@ class EnvRunnerGroup:
             with interrupts_deferred():
                 for runner in runners:
                     runner.handle.kill()
-
-
-class EmbeddedRunnerGroup(EnvRunnerGroup):
-    """The group of one runner in this process, which answers at once, and whose exceptions are raised to the caller."""
-
-    local_env_runner: EnvRunner
-
-    def _start(
-        self, module_specs: Mapping[str, ModuleSpec] | None, metrics: MetricsLogger | None, timers: Timers | None
-    ) -> None:
-        self.mail = EmbeddedMailbox(self)
-        view = None if metrics is None else metrics.view("env_runners")
-        self.local_env_runner = EnvRunner(self._config, makes_modules=False, metrics=view, timers=timers)
-        try:
-            self.hand_sampler = self.local_env_runner
-            self._describe(self.local_env_runner.describe_env(), module_specs)
-            self.local_env_runner.make_modules(self.module_specs)
-            self.setting_of_arrays = self.local_env_runner.stepping.setting_of_arrays
-            self.gives_tensors = self.local_env_runner.stepping.is_on_device
-        except BaseException:
-            self.stop()
-            raise
-
-    @property
-    def worker_indices(self) -> list[int]:
-        """The index of the embedded runner."""
-        return [0]
-
-    @property
-    def counts(self) -> WorkerCounts:
-        """What the runner has counted so far."""
-        return WorkerCounts.of(self.local_env_runner)
-
-    @property
-    def num_callback_errors(self) -> int:
-        """Exceptions in callbacks of the runner that were logged."""
-        return self.local_env_runner.callbacks.num_errors
-
-    @property
-    def num_episodes_over(self) -> dict[int, list[int]]:
-        """Episodes of each sub-env that are over; see `EnvRunner.num_episodes_over`."""
-        return {0: self.local_env_runner.num_episodes_over.tolist()}
-
-    def fault_results(self) -> dict[str, int]:
-        """Return the numbers about the runner that the result shows under `fault_tolerance`."""
-        return {
-            "num_healthy_workers": 0,
-            "num_remote_worker_restarts": 0,
-            "num_env_runner_failures": self.recovery.num_failures,
-            "num_sub_environment_restarts": self.local_env_runner.host.restarts.num_restarts,
-            "num_env_steps_lost": self.local_env_runner.num_env_steps_lost,
-            "num_env_steps_in_flight": sum(rollout.num_env_steps for _, rollout in self.mail.taken),
-        }
-
-    def sample(self, request: SampleRequest, timers: Timers | None = None) -> list[Rollout]:
-        """Sample what a request asks for, and return it as one rollout."""
-        if self._stopped:
-            self._check_running()
-        with forks_end_here():
-            rollout = self.local_env_runner.collect(request)
-            self.mail.num_env_steps_returned += rollout.num_env_steps
-        return [rollout if request.with_infos else rollout.without_infos()]
-
-    def sample_async(self, request: SampleRequest, *, max_requests: int = 1) -> int:
-        """Sample until `fetch_samples` has so many fragments to return; see `EnvRunnerGroup.sample_async`."""
-        self._check_running()
-        num_asked = max(0, max_requests - len(self.mail.taken))
-        for _ in range(num_asked):
-            [rollout] = self.sample(request.part(request.num_wanted, self.mail.timestep_of(request)))
-            self.mail.taken.append((0, rollout))
-            self.mail.num_env_steps_returned -= rollout.num_env_steps  # until `fetch_samples` returns it
-            self.mail.num_env_steps += rollout.num_env_steps
-        return num_asked
-
-    def sync_weights(self, parts: Mapping[str, Mapping[str, Any]], version: int) -> None:
-        """Give the runner new weights, if their version or the set of parts changed since the last call."""
-        if version != self._weights.version or parts.keys() != self._weights.names:
-            self._weights.version, self._weights.names = version, set(parts)
-            self.local_env_runner.set_weight_parts(parts, version)
-
-    def collect_metrics(self, metrics: MetricsLogger, timers: Timers) -> None:
-        """Collect what the runner logged since the last call, unless it logs into `metrics` and `timers` itself."""
-        runner = self.local_env_runner
-        with interrupts_deferred():
-            if runner.timers is timers:
-                runner.log_samples()
-                if self.mail.taken:
-                    runner.log_later(sum(rollout.num_env_steps for _, rollout in self.mail.taken))
-            else:
-                parts, seconds, _ = runner.get_metrics()
-                self.mail.keep_logged(0, parts, seconds)
-                super().collect_metrics(metrics, timers)
-
-    def known_tasks(self) -> list[Any]:
-        """Return the tasks of all sub-envs."""
-        return self.local_env_runner.host.get_tasks() or []
-
-
-class EmbeddedMailbox(Mailbox):
-    """The mailbox of an embedded runner, which answers at once."""
-
-    def __init__(self, group: EmbeddedRunnerGroup) -> None:
-        """Ask for nothing yet."""
-        super().__init__(group._config, {}, group._weights, group.recovery, has_own_process=False)
-        self._group = group
-        self._answered: list[PendingSample] = []  # calls of `ask` whose replies were not taken yet
-
-    @property
-    def answers_at_once(self) -> bool:
-        """True: the runner is in this process."""
-        return True
-
-    def wait_for_sample(self, timeout_s: float) -> None:
-        """Do nothing: a fragment that was asked for is there."""
-
-    def idle_runners(self) -> list[int]:
-        """Return the index of the runner, which is never busy."""
-        return [0]
-
-    def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
-        """Let the runner sample, and return the call, which has been answered."""
-        call = PendingSample(Future(), time.perf_counter(), request=request)
-        try:
-            with forks_end_here():
-                call.future.set_result(sample_and_report(self._group.local_env_runner, request))
-        except Exception as error:  # and not an interrupt, which is meant for this process
-            call.future.set_exception(error)
-        self._answered.append(call)
-        return call
-
-    def take_replies(
-        self, indices: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
-        """Receive the replies that were not taken yet; see `Mailbox.take_replies`."""
-        while self._answered:
-            call = self._answered.pop(0)
-            error = call.future.exception()
-            if isinstance(error, NOT_FAULTS):
-                raise error
-            if error is not None:
-                self._recovery.num_failures += 1
-                who = "evaluation runner" if self._config.in_evaluation else "env runner"
-                log.warning("The embedded %s failed; its next episodes begin with a reset. %s", who, describe(error))
-            yield 0, call, error or call.future.result()
 
 
 def _check_spaces(here: ModuleSpec, spec: ModuleSpec, env: str) -> None:

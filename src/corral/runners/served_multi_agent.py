@@ -14,7 +14,7 @@ from corral.data.episodes.infos import Infos
 from corral.data.episodes.rollout import Rollout
 from corral.data.episodes.served_rollout import ServedMultiAgentRollout, ServedSteps
 from corral.runners.multi_agent_stepping import MultiAgentStepping
-from corral.runners.sample_modes import SampleMode
+from corral.runners.requests import SampleMode
 from corral.runners.served_stepping import ServedStepping
 from corral.runners.serving.messages import Entries
 

@@ -30,8 +30,7 @@ from corral.data.episodes.rollout import Rollout
 from corral.data.episodes.served_rollout import ServedSteps
 from corral.errors import CorralError
 from corral.runners.lanes import Lanes
-from corral.runners.requests import SampleRequest
-from corral.runners.sample_modes import Episodes, SampleMode, make_mode
+from corral.runners.requests import Episodes, SampleMode, SampleRequest, make_mode
 from corral.runners.serving.client import pack_message
 from corral.runners.serving.messages import Entries
 from corral.runners.stepping import Stepping

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from corral.engines.call_limits import CallLimits
 from corral.envs.host_state import find_env_config
 from corral.errors import CheckpointError
-from corral.runners.remote_runner import RemoteRunner
 from corral.runners.requests import WorkerCounts
+from corral.runners.runner_handle import RunnerHandle
 from corral.runners.runner_state import (
     check_runner_state,
     get_runner_state,
@@ -24,7 +24,6 @@ log = logging.getLogger("corral")
 
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
-    from corral.runners.runner import EnvRunner
 
 
 class StatesOfRunners:
@@ -34,13 +33,12 @@ class StatesOfRunners:
 
     Args:
         config: Settings of the runners.
-        runners: The engine's runners by index.
-        local: The embedded runner, or `None`.
+        runners: Handles of the runners by index.
     """
 
-    def __init__(self, config: RunnerConfig, runners: Mapping[int, RemoteRunner], local: EnvRunner | None) -> None:
+    def __init__(self, config: RunnerConfig, runners: Mapping[int, RunnerHandle]) -> None:
         """Keep the runners, which the group still owns."""
-        self._config, self._runners, self._local = config, runners, local
+        self._config, self._runners = config, runners
         self._spare: list[dict[str, Any]] = []  # states of a restored run, beyond the runners here
 
     def get(self, lost: Mapping[int, int]) -> list[dict[str, Any]]:
@@ -51,10 +49,6 @@ class StatesOfRunners:
 
         A runner that raises has the state of its replacement, with a warning.
         """
-        if self._local is not None:
-            state = self._state_of_local(self._local)
-            state["numbers"]["num_env_steps_lost"] += lost.get(0, 0)
-            return [state, *self._spare]
         runners = self._runners.values()
         calls = [
             runner.handle.call(get_runner_state, timeout_s=self._limit_s) if self._can_answer(runner) else None
@@ -64,28 +58,28 @@ class StatesOfRunners:
         pairs = zip(runners, calls, strict=True)
         return [*(self._state_of(runner, call, lost.get(runner.index, 0)) for runner, call in pairs), *self._spare]
 
-    def _state_of_local(self, runner: EnvRunner) -> dict[str, Any]:
-        try:
-            return get_runner_state(runner)
-        except Exception as error:
-            _warn_of(0, error)
-            made: dict[str, Any] = make_runner_state(self._config, 0, 1, runner.get_state())
-            return made
-
     @property
     def _limit_s(self) -> float | None:
         return CallLimits(self._config.worker_timeout_s).limit_s()
 
-    def _can_answer(self, runner: RemoteRunner) -> bool:
+    def _can_answer(self, runner: RunnerHandle) -> bool:
         is_busy = runner.sampling is not None and not runner.sampling.future.done()
         return runner.ready and not (self._config.in_evaluation and is_busy)
 
-    def _state_of(self, runner: RemoteRunner, call: Future[Any] | None, num_lost: int) -> dict[str, Any]:
-        """Return the state of a runner of the engine, with what its place has counted."""
+    def _state_of(self, runner: RunnerHandle, call: Future[Any] | None, num_lost: int) -> dict[str, Any]:
+        """Return the state of a runner, with what its place has counted; the embedded runner counts itself."""
         error = call.exception() if call is not None and call.done() else None
         if error is not None:
             _warn_of(runner.index, error)
         num_lost += sum(call.num_env_steps for call in runner.requests)
+        if runner.index == 0:
+            assert call is not None
+            if error is not None:
+                call = Future()
+                call.set_result(make_runner_state(self._config, 0, 1, runner.handle.call("get_state").result()))
+            state: dict[str, Any] = call.result()
+            state["numbers"]["num_env_steps_lost"] += num_lost
+            return state
         counts = asdict(runner.counts + WorkerCounts(num_env_steps_lost=num_lost))
         if call is None or not call.done() or error is not None:
             counts["num_restarts"] += 1
@@ -130,8 +124,6 @@ class StatesOfRunners:
         Raises:
             Exception: Exception of the first runner that raised.
         """
-        if self._local is not None:
-            return [function(self._local, state) for state in states[:1]]
         pairs = zip(self._runners.values(), states, strict=False)
         limit_s = self._limit_s
         futures = [runner.handle.call(function, state, timeout_s=limit_s) for runner, state in pairs if runner.ready]

@@ -28,7 +28,7 @@ from corral.errors import CheckpointError
 from corral.runners.actor import Actor, Actors
 from corral.runners.episode_events import EpisodeEvents
 from corral.runners.played_actions import NOT_SAVED, TOO_LONG, PlayedActions
-from corral.runners.sample_modes import SampleMode, make_mode
+from corral.runners.requests import SampleMode, make_mode
 
 if TYPE_CHECKING:
     from corral.callbacks.dispatch import Dispatcher

@@ -29,7 +29,7 @@ from corral.runners.actor import Actor, Actors
 from corral.runners.device_actor import DeviceActor, needs_arrays
 from corral.runners.mapping import NUM_TRIALS, make_mapping
 from corral.runners.multi_agent_stepping import check_place, log_agent_counts, log_returns
-from corral.runners.sample_modes import SampleMode
+from corral.runners.requests import SampleMode
 from corral.runners.stepping import Stepping, check_last_rows
 
 if TYPE_CHECKING:

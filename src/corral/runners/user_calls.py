@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from corral.errors import WorkerDiedError
-from corral.runners.remote_runner import PendingUserCall, RemoteRunner, RoundOfCalls
+from corral.runners.runner_handle import PendingUserCall, RoundOfCalls, RunnerHandle
 
 
 class UserCalls:
@@ -23,7 +23,7 @@ class UserCalls:
     """
 
     def __init__(
-        self, runners: Mapping[int, RemoteRunner], fail: Callable[[RemoteRunner, BaseException], None]
+        self, runners: Mapping[int, RunnerHandle], fail: Callable[[RunnerHandle, BaseException], None]
     ) -> None:
         """Keep the runners; no call is made yet."""
         self._runners = runners

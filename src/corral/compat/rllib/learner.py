@@ -17,7 +17,7 @@ from corral.compat.rllib.pipelines import learner_pipeline
 from corral.compat.rllib.schedules import Scheduler
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
-from corral.learners.gradients import clip_gradients
+from corral.learners.losses import clip_gradients
 
 Gradients = dict[Hashable, Tensor]
 """Gradients by parameter."""

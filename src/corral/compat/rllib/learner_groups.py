@@ -19,7 +19,6 @@ from corral.core.paths import resolve_path
 from corral.core.schedules import schedule_value
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.learner import Learner as NativeLearner
-from corral.learners.remote_learners import RemoteLearnerGroup
 from corral.learners.settings import UpdateSettings
 from corral.runs.checkpoint import codec
 
@@ -124,7 +123,7 @@ class LearnerGroup:
     @property
     def is_local(self) -> bool:
         """Whether the learner is in this process."""
-        return not isinstance(self._native, RemoteLearnerGroup)
+        return self._native.remote is None
 
     @property
     def is_remote(self) -> bool:

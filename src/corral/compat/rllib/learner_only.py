@@ -15,8 +15,8 @@ from corral.compat.rllib.modules import MultiRLModuleSpec, SelfSupervisedLossAPI
 from corral.core.seeding import get_rng, set_rng
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
-from corral.learners.gradients import clip_gradients
 from corral.learners.learner_state import get_learner_state, set_learner_state
+from corral.learners.losses import clip_gradients
 from corral.learners.ready_optimizers import ready_optimizers
 
 

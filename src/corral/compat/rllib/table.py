@@ -78,7 +78,7 @@ HOMES = {
     "corral.envs.tasks": "TaskSettableEnv",
     "corral.envs.vector": "EnvContext",
     "corral.errors": "EnvError",
-    "corral.exploration.base": "Exploration",
+    "corral.exploration.base": "Exploration Random StochasticSampling",
     "corral.exploration.bandits": "ThompsonSampling UpperConfidenceBound",
     "corral.exploration.curiosity": "Curiosity",
     "corral.exploration.distillation": "RND",
@@ -86,7 +86,6 @@ HOMES = {
     "corral.exploration.noise": "GaussianNoise OrnsteinUhlenbeckNoise PerWorkerGaussianNoise "
     "PerWorkerOrnsteinUhlenbeckNoise",
     "corral.exploration.parameter_noise": "ParameterNoise",
-    "corral.exploration.sampling": "Random StochasticSampling",
     "corral.exploration.state_entropy": "RE3",
 }
 """Names by home: a name is the same object at all its module paths."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from corral.core.metrics.reducers import NAN, Reducer, Total, Values, as_floats, make_reducer
+from corral.core.metrics.reducers import NAN, Reducer, Total, Values, make_reducer, saturated
 from corral.core.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction, Settings
 
 FLUSH_AT = 256
@@ -139,7 +139,10 @@ class Entry:
         if self.pending:
             values, self.pending = self.pending, []
             if self.plain is _NUMBERS_FOR_FLOATS:
-                values = as_floats(values)
+                try:
+                    values = list(map(float, values))
+                except OverflowError:
+                    values = list(map(saturated, values))
             self.is_new = True
             self.reducer.add(values)
             if self.rate is not None:

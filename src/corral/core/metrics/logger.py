@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from corral.core.metrics.entry import FLUSH_AT, Entry, Part
 from corral.core.metrics.keys import Keys, reserved_error
-from corral.core.metrics.reducers import Values
+from corral.core.metrics.reducers import Values, reduction_of_updates
 from corral.core.metrics.reduction_settings import (
     MetricsError,
     Path,
     Settings,
     make_reduction,
-    reduction_of_updates,
 )
 from corral.core.metrics.values import Key, as_path, as_value, call_site, default_reduce, fit
 from corral.core.views import Viewable

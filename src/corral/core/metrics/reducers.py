@@ -335,6 +335,11 @@ def make_reducer(reduction: Reduction) -> Reducer:
     return Total(is_mean=name == "mean")
 
 
+def reduction_of_updates(name: str) -> str:
+    """Return how numbers of one name, which updates or learners report, are merged: extremes stay extremes."""
+    return "min" if name.endswith("_min") else "max" if name.endswith("_max") else "mean"
+
+
 _OF_WINDOWS: dict[str, Callable[[Sequence[Any]], Number]] = {
     "mean": _mean,
     "min": partial(_extreme, np.fmin),
@@ -343,15 +348,8 @@ _OF_WINDOWS: dict[str, Callable[[Sequence[Any]], Number]] = {
 }
 
 
-def as_floats(values: Sequence[Any]) -> list[float]:
-    """Return numbers as floats; a number beyond the largest float becomes infinite."""
-    try:
-        return list(map(float, values))
-    except OverflowError:
-        return [_saturated(value) for value in values]
-
-
-def _saturated(value: Any) -> float:
+def saturated(value: Any) -> float:
+    """Return a number as a float; a number beyond the largest float becomes infinite."""
     try:
         return float(value)
     except OverflowError:

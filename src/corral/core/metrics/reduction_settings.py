@@ -68,11 +68,6 @@ def _clears(name: str, window: int | None) -> bool:
     return window is None and name in WITH_WINDOW
 
 
-def reduction_of_updates(name: str) -> str:
-    """Return how numbers of one name, which updates or learners report, are merged: extremes stay extremes."""
-    return "min" if name.endswith("_min") else "max" if name.endswith("_max") else "mean"
-
-
 def make_reduction(path: Path, settings: Settings, default: str) -> Reduction:
     """Return the settings of a key with the defaults filled in.
 

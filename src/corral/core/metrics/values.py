@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from corral.core.metrics.reducers import as_floats
+from corral.core.metrics.reducers import saturated
 from corral.core.metrics.reduction_settings import ELEMENTWISE, MetricsError, Path, Reduction
 
 Key = str | tuple[Any, ...]
@@ -87,7 +87,7 @@ def fit(path: Path, reduction: Reduction, value: Any) -> Any:
                 "elements with log_values, or the array with reduce='item' for a histogram."
             )
         return np.array(value, np.float64 if reduction.name in ELEMENTWISE else None)
-    return value if reduction.name in ("item", "item_series") else as_floats([value])[0]
+    return value if reduction.name in ("item", "item_series") else saturated(value)
 
 
 def call_site() -> str:

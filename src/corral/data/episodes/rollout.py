@@ -198,7 +198,7 @@ class Rollout(StepColumns):
         if row == 0 and self.begins_with_reset is not None:
             return self.begins_with_reset
         if row == 0 or self.same_step:
-            return np.zeros(self.num_envs, np.bool_)
+            return np.zeros(self.rewards.shape[1], np.bool_)
         resets: NDArray[np.bool_] = self.terminated[row - 1] | self.truncated[row - 1]
         return resets
 
@@ -413,7 +413,7 @@ class Rollout(StepColumns):
         Returns:
             V(s_t), and V of the observation that step t led to, both `[T, N]`.
         """
-        shape = (self.num_rows + 1, self.num_envs)
+        shape = (self.num_rows + 1, self.rewards.shape[1])
         inputs = (self.obs, self.states) if "states" in self else (self.obs,)
         values = value_fn(*map_tree(lambda column: column.reshape(-1, *column.shape[2:]), inputs)).reshape(shape)
         next_values = values[1:]

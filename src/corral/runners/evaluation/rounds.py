@@ -25,9 +25,9 @@ from corral.core.interrupts import interruptible, raise_if_ending
 from corral.envs.episode_resets import EpisodeReset
 from corral.errors import CorralError
 from corral.runners.evaluation.episodes import EpisodeRecord, PlayedEpisodes, describe_episodes, describe_with_videos
-from corral.runners.remote_runner import PendingSample
 from corral.runners.requests import SampleRequest
 from corral.runners.runner_group import EnvRunnerGroup
+from corral.runners.runner_handle import PendingSample
 
 log = logging.getLogger("corral")
 
@@ -339,7 +339,7 @@ class _Play:
         for index, call, reply in self.group.mail.take_replies():
             if index not in self.pending or self.pending[index][0] is not call:  # an answer to an earlier round
                 if self.late.pop(index, None) is call and not isinstance(reply, BaseException):
-                    self.group.mail.keep_metrics(index, reply)
+                    self.group.mail.keep_logged(index, reply.metrics, reply.seconds)
                     self.note_late(reply.rollout)
                 continue
             _, numbers = self.pending.pop(index)
@@ -347,7 +347,7 @@ class _Play:
                 self.error = reply
                 self.num_failures[index] += 1
             else:
-                self.group.mail.keep_metrics(index, reply)
+                self.group.mail.keep_logged(index, reply.metrics, reply.seconds)
                 seconds = time.perf_counter() - call.asked_s
                 self.slowest_s = max(self.slowest_s or 0.0, seconds / self.num_turns(numbers))
                 self.plan_next_piece(index, seconds)

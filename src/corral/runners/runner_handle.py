@@ -1,4 +1,4 @@
-"""A runner of the engine as the group sees it: its handle, its pending calls, its failures and its costs."""
+"""A runner as the group sees it: its worker, its pending calls, its failures and its costs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PendingUserCall(PendingCall):
         round: The calls of the same function in all runners.
     """
 
-    runner: RemoteRunner = field(kw_only=True)
+    runner: RunnerHandle = field(kw_only=True)
     handle: WorkerHandle = field(kw_only=True)
     round: RoundOfCalls = field(kw_only=True)
 
@@ -100,10 +100,10 @@ class RoundOfCalls:
     """
 
     call: UserCall
-    missed_by: list[RemoteRunner] = field(default_factory=list)
+    missed_by: list[RunnerHandle] = field(default_factory=list)
     changes_envs: bool = False
 
-    def note(self, *, missed_by: Sequence[RemoteRunner] = (), changes_envs: bool = False) -> None:
+    def note(self, *, missed_by: Sequence[RunnerHandle] = (), changes_envs: bool = False) -> None:
         """Note runners that it did not reach, or that it changed the envs of a runner."""
         self.missed_by += missed_by
         self.changes_envs |= changes_envs
@@ -166,14 +166,17 @@ class SentWeights:
 
 
 @dataclass
-class RemoteRunner:
-    """One runner of the engine.
+class RunnerHandle:
+    """One runner, wherever it is: a worker of the engine, or the embedded one, a worker of the local engine.
+
+    The embedded runner answers at once. It is not restarted: what it raises is the caller's.
 
     Attributes:
-        index: 1 and up.
+        index: 0 for the embedded runner, 1 and up for others.
         config: Config that the runner is made from.
         engine: Engine that runs it.
         limits: Time limits of calls, shared by all runners of the group.
+        logs_into: Metrics and timers of the algorithm, for an embedded runner; empty if it has its own.
         module_specs: Specs of its modules; `None` until the driver has made the specs and calls `make_modules`.
         handle: Handle of the worker.
         requests: Calls for fragments that were not received yet, the oldest first.
@@ -197,6 +200,7 @@ class RemoteRunner:
     config: RunnerConfig
     engine: Engine
     limits: CallLimits
+    logs_into: Mapping[str, Any] = field(default_factory=dict)
     module_specs: Mapping[str, ModuleSpec] | None = None
     handle: WorkerHandle = field(init=False)
     requests: deque[PendingSample] = field(default_factory=deque)
@@ -254,6 +258,7 @@ class RemoteRunner:
             has_own_process=self.engine.traits.has_own_process,
             module_specs=self.module_specs,
             makes_modules=self.module_specs is not None,
+            **self.logs_into,
         )
         self._counted = WorkerCounts()
         self.weights_version = -1
