@@ -18,7 +18,7 @@ from corral.algorithms.registry import config_class
 from corral.errors import ConfigError
 from corral.learners.learner import Learner
 from corral.learners.settings import LearningSpec, UpdateSettings
-from corral.modules.architectures import SphereHead, UnitLinear
+from corral.modules.residual_blocks import SphereHead, UnitLinear
 from corral.modules.inference import Inference
 from corral.modules.module import ActorCritic, Module
 from corral.modules.q_module import QModule
