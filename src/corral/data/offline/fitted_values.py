@@ -194,7 +194,8 @@ def _learn(
     """Take the gradient steps; return the root of the mean squared error of the last tenth, in units of `units`."""
     center, spread = units
     target = copy.deepcopy(network).requires_grad_(False)
-    followers, followed = list(target.parameters()), list(network.parameters())
+    followers: list[Tensor] = list(target.parameters())
+    followed: list[Tensor] = list(network.parameters())
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     steps, num = np.flatnonzero(valid), settings.num_gradient_steps
     low, high = -math.inf, math.inf
