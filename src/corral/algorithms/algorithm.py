@@ -24,7 +24,13 @@ from corral.algorithms.config.without_effect import refuse_settings_without_use
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.evaluator import Evaluator
 from corral.algorithms.fitting import fit, refuse_unknown
-from corral.algorithms.iteration_report import FIXED_KEYS, Report
+from corral.algorithms.iteration_report import (
+    FIXED_KEYS,
+    MOST_CALLS_WITHOUT_STEPS,
+    Report,
+    check_results,
+    refuse_to_repeat,
+)
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
 from corral.algorithms.modules import Modules
 from corral.algorithms.resources import resources_of_workers
@@ -72,10 +78,6 @@ class _WithHints(ABCMeta):
 
         def __getattr__(cls, name: str) -> Any:
             raise attribute_error(cls, name, "ALGORITHM_METHODS")
-
-
-MOST_CALLS_WITHOUT_STEPS = 100
-"""Calls of a training step of the user, one after another, that may take no env steps."""
 
 
 class Algorithm(metaclass=_WithHints):
@@ -196,7 +198,7 @@ class Algorithm(metaclass=_WithHints):
             self.env_runner_group = self.recorded.make_group(self, config)
         else:
             self.env_runner_group = EnvRunnerGroup(config, self.engine, metrics=self.metrics, timers=self.timers)
-        self.env_runner_group.on_recreated = self._announce_recreated
+        self.env_runner_group.on_recreated = self.report.announce_recreated
         log.info("Engine: %s.", self.env_runner_group.engine_name)
         self.sampler = Sampler(self)
 
@@ -487,16 +489,6 @@ class Algorithm(metaclass=_WithHints):
         """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
         self.weights.sync()
 
-    def _announce_recreated(self, indices: list[int]) -> None:
-        with self.timers.time("callbacks"):
-            self._callbacks.fire(
-                "on_env_runners_recreated",
-                algorithm=self,
-                env_runner_group=self.env_runner_group,
-                env_runner_indices=indices,
-                is_evaluation=False,
-            )
-
     # Training.
 
     def train(self) -> Result:
@@ -579,7 +571,7 @@ class Algorithm(metaclass=_WithHints):
                 steps = counted - returned + mail.num_env_steps_returned + by_users.num_env_steps_by_hand
                 steps = self.num_env_steps_sampled_lifetime = max(steps, self.num_env_steps_sampled_lifetime)
             if type(results) is not dict or {*map(type, results.values())} - {dict}:
-                self._refuse_results(results)
+                check_results(self, results)
             self.report.log_learner_results(results)
             num_calls_without_steps = num_calls_without_steps + 1 if steps == counted else 0
             if time.perf_counter() - start < config.min_time_s_per_iteration:
@@ -587,33 +579,7 @@ class Algorithm(metaclass=_WithHints):
             if steps - steps_before >= config.min_sample_timesteps_per_iteration or not self.sampler.samples_now:
                 return
             if num_calls_without_steps >= MOST_CALLS_WITHOUT_STEPS:
-                self._refuse_to_repeat()
-
-    def _refuse_results(self, results: Any) -> None:
-        """Raise for what a training step returned, if it holds no numbers by module id.
-
-        Raises:
-            CorralError: It does not.
-        """
-        if not isinstance(results, Mapping) or not all(isinstance(values, Mapping) for values in results.values()):
-            raise CorralError(
-                f"{type(self).__name__}.training_step returned {results!r:.100}: return dicts of numbers by module id, "
-                "as self.learner_group.update(...) does."
-            )
-
-    def _refuse_to_repeat(self) -> None:
-        """Raise if a training step of the user takes no env steps: an iteration of it would never end.
-
-        Raises:
-            CorralError: It takes none. The training steps of Corral may wait for runners.
-        """
-        if not type(self).training_step.__module__.startswith("corral."):
-            raise CorralError(
-                f"{type(self).__name__}.training_step took no env steps in {MOST_CALLS_WITHOUT_STEPS} calls, and an "
-                "iteration ends after "
-                f"min_sample_timesteps_per_iteration={self.config.min_sample_timesteps_per_iteration} of them: sample "
-                "with self.sample(...), or set it to 0."
-            )
+                refuse_to_repeat(self)
 
     def _check_running(self) -> None:
         if self._stage == "stopped":
