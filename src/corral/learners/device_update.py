@@ -66,7 +66,7 @@ class DeviceUpdate(ModuleUpdate):
             constrain()
         names = {f"gradients_{name}_optimizer_global_norm": norm for name, norm in norms.items()}
         report.add(total, {**reported, **names}, {}, minibatch.order)
-        self._steps.append(((minibatch.epoch, minibatch.index), total.detach(), reported, norms, self._failed))
+        self._steps.append((minibatch.place, total.detach(), reported, norms, self._failed))
         if settings.after_step is not None:
             with torch.no_grad():
                 settings.after_step(self.module, groups)

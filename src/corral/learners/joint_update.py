@@ -45,7 +45,7 @@ class JointUpdate(ModuleUpdate):
     def minibatches(self) -> Iterator[Minibatch]:
         """Yield the minibatches; see `ModuleUpdate.minibatches`."""
         for minibatch in super().minibatches():
-            if minibatch.index == 0:
+            if minibatch.place[1] == 0:
                 self._shares = self._find_shares()
             yield minibatch
 
@@ -67,7 +67,7 @@ class JointUpdate(ModuleUpdate):
     def _compute_gradients(self, loss: Any, is_finite: bool, groups: Collection[str], minibatch: Minibatch) -> bool:
         is_finite = super()._compute_gradients(loss, is_finite, groups, minibatch)
         steppable = [parameter for name in groups for parameter in self.optimizer.steppable[name]]
-        return self._peers.average(steppable, self._shares[minibatch.index], not is_finite)
+        return self._peers.average(steppable, self._shares[minibatch.place[1]], not is_finite)
 
     def _error(self, error: LossError) -> LossError:
         return self._peers.problems(error)

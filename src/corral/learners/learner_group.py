@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,7 +23,7 @@ from corral.core.tree import Tree
 from corral.errors import CheckpointError, CorralError, WorkerDiedError
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
-from corral.learners.remote_learners import RemoteLearners, Results, Weights
+from corral.learners.remote_learners import RemoteLearners, Results, Weights, add_copy, collect, frozen_parameters
 from corral.learners.settings import LearningSpec, UpdateSettings
 from corral.modules.layers import SharedLayers
 from corral.modules.module import Module
@@ -185,7 +186,8 @@ class LearnerGroup:
         self.weights_version += 1
         self.note_weights()
         if self.remote is not None:
-            self.remote.add_module(module_id, self._learner, spec, learning, shared_layers)
+            weights, frozen = self._learner.get_weights()[module_id], frozen_parameters(module)
+            self._call_all(add_copy, module_id, spec, weights, frozen, learning, dict(shared_layers))
 
     def remove_module(self, module_id: str) -> None:
         """Remove a module from all learners, with the state of its optimizer, and increase `weights_version`."""
@@ -193,14 +195,14 @@ class LearnerGroup:
         self.weights_version += 1
         self.note_weights()
         if self.remote is not None:
-            self.remote.call_all(Learner.remove_module, module_id)
+            self._call_all(Learner.remove_module, module_id)
 
     def foreach_module(self, module_id: str, fn: Callable[..., None], *args: Any) -> None:
         """Call `fn(module, *args)` on a module in every learner, for example to move targets or freeze parameters."""
         learner = self._learner
         if self.remote is not None:
             learner, self._is_behind = self.learner_here, True
-            self.remote.call_all(_apply, module_id, fn, *args)
+            self._call_all(_apply, module_id, fn, *args)
         with torch.no_grad():
             fn(learner.modules[module_id], *args)
         self._is_behind = False
@@ -261,9 +263,8 @@ class LearnerGroup:
 
     def take_changes(self) -> bool:
         """Return whether watched weights were changed by hand; all learners then have them, in a new version."""
-        if self.remote is not None and self.remote.ended is not None:
-            return False
-        if self._noted is None or self._copy_weights() == self._noted:
+        has_ended = self.remote is not None and self.remote.ended is not None
+        if has_ended or self._noted is None or self._copy_weights() == self._noted:
             return False
         self.set_weights(self.get_weights())
         return True
@@ -339,14 +340,15 @@ class LearnerGroup:
         """Collect what the learners' callbacks logged since the last call, under `learners`, and the time they took.
 
         The learner of this process logs into the metrics and timers of the algorithm itself. Callbacks run within the
-        time of learning.
+        time of learning, and the callbacks of several learners run at the same time.
         """
         if self.remote is None:
             self.num_callback_errors = self._learner.callbacks.num_errors
             return
-        parts, seconds, self.num_callback_errors = self.remote.collect_metrics()
-        timers.add(seconds)
-        metrics.aggregate(parts, key="learners")
+        collected = self._call_all(collect)
+        self.num_callback_errors = sum(num_errors for _, _, num_errors in collected)
+        timers.add(max((seconds for _, seconds, _ in collected), key=operator.itemgetter("callbacks")))
+        metrics.aggregate([parts for parts, _, _ in collected], key="learners")
 
     def _call_all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Return `function(learner, *args)` of every learner that takes gradient steps."""

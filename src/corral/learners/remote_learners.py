@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -112,11 +110,11 @@ class RemoteLearners:
     def begin_update(
         self, batches: Mapping[str, Batch], settings: Mapping[str, UpdateSettings]
     ) -> tuple[list[Future[Any]], Callable[[], tuple[Results, Weights]]]:
-        """Ask all workers for an update, each with a shard of the batches.
+        """Ask all workers for an update, each with a shard of the batches, and return the futures of their answers.
 
         Returns:
-            The futures of their answers; and a function that waits for them, and returns the merged results and the
-            weights after the update.
+            The futures; and a function that waits for them, and returns the merged results and the weights after the
+            update.
 
         Raises:
             LossError: There are fewer rows than learners.
@@ -130,56 +128,33 @@ class RemoteLearners:
         futures = self._begin_each(_update, arguments, self._limits.limit_s("row passes", passes))
         ends_s: list[float] = []
         futures[0].add_done_callback(lambda _: ends_s.append(time.monotonic()))
-        return futures, partial(self._take_update, futures, shards, start_s, ends_s)
 
-    def _take_update(
-        self, futures: list[Future[Any]], shards: list[dict[str, Batch]], start_s: float, ends_s: list[float]
-    ) -> tuple[Results, Weights]:
-        """Return the results of an update, and its weights; see `begin_update`."""
-        answers = self._results(futures)
-        sizes = [{module_id: num_rows(batch) for module_id, batch in shard.items()} for shard in shards]
-        epochs = {module_id: results["num_epochs"] for module_id, results in answers[0][0].items()}
-        taken = sum(size * epochs[module_id] for shard in sizes for module_id, size in shard.items())
-        self._limits.note("row passes", taken, max(ends_s, default=time.monotonic()) - start_s)
-        merged = {
-            module_id: merge_results(
-                [results[module_id] for results, _ in answers],
-                [size[module_id] for size in sizes],
-                [Cuts(shard[module_id]).size for shard in shards],
-            )
-            for module_id in epochs
-        }
-        return merged, answers[0][1]
+        def take() -> tuple[Results, Weights]:
+            answers = self._results(futures)
+            sizes = [{module_id: num_rows(batch) for module_id, batch in shard.items()} for shard in shards]
+            epochs = {module_id: results["num_epochs"] for module_id, results in answers[0][0].items()}
+            taken = sum(size * epochs[module_id] for shard in sizes for module_id, size in shard.items())
+            self._limits.note("row passes", taken, max(ends_s, default=time.monotonic()) - start_s)
+            merged = {
+                module_id: merge_results(
+                    [results[module_id] for results, _ in answers],
+                    [size[module_id] for size in sizes],
+                    [Cuts(shard[module_id]).size for shard in shards],
+                )
+                for module_id in epochs
+            }
+            return merged, answers[0][1]
+
+        return futures, take
 
     def get_weights(self) -> Weights:
         """Return the weights of the first worker."""
         call = self.workers[0].call("get_weights", timeout_s=self._limits.limit_s())
-        [weights] = self._results([call])
-        return dict(weights)
+        return dict(self._results([call])[0])
 
     def call_each(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Return `function(learner, *args)` of every worker, each with its own arguments."""
         return self._results(self._begin_each(function, arguments, self._limits.limit_s()))
-
-    def call_all(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return `function(learner, *args)` of every worker."""
-        return self.call_each(function, [args] * len(self.workers))
-
-    def add_module(
-        self, module_id: str, copy: Learner, spec: ModuleSpec, learning: LearningSpec | None, layers: SharedLayers
-    ) -> None:
-        """Let all workers add a module that the learner `copy` has; see `LearnerGroup.add_module`."""
-        frozen, weights = frozen_parameters(copy.modules[module_id]), copy.get_weights()[module_id]
-        self.call_all(_add_module, module_id, spec, weights, frozen, learning, dict(layers))
-
-    def collect_metrics(self) -> tuple[list[Parts], dict[str, float], int]:
-        """Return the metrics of each learner since the last call, their time, and their callback errors so far.
-
-        Callbacks of several learners run at the same time: the time is the time of the learner that took longest.
-        """
-        collected = self.call_all(_collect)
-        seconds = max((seconds for _, seconds, _ in collected), key=operator.itemgetter("callbacks"))
-        return [parts for parts, _, _ in collected], seconds, sum(num_errors for _, _, num_errors in collected)
 
     def _begin_each(
         self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]], timeout_s: float | None
@@ -244,11 +219,12 @@ def _update(
     return results, learner.get_weights() if with_weights else None
 
 
-def _collect(learner: Learner) -> tuple[Parts, dict[str, float], int]:
+def collect(learner: Learner) -> tuple[Parts, dict[str, float], int]:
+    """Return what a learner's callbacks logged since the last call, the seconds by part, and their errors so far."""
     return learner.metrics.take(), learner.timers.take(), learner.callbacks.num_errors
 
 
-def _add_module(
+def add_copy(
     learner: Learner,
     module_id: str,
     spec: ModuleSpec,
@@ -257,6 +233,7 @@ def _add_module(
     learning: LearningSpec | None,
     shared_layers: SharedLayers,
 ) -> None:
+    """Add a copy of a module that the learner of another process has, with its weights."""
     module = build_copy(spec, frozen)
     share_layers(module_id, module, learner.modules, shared_layers)
     learner.add_module(module_id, module, learning)

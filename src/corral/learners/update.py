@@ -75,15 +75,13 @@ class Minibatch(NamedTuple):
 
     Attributes:
         rows: Its columns: tensors on the device, or arrays if NumPy computes the gradients.
-        epoch: Number of its epoch, from 0.
-        index: Number of the minibatch in the epoch, from 0.
+        place: Numbers of the epoch and of the minibatch in it, from 0.
         order: The order of the rows of the batch in the epoch; `None` if they are taken as they come.
         numpy_form: The loss in NumPy, which computes the gradients too; `None` leaves them to autograd.
     """
 
     rows: Batch
-    epoch: int
-    index: int
+    place: tuple[int, int]
     order: Tensor | None
     numpy_form: FastForm | None
 
@@ -167,7 +165,7 @@ class ModuleUpdate:
                 rows = map_tree(lambda column, order=order: column.index_select(0, order), batch)
             for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
                 part = rows if len(bounds) == 2 else slice_rows(rows, start, stop)
-                yield Minibatch(part, epoch, index, order, fast)
+                yield Minibatch(part, (epoch, index), order, fast)
             # Only after whole epochs: the mean over one minibatch is too noisy to decide by.
             if self.settings.stop is not None and self._asks_to_stop(self.settings.stop):
                 break
@@ -186,12 +184,12 @@ class ModuleUpdate:
         if not self._moves_all:
             groups = settings.groups_at(report.num_steps + 1, groups)
         # A loss is one scalar, or a scalar for each group of parameters, whose sum is reported.
+        loss: Any
+        given = self.module, minibatch.rows, settings.coefficients
         if minibatch.numpy_form is None:
-            loss, reported = call_loss(
-                self._objective.loss, self.module_id, self.module, minibatch.rows, settings.coefficients
-            )
+            loss, reported = call_loss(self._objective.loss, self.module_id, *given)
         else:
-            loss, reported = minibatch.numpy_form(self.module, minibatch.rows, settings.coefficients)
+            loss, reported = minibatch.numpy_form(*given)
         total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
         # Gradients are clipped and checked before the step: a step that is not finite would ruin the weights.
         if self._compute_gradients(loss, math.isfinite(total.item()), groups, minibatch):
@@ -200,8 +198,7 @@ class ModuleUpdate:
         else:
             norms = dict.fromkeys(groups or optimizer.groups, math.nan)
         if not all(map(math.isfinite, norms.values())):
-            place = minibatch.epoch, minibatch.index
-            raise self._error(loss_error(self.module_id, *place, total, reported, norms))
+            raise self._error(loss_error(self.module_id, *minibatch.place, total, reported, norms))
         # Some layers have weights that must stay in a set, such as a norm of 1: they are put back after each step.
         optimizer.step(groups)
         for constrain in self._constraints:

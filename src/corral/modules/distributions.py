@@ -155,7 +155,12 @@ class _FromLogits(ActionDistribution):
         self._env_dtype, self._tensor_dtype = space.dtype, _torch_dtype(space.dtype)
 
     def noise(self, rng: Rng, shape: tuple[int, ...]) -> Any:
-        return gumbel(rng, (*shape, self.num_noise))
+        """Draw standard Gumbel noise, float32: minus the logarithm of exponential noise, which is drawn fast."""
+        tiny, shape = float(np.finfo(np.float32).tiny), (*shape, self.num_noise)  # a 0 would become infinite
+        if isinstance(rng, torch.Generator):
+            return -torch.empty(shape, device=rng.device).exponential_(generator=rng).clamp(min=tiny).log()
+        exponential = rng.standard_exponential(shape, dtype=np.float32)
+        return -np.log(np.maximum(exponential, tiny, out=exponential))
 
     def sample(self, dist_inputs: Any, noise: Any) -> Any:
         return self.mode(dist_inputs + noise)
@@ -578,15 +583,6 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 def _log_tanh_slope(u: Tensor) -> Tensor:
     """Return log(1 - tanh(u)^2), accurate in the tails."""
     return 2 * (math.log(2) - u - functional.softplus(-2 * u))
-
-
-def gumbel(rng: Rng, shape: tuple[int, ...]) -> Any:
-    """Draw standard Gumbel noise, float32: minus the logarithm of exponential noise, which is drawn fast."""
-    tiny = float(np.finfo(np.float32).tiny)  # a 0 would become infinite
-    if isinstance(rng, torch.Generator):
-        return -torch.empty(shape, device=rng.device).exponential_(generator=rng).clamp(min=tiny).log()
-    exponential = rng.standard_exponential(shape, dtype=np.float32)
-    return -np.log(np.maximum(exponential, tiny, out=exponential))
 
 
 def _gumbel_of(uniform: Tensor) -> Tensor:
