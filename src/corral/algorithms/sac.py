@@ -195,10 +195,8 @@ def continuous_terms(
         targets = head.targets(batch, next_outputs, target_alpha * next_logp)
     predicted = critics(batch["obs"], batch["actions"].reshape(len(next_logp), -1).tanh())
     actions, logp = module.sample(batch["obs"], batch["noise"])
-    with module.frozen_critics():
-        value = head.sought(critics(batch["obs"], actions))
     outputs |= {"actions": actions, "logp": logp}
-    return predicted, targets, (alpha * logp - value).mean(), logp.detach()
+    return predicted, targets, (alpha * logp - module.sought(batch["obs"], actions)).mean(), logp.detach()
 
 
 def discrete_terms(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -120,13 +119,11 @@ class RecurrentSACModule(SACModule):
         features = obs["target" if target else "online"]
         return super().q_values(features.detach() if self._critics_are_frozen else features, actions, target=target)
 
-    @contextmanager
-    def frozen_critics(self) -> Iterator[None]:
-        """Make values differentiable in the actions but not in critics and encoder inside the block."""
+    def sought(self, obs: Features, actions: Tensor) -> Tensor:
+        """Return the value that the actor seeks, differentiable in the actions but not in critics and encoder."""
         self._critics_are_frozen = True
         try:
-            with super().frozen_critics():
-                yield
+            return super().sought(obs, actions)
         finally:
             self._critics_are_frozen = False
 

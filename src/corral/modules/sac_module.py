@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -423,14 +422,16 @@ class SACModule(ActorAndCritics, Module):
         mean = outputs[:, : outputs.shape[1] // 2]
         return self.head.lowest(getattr(self, self.head.METHOD)(obs, mean.tanh()))
 
-    @contextmanager
-    def frozen_critics(self) -> Iterator[None]:
-        """Make values differentiable in the actions but not in the critics inside the block, which saves work."""
+    def sought(self, obs: Tree, actions: Tensor) -> Tensor:
+        """Return the value `[B]` that the actor seeks for Box actions; see `ScalarHead.sought`.
+
+        It is differentiable in the actions but not in the critics, which saves work.
+        """
         trainable = [parameter for parameter in self.q.parameters() if parameter.requires_grad]
         for parameter in trainable:
             parameter.requires_grad_(False)
         try:
-            yield
+            return self.head.sought(getattr(self, self.head.METHOD)(obs, actions))
         finally:
             for parameter in trainable:
                 parameter.requires_grad_(True)
