@@ -193,9 +193,13 @@ class Algorithm(metaclass=_WithHints):
         config = self.config.for_workers()
         self.engine.require(resources_of_workers(self.config))
         self.env_runner_group: EnvRunnerGroup
-        self.recorded = self._open_recorded() if self.config.input_ is not None else None
+        self.recorded: RecordedEpisodes | None = None
+        if self.config.input_ is not None:
+            from corral.algorithms.recorded_episodes import RecordedEpisodes
+
+            self.recorded = RecordedEpisodes(self)
         if self.recorded is not None and not config.samples:
-            self.env_runner_group = self.recorded.make_group(self, config)
+            self.env_runner_group = self.recorded.make_group(config)
         else:
             self.env_runner_group = EnvRunnerGroup(config, self.engine, metrics=self.metrics, timers=self.timers)
         self.env_runner_group.on_recreated = self.report.announce_recreated
@@ -462,11 +466,6 @@ class Algorithm(metaclass=_WithHints):
             SampleError: `sample_async` is off.
         """
         return self.sampler.sample_ahead(num_timesteps, wait=wait)
-
-    def _open_recorded(self) -> RecordedEpisodes:
-        from corral.algorithms.recorded_episodes import RecordedEpisodes
-
-        return RecordedEpisodes(self)
 
     def receive(self, rollouts: Sequence[Rollout]) -> None:
         """Count the env steps of rollouts, and let statistics of transforms and explorations learn from them.

@@ -60,7 +60,7 @@ class RecordedEpisodes:
         self.mean_abs_q: dict[str, float] = {}
         self._validation: dict[str, Batch] = {}
 
-    def make_group(self, algorithm: Algorithm, config: AlgorithmConfig) -> EnvRunnerGroup:
+    def make_group(self, config: AlgorithmConfig) -> EnvRunnerGroup:
         """Return a runner group without runners, for the spaces of the env, of the config, or of the data.
 
         Raises:
@@ -79,6 +79,7 @@ class RecordedEpisodes:
                 self._spaces_of_data() if None in given else {DEFAULT_MODULE_ID: given}
             )
         config = config.copy(num_env_runners=0).freeze()
+        algorithm = self._algorithm
         return EnvRunnerGroup(config, algorithm.engine, specs, algorithm.metrics, samples=False)
 
     def _spaces_of_data(self) -> Mapping[str, Any]:
