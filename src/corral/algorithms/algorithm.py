@@ -113,6 +113,8 @@ class Algorithm(metaclass=_WithHints):
             are tensors. A subclass must say it again, because its own code may need arrays.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
         FIRST_SETTINGS: Settings that only say how a run begins.
+        ADAPTED: Attribute with numbers by module id that begin at a setting and adapt, by the setting. They begin again
+            at another value of it, of `reconfigure` or in the config of a checkpoint.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
@@ -124,6 +126,7 @@ class Algorithm(metaclass=_WithHints):
     LEARNS_TENSORS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config", "lr_scheduler"})
     FIRST_SETTINGS: ClassVar[frozenset[str]] = frozenset({"seed"})
+    ADAPTED: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Refuse the arguments with which other libraries make an algorithm.
@@ -706,6 +709,8 @@ class Algorithm(metaclass=_WithHints):
         losses = {name: self.modules.loss_of(name) for name in self.learner_group.learning_ids}
         self.learner_group.set_losses(losses)
         self.modules.use_gamma()
+        for name in self.ADAPTED.keys() & settings.keys():
+            getattr(self, self.ADAPTED[name]).clear()
 
     def record(
         self,
@@ -818,6 +823,9 @@ class Algorithm(metaclass=_WithHints):
             use_modules_of(self, checkpoint)
             self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
+        for name, attribute in self.ADAPTED.items():
+            if not np.array_equal(checkpoint.config["training"].get(name, np.nan), getattr(self.config, name)):
+                getattr(self, attribute).clear()
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, **settings: Any) -> Self:
