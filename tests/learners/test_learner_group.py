@@ -373,6 +373,33 @@ def test_no_learner_moves_frozen_parameters(build: Build, algorithm: str, optimi
                 assert np.array_equal(weights["m"][name], before[name]) == (name in frozen), name
 
 
+def add_one(learner: Learner) -> None:
+    learner.set_weights(
+        {
+            name: {key: np.asarray(array + 1) for key, array in own.items()}
+            for name, own in learner.get_weights().items()
+        }
+    )
+
+
+def test_what_a_function_changes_in_all_learners_is_read_here(build: Build) -> None:
+    group = build(MakeLearner(2))
+    wanted = {name: array + 1 for name, array in group.get_weights()["m"].items()}
+    assert group.foreach_learner(add_one) == [None, None]
+    for weights in [*group._call_all(weights_of), group.get_weights()]:
+        assert all_of(np.array_equal(weights["m"][name], array) for name, array in wanted.items())
+
+
+def ids_of(learner: Learner) -> list[str]:
+    return list(learner.modules)
+
+
+def test_a_module_that_was_removed_is_gone_in_all_learners(build: Build) -> None:
+    group = build(MakeLearner(2))
+    group.remove_module("m")
+    assert [ids_of(group.learner_here), *group._call_all(ids_of)] == [[], [], []]
+
+
 def test_other_losses_reach_all_learners(build: Build) -> None:
     group, one = build(MakeLearner(2)), MakeLearner(1)()
     for learner in (group, one):

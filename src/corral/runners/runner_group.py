@@ -52,7 +52,7 @@ class EnvRunnerGroup:
 
     Attributes:
         local_env_runner: The embedded runner, or `None`.
-        engine_name: Name of the engine; `"embedded"` if there is only the embedded runner.
+        engine_name: Name of the engine; `"embedded"` if there is only the embedded runner, `"none"` if there is none.
         module_specs: Specs of the modules by module id, the same object for all runners and for their replacements.
         num_envs: Sub-envs of one runner.
         steps_envs_one_by_one: Whether a runner steps its sub-envs one after the other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -382,10 +382,14 @@ class RunnerHandle:
         if state.get("num_episodes_over") is not None:
             self.state["num_episodes_over"] = state["num_episodes_over"]
 
-    def call(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
-        """Call a method of the runner by name, or a function with the runner, and return the pending call."""
+    def call(self, method: str | Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a method of the runner by name, or a function with it, with a limit of time, and return the future."""
+        return self.handle.call(method, *args, timeout_s=self.limits.limit_s())
+
+    def call_for_user(self, round_of_calls: RoundOfCalls) -> PendingUserCall:
+        """Call a function of user code, and return the pending call."""
         start = time.perf_counter()
-        future = self.handle.call(call_runner, *round_of_calls.call, timeout_s=self.limits.limit_s())
+        future = self.call(call_runner, *round_of_calls.call)
         return PendingUserCall(future, start, runner=self, handle=self.handle, round=round_of_calls)
 
     def note_state(self, state: dict[str, Any], asked_s: float) -> None:
@@ -401,8 +405,7 @@ class RunnerHandle:
     def send_weights(self, weights: SentWeights) -> None:
         """Send weights, and note the call, which tells how long they take to arrive."""
         start = time.perf_counter()
-        future = self.handle.call("set_weight_parts", weights.parts, weights.version, timeout_s=self.limits.limit_s())
-        self.syncs.append(PendingCall(future, start))
+        self.syncs.append(PendingCall(self.call("set_weight_parts", weights.parts, weights.version), start))
         self.costs.sync_bytes += weights.num_bytes
         self.weights_version = weights.version
 

@@ -8,7 +8,6 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from corral.engines.call_limits import CallLimits
 from corral.envs.host_state import find_env_config
 from corral.errors import CheckpointError
 from corral.runners.requests import WorkerCounts
@@ -50,17 +49,10 @@ class StatesOfRunners:
         A runner that raises has the state of its replacement, with a warning.
         """
         runners = self._runners.values()
-        calls = [
-            runner.handle.call(get_runner_state, timeout_s=self._limit_s) if self._can_answer(runner) else None
-            for runner in runners
-        ]
+        calls = [runner.call(get_runner_state) if self._can_answer(runner) else None for runner in runners]
         wait([call for call in calls if call is not None], self._config.sample_timeout_s)
         pairs = zip(runners, calls, strict=True)
         return [*(self._state_of(runner, call, lost.get(runner.index, 0)) for runner, call in pairs), *self._spare]
-
-    @property
-    def _limit_s(self) -> float | None:
-        return CallLimits(self._config.worker_timeout_s).limit_s()
 
     def _can_answer(self, runner: RunnerHandle) -> bool:
         is_busy = runner.sampling is not None and not runner.sampling.future.done()
@@ -74,10 +66,8 @@ class StatesOfRunners:
         num_lost += sum(call.num_env_steps for call in runner.requests)
         if runner.index == 0:
             assert call is not None
-            if error is not None:
-                call = Future()
-                call.set_result(make_runner_state(self._config, 0, 1, runner.handle.call("get_state").result()))
-            state: dict[str, Any] = call.result()
+            known = {} if error is None else runner.handle.call("get_state").result()
+            state: dict[str, Any] = call.result() if error is None else make_runner_state(self._config, 0, 1, known)
             state["numbers"]["num_env_steps_lost"] += num_lost
             return state
         counts = asdict(runner.counts + WorkerCounts(num_env_steps_lost=num_lost))
@@ -125,8 +115,7 @@ class StatesOfRunners:
             Exception: Exception of the first runner that raised.
         """
         pairs = zip(self._runners.values(), states, strict=False)
-        limit_s = self._limit_s
-        futures = [runner.handle.call(function, state, timeout_s=limit_s) for runner, state in pairs if runner.ready]
+        futures = [runner.call(function, state) for runner, state in pairs if runner.ready]
         wait(futures)
         return [future.result() for future in futures]
 

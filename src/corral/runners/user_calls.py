@@ -49,7 +49,7 @@ class UserCalls:
         calls = RoundOfCalls((fn, dict(kwargs or {})))
         # What nobody receives may have been meant to change the envs.
         calls.note(missed_by=[self._runners[i] for i in chosen if i not in reached], changes_envs=not reached)
-        made = [self._runners[i].call(calls) for i in reached]
+        made = [self._runners[i].call_for_user(calls) for i in reached]
         self.unnoted += made
         return made
 
