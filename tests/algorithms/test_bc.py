@@ -585,7 +585,7 @@ def test_without_a_number_an_iteration_draws_as_many_steps_as_there_are() -> Non
         with config.copy().offline_data(validation_fraction=fraction).build() as algorithm:
             for iteration in (1, 2):
                 numbers = algorithm.train()["learners"]["__all_modules__"]
-                assert algorithm.num_updates_per_iteration == expected
+                assert algorithm.recorded.num_updates_per_iteration == expected
                 assert numbers["num_env_steps_trained_lifetime"] == iteration * expected * 60
 
 

@@ -18,10 +18,10 @@ from corral.algorithms.registry import config_class
 from corral.errors import ConfigError
 from corral.learners.learner import Learner
 from corral.learners.settings import LearningSpec, UpdateSettings
-from corral.modules.architectures import SphereHead, UnitLinear
 from corral.modules.inference import Inference
 from corral.modules.module import ActorCritic, Module
 from corral.modules.q_module import QModule
+from corral.modules.residual_blocks import SphereHead, UnitLinear
 from corral.modules.sac_module import SACModule
 from corral.modules.td3_module import TD3Module
 from corral.modules.tqc_module import TQCModule

@@ -50,7 +50,7 @@ def test_the_estimate_is_the_size_of_the_buffer(space: spaces.Space[Any], transf
     )
     with config.build() as algo:
         algo.train()
-        estimate = 4000 * algo._bytes_per_step("default_policy", algo._replay_configs["default_policy"].frame_stack)
+        estimate = 4000 * algo.replay_buffers.bytes_per_step("default_policy")
         assert estimate == pytest.approx(algo.local_replay_buffer.nbytes, rel=0.1)
 
 

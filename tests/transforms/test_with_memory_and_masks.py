@@ -328,7 +328,7 @@ def test_weights_without_their_transforms_warn(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_td3_keeps_its_actions_within_the_bounds() -> None:
-    with pytest.raises(ConfigError, match="normalize_actions=False: TD3 or DDPG squashes"):
+    with pytest.raises(ConfigError, match="normalize_actions=False: TD3 squashes"):
         TD3Config().environment(Drift, normalize_actions=False).validate()
 
 

@@ -24,7 +24,13 @@ from corral.algorithms.config.without_effect import refuse_settings_without_use
 from corral.algorithms.driver_policy import DriverPolicy
 from corral.algorithms.evaluator import Evaluator
 from corral.algorithms.fitting import fit, refuse_unknown
-from corral.algorithms.iteration_report import FIXED_KEYS, Report
+from corral.algorithms.iteration_report import (
+    FIXED_KEYS,
+    MOST_CALLS_WITHOUT_STEPS,
+    Report,
+    check_results,
+    refuse_to_repeat,
+)
 from corral.algorithms.module_changes import add_module, load_module_weights, remove_module, use_modules_of
 from corral.algorithms.modules import Modules
 from corral.algorithms.resources import resources_of_workers
@@ -74,10 +80,6 @@ class _WithHints(ABCMeta):
             raise attribute_error(cls, name, "ALGORITHM_METHODS")
 
 
-MOST_CALLS_WITHOUT_STEPS = 100
-"""Calls of a training step of the user, one after another, that may take no env steps."""
-
-
 class Algorithm(metaclass=_WithHints):
     """Trains modules on an env. Subclasses define `make_loss` and `training_step`.
 
@@ -111,6 +113,8 @@ class Algorithm(metaclass=_WithHints):
             are tensors. A subclass must say it again, because its own code may need arrays.
         FIXED_SETTINGS: Settings of `training` that cannot change after building.
         FIRST_SETTINGS: Settings that only say how a run begins.
+        ADAPTED: Attribute with numbers by module id that begin at a setting and adapt, by the setting. They begin again
+            at another value of it, of `reconfigure` or in the config of a checkpoint.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
@@ -122,6 +126,7 @@ class Algorithm(metaclass=_WithHints):
     LEARNS_TENSORS: ClassVar[bool] = False
     FIXED_SETTINGS: ClassVar[frozenset[str]] = frozenset({"optimizer", "optimizer_config", "lr_scheduler"})
     FIRST_SETTINGS: ClassVar[frozenset[str]] = frozenset({"seed"})
+    ADAPTED: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Refuse the arguments with which other libraries make an algorithm.
@@ -191,12 +196,16 @@ class Algorithm(metaclass=_WithHints):
         config = self.config.for_workers()
         self.engine.require(resources_of_workers(self.config))
         self.env_runner_group: EnvRunnerGroup
-        self.recorded = self._open_recorded() if self.config.input_ is not None else None
+        self.recorded: RecordedEpisodes | None = None
+        if self.config.input_ is not None:
+            from corral.algorithms.recorded_episodes import RecordedEpisodes
+
+            self.recorded = RecordedEpisodes(self)
         if self.recorded is not None and not config.samples:
-            self.env_runner_group = self.recorded.make_group(self, config)
+            self.env_runner_group = self.recorded.make_group(config)
         else:
             self.env_runner_group = EnvRunnerGroup(config, self.engine, metrics=self.metrics, timers=self.timers)
-        self.env_runner_group.on_recreated = self._announce_recreated
+        self.env_runner_group.on_recreated = self.report.announce_recreated
         log.info("Engine: %s.", self.env_runner_group.engine_name)
         self.sampler = Sampler(self)
 
@@ -461,11 +470,6 @@ class Algorithm(metaclass=_WithHints):
         """
         return self.sampler.sample_ahead(num_timesteps, wait=wait)
 
-    def _open_recorded(self) -> RecordedEpisodes:
-        from corral.algorithms.recorded_episodes import RecordedEpisodes
-
-        return RecordedEpisodes(self.config)
-
     def receive(self, rollouts: Sequence[Rollout]) -> None:
         """Count the env steps of rollouts, and let statistics of transforms and explorations learn from them.
 
@@ -486,16 +490,6 @@ class Algorithm(metaclass=_WithHints):
     def sync_weights(self) -> None:
         """Give the runners the parts of the weights from every provider, if the version or the set of parts changed."""
         self.weights.sync()
-
-    def _announce_recreated(self, indices: list[int]) -> None:
-        with self.timers.time("callbacks"):
-            self._callbacks.fire(
-                "on_env_runners_recreated",
-                algorithm=self,
-                env_runner_group=self.env_runner_group,
-                env_runner_indices=indices,
-                is_evaluation=False,
-            )
 
     # Training.
 
@@ -579,7 +573,7 @@ class Algorithm(metaclass=_WithHints):
                 steps = counted - returned + mail.num_env_steps_returned + by_users.num_env_steps_by_hand
                 steps = self.num_env_steps_sampled_lifetime = max(steps, self.num_env_steps_sampled_lifetime)
             if type(results) is not dict or {*map(type, results.values())} - {dict}:
-                self._refuse_results(results)
+                check_results(self, results)
             self.report.log_learner_results(results)
             num_calls_without_steps = num_calls_without_steps + 1 if steps == counted else 0
             if time.perf_counter() - start < config.min_time_s_per_iteration:
@@ -587,33 +581,7 @@ class Algorithm(metaclass=_WithHints):
             if steps - steps_before >= config.min_sample_timesteps_per_iteration or not self.sampler.samples_now:
                 return
             if num_calls_without_steps >= MOST_CALLS_WITHOUT_STEPS:
-                self._refuse_to_repeat()
-
-    def _refuse_results(self, results: Any) -> None:
-        """Raise for what a training step returned, if it holds no numbers by module id.
-
-        Raises:
-            CorralError: It does not.
-        """
-        if not isinstance(results, Mapping) or not all(isinstance(values, Mapping) for values in results.values()):
-            raise CorralError(
-                f"{type(self).__name__}.training_step returned {results!r:.100}: return dicts of numbers by module id, "
-                "as self.learner_group.update(...) does."
-            )
-
-    def _refuse_to_repeat(self) -> None:
-        """Raise if a training step of the user takes no env steps: an iteration of it would never end.
-
-        Raises:
-            CorralError: It takes none. The training steps of Corral may wait for runners.
-        """
-        if not type(self).training_step.__module__.startswith("corral."):
-            raise CorralError(
-                f"{type(self).__name__}.training_step took no env steps in {MOST_CALLS_WITHOUT_STEPS} calls, and an "
-                "iteration ends after "
-                f"min_sample_timesteps_per_iteration={self.config.min_sample_timesteps_per_iteration} of them: sample "
-                "with self.sample(...), or set it to 0."
-            )
+                refuse_to_repeat(self)
 
     def _check_running(self) -> None:
         if self._stage == "stopped":
@@ -741,6 +709,8 @@ class Algorithm(metaclass=_WithHints):
         losses = {name: self.modules.loss_of(name) for name in self.learner_group.learning_ids}
         self.learner_group.set_losses(losses)
         self.modules.use_gamma()
+        for name in self.ADAPTED.keys() & settings.keys():
+            getattr(self, self.ADAPTED[name]).clear()
 
     def record(
         self,
@@ -853,6 +823,9 @@ class Algorithm(metaclass=_WithHints):
             use_modules_of(self, checkpoint)
             self.set_state(state)
         self._callbacks.fire("on_checkpoint_loaded", algorithm=self)
+        for name, attribute in self.ADAPTED.items():
+            if not np.array_equal(checkpoint.config["training"].get(name, np.nan), getattr(self.config, name)):
+                getattr(self, attribute).clear()
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, **settings: Any) -> Self:

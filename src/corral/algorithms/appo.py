@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from corral.modules.module import Module
 
 if TYPE_CHECKING:
     from corral.algorithms.config.setter_types import APPOTrainingArgs
-    from corral.runs.checkpoint.directory import Checkpoint
 
 # How far the divergence may be from `kl_target` before the coefficient changes, and by what it is multiplied, as in
 # RLlib.
@@ -94,6 +93,7 @@ class APPO(IMPALA):
 
     METRICS = (*IMPALA.METRICS, "curr_kl_coeff", "clip_fraction")
     STATE = (*IMPALA.STATE, "_kl_coeff", "_updates_since_target", "target_weights")
+    ADAPTED: ClassVar[Mapping[str, str]] = {"kl_coeff": "_kl_coeff"}
 
     config: APPOConfig
 
@@ -121,18 +121,6 @@ class APPO(IMPALA):
         super().load_module_weights(path, module_id, from_module_id)
         self._targets.pop(self.modules.resolve_id(module_id), None)
         self.setup_modules()
-
-    def reconfigure(self, **settings: Any) -> None:
-        """Change settings; see `Algorithm.reconfigure`. The weights of penalties start again at a new `kl_coeff`."""
-        super().reconfigure(**settings)
-        if "kl_coeff" in settings:
-            self._kl_coeff.clear()
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; the weights of penalties start again at a `kl_coeff` other than its own."""
-        super()._restore(checkpoint)
-        if checkpoint.config["training"].get("kl_coeff", self.config.kl_coeff) != self.config.kl_coeff:
-            self._kl_coeff.clear()
 
     @property
     def target_weights(self) -> dict[str, dict[str, NDArray[Any]]]:

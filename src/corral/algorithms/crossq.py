@@ -136,8 +136,7 @@ def crossq_loss(
         dist_inputs = module.policy(batch["obs"])
         assert isinstance(module.distribution, SquashedGaussian)
         actions, logp = module.distribution.squashed_sample(dist_inputs, batch["noise"])
-        with module.frozen_critics():
-            losses["actor"] = (alpha * logp - head.sought(module.q_values(batch["obs"], actions))).mean()
+        losses["actor"] = (alpha * logp - module.sought(batch["obs"], actions)).mean()
         aim = module.auto_target_entropy(batch["obs"]) if target_entropy is None else target_entropy
         losses["alpha"] = module.log_alpha * (-logp.detach().mean() - aim)
         outputs |= {"dist_inputs": dist_inputs, "actions": actions, "logp": logp}

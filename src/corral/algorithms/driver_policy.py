@@ -65,7 +65,7 @@ class DriverPolicy(Policy):
     def read_weights(self, learners: LearnerGroup) -> None:
         """Read the learners' weights, if they have changed."""
         if self._version != learners.weights_version:
-            self._inference.load_weights(learners.get_acting_weights()[self._module_id])
+            self._inference.load_weights(learners.learner_here.get_acting_weights()[self._module_id])
             self._version = learners.weights_version
 
     def compute_actions(

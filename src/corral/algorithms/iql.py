@@ -17,8 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from corral.algorithms.actor_critic_settings import ActorCriticSettings
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.off_policy import ActorCriticSettings, OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.schedules import Schedule
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeInt, NonNegativeSchedule, PositiveFloat, never
 from corral.learners.losses import Batch, Loss

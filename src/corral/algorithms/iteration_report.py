@@ -15,12 +15,16 @@ from corral.core.metrics.reducers import reduction_of_updates
 from corral.core.metrics.result import EARLY_MEANS, merge_nested
 from corral.core.metrics.result_html import Result
 from corral.core.metrics.timers import timer_results
+from corral.errors import CorralError
 from corral.learners.losses import learner_metrics
 
 if TYPE_CHECKING:
     from corral.algorithms.algorithm import Algorithm
 
 log = logging.getLogger("corral")
+
+MOST_CALLS_WITHOUT_STEPS = 100
+"""Calls of a training step of the user, one after another, that may take no env steps."""
 
 FIXED_KEYS = frozenset(
     {
@@ -103,10 +107,6 @@ class Report:
 
     # The result.
 
-    def begin_iteration(self) -> None:
-        """Note where the iteration begins."""
-        self.num_steps_before = self._algorithm.num_env_steps_sampled_lifetime
-
     def result(self) -> Result:
         """Return the result of the iteration that ends now, without its costs."""
         algorithm = self._algorithm
@@ -174,6 +174,18 @@ class Report:
         if self.may_be_early:
             result[EARLY_MEANS] = [*dict.fromkeys((*self._find_early_means(), *result.get(EARLY_MEANS, ())))]
 
+    def announce_recreated(self, indices: list[int]) -> None:
+        """Fire `on_env_runners_recreated` for runners that train."""
+        algorithm = self._algorithm
+        with algorithm.timers.time("callbacks"):
+            algorithm._callbacks.fire(
+                "on_env_runners_recreated",
+                algorithm=algorithm,
+                env_runner_group=algorithm.env_runner_group,
+                env_runner_indices=indices,
+                is_evaluation=False,
+            )
+
     def _find_early_means(self) -> list[str]:
         """Return the names of the statistics that favour short episodes, because long ones have not ended yet.
 
@@ -203,3 +215,31 @@ class Report:
                 except Exception:
                     log.exception("A callback raised at on_exception; the first exception is raised further.")
             raise
+
+
+def check_results(algorithm: Algorithm, results: Any) -> None:
+    """Check that a training step returned numbers by module id.
+
+    Raises:
+        CorralError: It did not.
+    """
+    if not isinstance(results, Mapping) or not all(isinstance(values, Mapping) for values in results.values()):
+        raise CorralError(
+            f"{type(algorithm).__name__}.training_step returned {results!r:.100}: return dicts of numbers by module "
+            "id, as self.learner_group.update(...) does."
+        )
+
+
+def refuse_to_repeat(algorithm: Algorithm) -> None:
+    """Refuse a training step of the user that takes no env steps: an iteration of it would never end.
+
+    Raises:
+        CorralError: It takes none. The training steps of Corral may wait for runners.
+    """
+    if not type(algorithm).training_step.__module__.startswith("corral."):
+        raise CorralError(
+            f"{type(algorithm).__name__}.training_step took no env steps in {MOST_CALLS_WITHOUT_STEPS} calls, and an "
+            "iteration ends after "
+            f"min_sample_timesteps_per_iteration={algorithm.config.min_sample_timesteps_per_iteration} of them: sample "
+            "with self.sample(...), or set it to 0."
+        )

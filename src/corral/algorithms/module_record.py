@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from corral.algorithms.driver_policy import DriverPolicy
-from corral.core.tree import map_tree
+from corral.core.tree import Tree, map_tree
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
@@ -43,6 +46,7 @@ class ModuleRecord:
     shows_batches: bool
     has_weights: bool = field(init=False)
     has_memory: bool = field(init=False)
+    _on_device: tuple[Pipeline, Callable[[Tree], Tree]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Resolve what does not change, and say how images are read."""
@@ -66,6 +70,21 @@ class ModuleRecord:
             burn_in=self.config.burn_in_len,
             **form,
         )
+
+    def transform_stored(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch from a buffer, of arrays or tensors, with its observations as the module sees them."""
+        pipeline = self.policy.pipeline
+        if pipeline is None:
+            return batch
+        rewards = batch.get("rewards")
+        from_stored = pipeline.from_stored if not isinstance(rewards, Tensor) else self._tensor_form(pipeline, rewards)
+        return batch | {name: from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
+
+    def _tensor_form(self, pipeline: Pipeline, column: Tensor) -> Callable[[Tree], Tree]:
+        """Return the pipeline as a function of tensors on a column's device; new statistics make another pipeline."""
+        if self._on_device is None or self._on_device[0] is not pipeline:
+            self._on_device = pipeline, pipeline.tensor_form(column.device)
+        return self._on_device[1]
 
 
 def log_images(module_id: str, module: Module, pipeline: Pipeline | None) -> None:

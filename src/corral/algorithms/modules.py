@@ -151,7 +151,8 @@ class Modules(dict[str, ModuleRecord]):
         self.ending_lrs = {}
         for module_id, record in self.items():
             # A temperature alone is not learning.
-            lrs = [lr for group, lr in record.config.lrs_of_groups().items() if group != "alpha"] or [record.config.lr]
+            groups = [getattr(record.config, f"{group}_lr") for group in record.config.LR_GROUPS if group != "alpha"]
+            lrs = [record.config.lr if lr is None else lr for lr in groups or [None]]
             if all(has_ended_at_zero(lr, math.inf) for lr in lrs):
                 self.ending_lrs[module_id] = lrs
 

@@ -65,7 +65,7 @@ class OfflineAlgorithm(Algorithm):
 
     def setup_modules(self) -> None:
         """Read the data of each module that learns now and has none; forget the data of removed modules."""
-        self.recorded.set_modules(self, self._make_add_columns)
+        self.recorded.set_modules(self._make_add_columns)
 
     def _make_add_columns(self, module_id: str) -> AddColumns:
         return partial(self.add_columns, self.modules[module_id].config)
@@ -99,27 +99,12 @@ class OfflineAlgorithm(Algorithm):
 
     # The training step.
 
-    @property
-    def num_updates_per_iteration(self) -> int:
-        """Updates of each module in an iteration."""
-        return self.recorded.num_updates_per_iteration
-
     def training_step(self) -> dict[str, dict[str, Any]]:
         """Take the updates of an iteration, and return the metrics, with the loss on the episodes for validation."""
         if self.config.is_multi_agent:
             self.setup_modules()  # `policies_to_train` may be a function
-        learning = list(filter(self.modules.trains, self.data))
-        results: dict[str, dict[str, Any]] = {}
-        for _ in range(self.num_updates_per_iteration if learning else 0):
-            if results:
-                self.log_learner_results(results)
-            results = self._update(learning)
-        if self.config.validation_fraction:
-            for module_id, found in results.items():
-                draw = partial(self._draw, module_id)
-                found |= self.recorded.validate(self, module_id, draw, self.coefficients(module_id), found.keys())
-        self.sync_weights()
-        return results
+        num_updates = self.recorded.num_updates_per_iteration
+        return self.recorded.make_updates(num_updates, self._update, self._draw, self.coefficients)
 
     def _update(self, learning: Sequence[str]) -> dict[str, dict[str, Any]]:
         with self.timers.time("returns"):
@@ -144,7 +129,7 @@ class OfflineAlgorithm(Algorithm):
     def _draw(self, module_id: str, buffer: ReplayBuffer, size: int | None = None) -> Batch:
         """Return steps from a buffer, or sequences if the module has memory, as the module sees them."""
         record = self.modules[module_id]
-        config, pipeline = record.config, record.policy.pipeline
+        config = record.config
         size = config.total_train_batch_size if size is None else size
         if record.has_memory:
             batch = record.draw_sequences(buffer, size)
@@ -154,6 +139,4 @@ class OfflineAlgorithm(Algorithm):
             batch = buffer.sample(size, gamma=config.gamma)
         else:
             batch = buffer.sample_steps(size)
-        if pipeline is not None:
-            batch |= {name: pipeline.from_stored(batch[name]) for name in ("obs", "next_obs") if name in batch}
-        return self.prepare_batch(module_id, batch, buffer)
+        return self.prepare_batch(module_id, record.transform_stored(batch), buffer)

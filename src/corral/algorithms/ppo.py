@@ -34,7 +34,6 @@ from corral.modules.module import Module
 
 if TYPE_CHECKING:
     from corral.algorithms.config.setter_types import PPOTrainingArgs
-    from corral.runs.checkpoint.directory import Checkpoint
 
 # How far above `target_kl` the divergence ends the epochs of an iteration, as in Stable-Baselines3.
 KL_STOP = 1.5
@@ -120,6 +119,7 @@ class PPO(Algorithm):
         *("curr_kl_coeff", "curr_entropy_coeff", "curr_clip_param"),
     )
     STATE = (*Algorithm.STATE, "_kl_coeff")
+    ADAPTED: ClassVar[Mapping[str, str]] = {"kl_coeff": "_kl_coeff"}
     LEARNS_TENSORS = True
 
     config: PPOConfig
@@ -131,18 +131,6 @@ class PPO(Algorithm):
     def setup_modules(self) -> None:
         """Forget the adaptive coefficients of removed modules."""
         self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.modules}
-
-    def reconfigure(self, **settings: Any) -> None:
-        """Change settings; see `Algorithm.reconfigure`. The adaptive coefficients start again at a new `kl_coeff`."""
-        super().reconfigure(**settings)
-        if "kl_coeff" in settings:
-            self._kl_coeff.clear()
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; the adaptive coefficients start again at a `kl_coeff` other than its own."""
-        super()._restore(checkpoint)
-        if not np.array_equal(checkpoint.config["training"].get("kl_coeff", np.nan), self.config.kl_coeff):
-            self._kl_coeff.clear()
 
     def make_loss(self, config: PPOConfig) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""

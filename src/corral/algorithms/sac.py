@@ -16,14 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpac
 import torch
 from torch import Tensor
 
+from corral.algorithms.actor_critic_settings import CriticAtomSettings
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.critic_atoms import CriticAtomSettings
-from corral.algorithms.off_policy import (
-    OffPolicyAlgorithm,
-    OffPolicyConfig,
-    off_policy_metrics,
-    refuse_unscaled_actions,
-)
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.settings import Need, NonNegativeSchedule, PositiveFloat
 from corral.learners.losses import Batch
 from corral.modules.distributions import categorical_logp
@@ -76,14 +71,6 @@ class SACSettings(CriticAtomSettings):
     def default_exploration(self: Any) -> dict[str, Any]:
         """Actions sampled from the policy; before learning starts, uniform actions."""
         return {"type": "StochasticSampling", "random_timesteps": self.num_random_steps}
-
-    def check_settings(self: Any) -> None:
-        """Refuse actions in the units of the env.
-
-        Raises:
-            ConfigError: Names the setting.
-        """
-        refuse_unscaled_actions(self, "SAC")
 
 
 @dataclass(kw_only=True)
@@ -208,10 +195,8 @@ def continuous_terms(
         targets = head.targets(batch, next_outputs, target_alpha * next_logp)
     predicted = critics(batch["obs"], batch["actions"].reshape(len(next_logp), -1).tanh())
     actions, logp = module.sample(batch["obs"], batch["noise"])
-    with module.frozen_critics():
-        value = head.sought(critics(batch["obs"], actions))
     outputs |= {"actions": actions, "logp": logp}
-    return predicted, targets, (alpha * logp - value).mean(), logp.detach()
+    return predicted, targets, (alpha * logp - module.sought(batch["obs"], actions)).mean(), logp.detach()
 
 
 def discrete_terms(

@@ -170,7 +170,7 @@ class Weights:
         """Provide the weights of the modules that learn, and of those that do not."""
         self._algorithm, self.num_exploration_versions = algorithm, 0
         self.providers: dict[str, Callable[[], Mapping[str, Any]]] = {
-            "modules": algorithm.learner_group.get_acting_weights
+            "modules": algorithm.learner_group.learner_here.get_acting_weights
         }
 
     def resolve(self) -> None:

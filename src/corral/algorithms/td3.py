@@ -18,14 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from corral.algorithms.actor_critic_settings import CriticAtomSettings
 from corral.algorithms.algorithm import Algorithm
-from corral.algorithms.critic_atoms import CriticAtomSettings
-from corral.algorithms.off_policy import (
-    OffPolicyAlgorithm,
-    OffPolicyConfig,
-    off_policy_metrics,
-    refuse_unscaled_actions,
-)
+from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.settings import Need, NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from corral.learners.losses import Batch, Loss
 from corral.modules.module import Module
@@ -63,14 +58,6 @@ class TD3Settings(CriticAtomSettings):
     def module_settings(self) -> dict[str, Any]:
         """Settings of the module in addition to its layers."""
         return {"twin_q": self.twin_q, **self.atom_settings}
-
-    def check_settings(self: Any) -> None:
-        """Refuse actions in the units of the env.
-
-        Raises:
-            ConfigError: Names the setting.
-        """
-        refuse_unscaled_actions(self, "TD3 or DDPG")
 
 
 @dataclass(kw_only=True)

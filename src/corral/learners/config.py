@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from corral.core.config import Config
-from corral.core.schedules import Schedule, schedule_value
+from corral.core.schedules import schedule_value
 from corral.core.settings import (
     Importable,
     Need,
@@ -88,17 +88,16 @@ class TrainingSettings:
         """Env steps in the batch of one iteration, over all learners."""
         return int(self.train_batch_size_per_learner * max(1, self.num_learners))
 
-    def lrs_of_groups(self) -> dict[str, Schedule]:
-        """Return the learning rate of each group of `LR_GROUPS`: its own one, or `lr`."""
-        own = {group: getattr(self, f"{group}_lr") for group in self.LR_GROUPS}
-        return {group: self.lr if lr is None else lr for group, lr in own.items()}
-
     def lrs(self, num_env_steps: int) -> float | dict[str, float]:
         """Return the learning rate after so many env steps, or the one of each group of parameters."""
         if not self.LR_GROUPS:
             return schedule_value(self.lr, num_env_steps)
-        lrs = self.lrs_of_groups().items()
-        return {group: schedule_value(lr, num_env_steps) if isinstance(lr, list) else float(lr) for group, lr in lrs}
+        lrs: dict[str, float] = {}
+        for group in self.LR_GROUPS:
+            own = getattr(self, f"{group}_lr")
+            lr = self.lr if own is None else own
+            lrs[group] = schedule_value(lr, num_env_steps) if isinstance(lr, list) else float(lr)
+        return lrs
 
 
 RUNS_LEARNERS = Need("learners of the engine (num_learners)", attrgetter("num_learners"))

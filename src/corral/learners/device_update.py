@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,18 @@ class Deferred:
     place: tuple[int, int]
     failed: Tensor
     torch_optimizer: Any
+
+
+def read_at_once(updates: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Make updates, read all their reports at once, and return them."""
+    reports: list[dict[str, Any]] = []
+    try:
+        for report in updates:
+            reports.append(report)
+    finally:  # after an interrupt too, optimizers must not wait for a reading
+        if deferred := [report for report in reports if DEFERRED in report]:
+            read_reports(deferred)
+    return iter(reports)
 
 
 def read_reports(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

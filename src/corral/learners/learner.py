@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -200,9 +200,10 @@ class Learner(Viewable):
             ConfigError: A module does not learn.
         """
         for module_id, loss in losses.items():
-            objective = self._objective(module_id, MAIN_LOSS)
+            if module_id not in self.learning_ids:
+                self._refuse_loss(module_id, MAIN_LOSS)
             adapted = self._adapt(module_id, loss)
-            self._parts[module_id].objectives[MAIN_LOSS] = Objective(adapted, objective.optimizer)
+            self._parts[module_id].objectives[MAIN_LOSS] = Objective(adapted, self.optimizer(module_id))
 
     def _adapt(self, module_id: str, loss: Loss) -> Loss:
         """Return a loss that is compiled, and computes in the precision of the settings."""
@@ -216,24 +217,17 @@ class Learner(Viewable):
             loss = in_bfloat16(loss, self.device)
         return loss
 
-    def _objective(self, module_id: str, loss: str) -> Objective:
-        """Return a loss of a module with its optimizer.
-
-        Raises:
-            ConfigError: The module does not learn, or has no such loss.
-        """
-        part = self._parts.get(module_id)
-        if part is None or not part.objectives:
+    def _refuse_loss(self, module_id: str, loss: str) -> NoReturn:
+        """Raise for a module that does not learn, or that has no such loss."""
+        if module_id not in self.learning_ids:
             raise ConfigError(
                 f"learner: module {module_id!r} has no loss and optimizer, so it cannot learn; the modules that learn "
                 f"are {sorted(self.learning_ids)}."
             )
-        if loss not in part.objectives:
-            raise ConfigError(
-                f"learner: module {module_id!r} has no loss {loss!r}; it has {sorted(part.objectives)}. Name it in "
-                "`LearningSpec.others`."
-            )
-        return part.objectives[loss]
+        raise ConfigError(
+            f"learner: module {module_id!r} has no loss {loss!r}; it has {sorted(self._parts[module_id].objectives)}. "
+            "Name it in `LearningSpec.others`."
+        )
 
     def _fire(self, event: str, module_id: str, **arguments: Any) -> None:
         if event not in self.callbacks.heard:
@@ -281,8 +275,9 @@ class Learner(Viewable):
         """
         results: dict[str, dict[str, Any]] = {}
         # Wrong settings of any module are refused before the first module takes a step.
-        for module_id in settings:
-            self._objective(module_id, settings[module_id].loss)
+        for module_id, each in settings.items():
+            if module_id not in self._parts or each.loss not in self._parts[module_id].objectives:
+                self._refuse_loss(module_id, each.loss)
         for group in self.group_sharing([module_id for module_id in batches if module_id in settings]):
             shown = {module_id: batches[module_id] for module_id in group}
             added: dict[str, dict[str, Any]] = {module_id: {} for module_id in group}  # by callbacks, to the results

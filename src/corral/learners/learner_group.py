@@ -237,10 +237,6 @@ class LearnerGroup:
         """Return the weights by module id and parameter name."""
         return self.learner_here.get_weights()
 
-    def get_acting_weights(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return only the weights that runners need to act; see `Module.acting_weights`."""
-        return self.learner_here.get_acting_weights()
-
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Copy weights into all learners, by module id and parameter name, and increase `weights_version`."""
         if self.remote is not None:

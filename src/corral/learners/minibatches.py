@@ -140,30 +140,25 @@ class UpdateReport:
 
         A scalar whose name ends in `_min` or `_max` is the extreme over the steps, any other the mean.
         """
-        found = _merged(self._scalars)
+        first = self._scalars[0]
+        found = {name: value.item() for name, value in first.items()} if self.num_steps == 1 else _merged(self._scalars)
         for name, taken in self._norms.items():
             found[f"gradients_{name}_optimizer_global_norm"] = sum(taken) / len(taken)
         found["module_train_batch_size_mean"] = self.size / self._num_minibatches
         found["num_gradient_steps"] = float(self.num_steps)
         found["num_epochs"] = float(self.num_steps // self._num_minibatches)
-        return found | {name: self._column(parts) for name, parts in self._columns.items()}
-
-    def _column(self, steps: Sequence[Tensor]) -> Any:
-        parts = steps[-self._num_minibatches :]
-        column = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-        if not isinstance(column, Tensor):
-            return column
-        if self._order is not None:
-            column = torch.empty_like(column).index_copy_(0, self._order, column)
-        return column.detach().cpu().numpy()
+        for name, steps in self._columns.items():
+            parts = steps[-self._num_minibatches :]
+            column = parts[0] if len(parts) == 1 else torch.cat(parts)
+            if self._order is not None:
+                column = torch.empty_like(column).index_copy_(0, self._order, column)
+            found[name] = column.detach().cpu().numpy() if isinstance(column, Tensor) else column
+        return found
 
 
 def _merged(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return each scalar over the steps that reported it: an extreme, or the mean."""
-    first = steps[0]
-    if len(steps) == 1:
-        return {name: value.item() for name, value in first.items()}
-    order = list(first)
+    order = list(steps[0])
     if all(list(step) == order for step in steps):
         table = torch.stack([value for step in steps for value in step.values()]).reshape(len(steps), -1)
         merged = dict(zip(order, table.mean(0).tolist(), strict=True))

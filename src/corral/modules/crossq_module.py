@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -53,11 +51,10 @@ class CrossQModule(SACModule):
         """Return no networks."""
         return nn.ModuleList()
 
-    @contextmanager
-    def frozen_critics(self) -> Iterator[None]:
-        """Let the critics use running statistics inside the block, and not move them."""
+    def sought(self, obs: Tree, actions: Tensor) -> Tensor:
+        """Return the value that the actor seeks, by critics that use running statistics and do not move them."""
         with evaluating(self.q):
-            yield
+            return self.head.sought(self.q_values(obs, actions))
 
     def joint_q_values(self, obs: Tree, actions: Tensor, next_obs: Tree, next_actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of all critics for two sets of Box actions in [-1, 1], both `[C, B]`.

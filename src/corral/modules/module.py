@@ -214,7 +214,7 @@ class NetworkConfig:
     def make_layers(self, num_inputs: int, hiddens: Sequence[int]) -> nn.Sequential:
         """Return the hidden layers of a network; the identity if there are none."""
         if self.architecture is not None:
-            from corral.modules.architectures import make_blocks
+            from corral.modules.residual_blocks import make_blocks
 
             return make_blocks(self, num_inputs, hiddens)
         return mlp(
@@ -242,7 +242,7 @@ class NetworkConfig:
     def make_linear(self, num_inputs: int, num_outputs: int, gain: float, part: str) -> Any:
         """Return a linear layer of a part, `"fcnet"` or `"head"`; the gain is the one with which weights may start."""
         if self.architecture == "simba_v2" and part == "head":
-            from corral.modules.architectures import SphereHead
+            from corral.modules.residual_blocks import SphereHead
 
             return SphereHead(num_inputs, num_outputs, self)
         return linear(num_inputs, num_outputs, gain, config=self, part=part)

@@ -345,6 +345,9 @@ class Encoder(nn.Module):
     """Encodes observations of any supported space: one part per leaf, concatenated, then an MLP.
 
     A features extractor of the user takes the place of the parts.
+
+    Attributes:
+        is_flat: Whether there is one leaf, a Box that is only flattened.
     """
 
     def __init__(self, space: spaces.Space[Any], hiddens: Sequence[int], config: EncoderConfig) -> None:
@@ -367,11 +370,7 @@ class Encoder(nn.Module):
         self.mlp = config.make_layers(num_inputs, hiddens)
         self.num_outputs = hiddens[-1] if hiddens else num_inputs
         self._is_nested = isinstance(self._space, (dict, tuple))
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether there is one leaf, a Box that is only flattened."""
-        return (
+        self.is_flat = (
             len(self.parts) == 1 and isinstance(self.parts[0], Flat) and isinstance(leaves(self._space)[0], spaces.Box)
         )
 
@@ -380,7 +379,8 @@ class Encoder(nn.Module):
         if self.extractor is not None:
             return cast(Tensor, self.mlp(self.extractor(obs)))
         if not self._is_nested:
-            return cast(Tensor, self.mlp(self.parts[0](obs)))
+            has_rows = self.is_flat and obs.ndim == 2  # of numbers, which `Flat` leaves as they are
+            return cast(Tensor, self.mlp(obs.float() if has_rows else self.parts[0](obs)))
         # In the order of the space: the keys of a user's dict may come in any other.
         ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
         parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]

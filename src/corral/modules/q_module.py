@@ -17,6 +17,7 @@ from torch.nn import functional
 from corral.core.spaces import is_bounded_floats
 from corral.core.tree import Tree
 from corral.errors import ConfigError
+from corral.modules.critics import Following
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, MakeLinear
 
@@ -216,7 +217,7 @@ class QNetwork(nn.Module):
         return outputs
 
 
-class QModule(Module):
+class QModule(Following, Module):
     """Values of Discrete actions, from a network and from its target network, which follows it slowly.
 
     For a custom network, define `make_network` in a subclass.
@@ -292,11 +293,9 @@ class QModule(Module):
         """Return the value of the best action, float32 `[B]`."""
         return self.q_values(obs).amax(-1)
 
-    def update_target(self, tau: float) -> None:
-        """Move the target network towards the network by a fraction `tau`; 1 copies the network."""
-        torch._foreach_lerp_(list(self.target_q.parameters()), list(self.q.parameters()), tau)
-        for target, buffer in zip(self.target_q.buffers(), self.q.buffers(), strict=True):
-            target.copy_(buffer)
+    def followed(self) -> dict[nn.Module, nn.Module]:
+        """Return the network by its target."""
+        return {self.target_q: self.q}
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, without the weights of the target network."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from corral.core.action_masks import MASK_KEY
 from corral.core.settings import Need
 from corral.core.tree import Tree
-from corral.modules.critics import Follower
 from corral.modules.inference import numpy_layers
 from corral.modules.memory import burn_in, find_learned_steps, memory_outputs, module_inputs
 from corral.modules.module import MemoryConfig
@@ -70,8 +68,11 @@ class RecurrentSACModule(SACModule):
         config = SACMemoryConfig.parse(self.model_config)
         self.encoder = RecurrentEncoder(self.features_space, config.hiddens_for(self.features_space)[:-1], config)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
-        self._targets = Follower({self.target_q: self.q, self.target_encoder: self.encoder})
         self._critics_are_frozen = False
+
+    def followed(self) -> dict[nn.Module, nn.Module]:
+        """Return the critics and the encoder by their targets."""
+        return {**super().followed(), self.target_encoder: self.encoder}
 
     def _head_config(self) -> tuple[Any, Any]:
         """Return the space of the features, and the settings of the layers that read them."""
@@ -118,13 +119,11 @@ class RecurrentSACModule(SACModule):
         features = obs["target" if target else "online"]
         return super().q_values(features.detach() if self._critics_are_frozen else features, actions, target=target)
 
-    @contextmanager
-    def frozen_critics(self) -> Iterator[None]:
-        """Make values differentiable in the actions but not in critics and encoder inside the block."""
+    def sought(self, obs: Features, actions: Tensor) -> Tensor:
+        """Return the value that the actor seeks, differentiable in the actions but not in critics and encoder."""
         self._critics_are_frozen = True
         try:
-            with super().frozen_critics():
-                yield
+            return super().sought(obs, actions)
         finally:
             self._critics_are_frozen = False
 

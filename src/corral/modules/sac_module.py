@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.critics import Follower, ScalarHead
+from corral.modules.critics import Following, ScalarHead
 from corral.modules.distributions import ActionDistribution, SquashedGaussian
 from corral.modules.module import LogStdRange, Module, NetworkConfig
 from corral.modules.networks import Encoder, LogStdBounds, LogStdClamp
@@ -195,7 +194,7 @@ def own_parameters(actor: nn.Module) -> list[nn.Parameter]:
     return list(actor.parameters())
 
 
-class ActorAndCritics:
+class ActorAndCritics(Following):
     """Mixed into a `Module`: an actor, one or more critics, and target critics that follow them slowly.
 
     For custom networks, define `make_actor` or `make_critic`, or both, in a subclass. The constructor calls them; they
@@ -257,7 +256,6 @@ class ActorAndCritics:
             for critic in self.q
         )
         self.target_q = self.make_targets()
-        self._targets = Follower({self.target_q: self.q})
 
     def check_actions(self, action_space: spaces.Space[Any]) -> None:
         """Refuse an action space that the algorithm does not take.
@@ -328,9 +326,9 @@ class ActorAndCritics:
         arguments = (obs,) if actions is None else (obs, actions)
         return torch.stack([critic(*arguments) for critic in critics])
 
-    def update_target(self, tau: float) -> None:
-        """Move all targets towards their networks by a fraction `tau`; 1 copies the networks."""
-        self._targets.move(tau)
+    def followed(self) -> dict[nn.Module, nn.Module]:
+        """Return the critics by target critics."""
+        return {self.target_q: self.q}
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor` and `critic`, and of what else the module has."""
@@ -424,14 +422,16 @@ class SACModule(ActorAndCritics, Module):
         mean = outputs[:, : outputs.shape[1] // 2]
         return self.head.lowest(getattr(self, self.head.METHOD)(obs, mean.tanh()))
 
-    @contextmanager
-    def frozen_critics(self) -> Iterator[None]:
-        """Make values differentiable in the actions but not in the critics inside the block, which saves work."""
+    def sought(self, obs: Tree, actions: Tensor) -> Tensor:
+        """Return the value `[B]` that the actor seeks for Box actions; see `ScalarHead.sought`.
+
+        It is differentiable in the actions but not in the critics, which saves work.
+        """
         trainable = [parameter for parameter in self.q.parameters() if parameter.requires_grad]
         for parameter in trainable:
             parameter.requires_grad_(False)
         try:
-            yield
+            return self.head.sought(getattr(self, self.head.METHOD)(obs, actions))
         finally:
             for parameter in trainable:
                 parameter.requires_grad_(True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from corral.core.settings import PositiveInt
 from corral.core.spaces import is_bounded_floats, remedy_for_bounds
 from corral.core.tree import Tree
 from corral.errors import ConfigError
-from corral.modules.critics import Follower, ScalarHead
+from corral.modules.critics import ScalarHead
 from corral.modules.distributions import Deterministic
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.sac_module import ActorAndCritics, find_critic_hiddens
@@ -77,15 +77,9 @@ class TD3Module(ActorAndCritics, Module):
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         return super().make_targets()
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        model_config: Mapping[str, Any],
-    ) -> None:
-        """Build the networks; see `ActorAndCritics`."""
-        super().__init__(observation_space, action_space, model_config)
-        self._targets = Follower({self.target_actor: self.actor, self.target_q: self.q})
+    def followed(self) -> dict[nn.Module, nn.Module]:
+        """Return the actor and the critics by their targets."""
+        return {self.target_actor: self.actor, **super().followed()}
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
-from corral.modules.critics import Follower
 from corral.modules.sac_module import CriticNetwork, SACNetworkConfig
 from corral.modules.threads import num_threads_for, torch_threads
 
@@ -195,7 +194,8 @@ def _learn(
     """Take the gradient steps; return the root of the mean squared error of the last tenth, in units of `units`."""
     center, spread = units
     target = copy.deepcopy(network).requires_grad_(False)
-    follower = Follower({target: network})
+    followers: list[Tensor] = list(target.parameters())
+    followed: list[Tensor] = list(network.parameters())
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     steps, num = np.flatnonzero(valid), settings.num_gradient_steps
     low, high = -math.inf, math.inf
@@ -216,7 +216,8 @@ def _learn(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        follower.move(tau)
+        with torch.no_grad():
+            torch._foreach_lerp_(followers, followed, tau)
         if step >= 0.9 * num:
             errors.append(loss.item())
     return math.sqrt(sum(errors) / len(errors)) if errors else math.nan

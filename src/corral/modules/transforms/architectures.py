@@ -1,4 +1,4 @@
-"""Transforms that belong to the architecture of a network; see `corral.modules.architectures`."""
+"""Transforms that belong to the architecture of a network; see `corral.modules.residual_blocks`."""
 
 from __future__ import annotations
 

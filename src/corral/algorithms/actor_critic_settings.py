@@ -1,13 +1,12 @@
-"""Settings of critics that learn the distribution of the return over atoms."""
+"""Settings of off-policy algorithms with an actor and critics, and of critics over atoms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from corral.algorithms.off_policy import ActorCriticSettings
-from corral.core.settings import Need, PositiveInt
+from corral.core.settings import Need, NonNegativeSchedule, PositiveInt
 from corral.errors import ConfigError
 
 AUTO_ATOMS = 101
@@ -18,8 +17,34 @@ HAS_ATOMS = Need("num_atoms above 1", lambda config: config.num_critic_atoms > 1
 
 
 @dataclass(kw_only=True, repr=False)
+class ActorCriticSettings:
+    """Settings of off-policy algorithms with an actor and critics: an update per env step, and targets that follow.
+
+    The buffer keeps 1,000,000 env steps, unless `replay_buffer_config` has a `capacity`; memory is allocated as steps
+    arrive.
+
+    Attributes:
+        twin_q: Whether there are two critics, of which the lower value is used (Fujimoto et al. 2018,
+            arXiv:1802.09477).
+        actor_lr: Learning rate of the actor, or a schedule over env steps; `None` is `lr`.
+        critic_lr: Learning rate of the critics, or a schedule over env steps; `None` is `lr`.
+    """
+
+    DEFAULT_CAPACITY: ClassVar[int] = 1_000_000
+    LR_GROUPS: ClassVar[tuple[str, ...]] = ("actor", "critic")
+
+    train_batch_size_per_learner: int = 256
+    rollout_fragment_length: int | Literal["auto"] = 1
+    target_network_update_freq: int = 0
+    tau: float = 5e-3
+    twin_q: bool = True
+    actor_lr: NonNegativeSchedule | None = None
+    critic_lr: NonNegativeSchedule | None = None
+
+
+@dataclass(kw_only=True, repr=False)
 class CriticAtomSettings(ActorCriticSettings):
-    """Settings of critics over atoms; they belong to `.training(...)`.
+    """Settings of critics that may learn the distribution of the return over atoms, and whose actor squashes actions.
 
     Attributes:
         num_atoms: Number of returns over which each critic learns a distribution (Bellemare et al. 2017,
@@ -61,12 +86,17 @@ class CriticAtomSettings(ActorCriticSettings):
         return {"num_atoms": self.num_critic_atoms, "v_min": self.v_min, "v_max": self.v_max}
 
     def check_settings(self) -> None:
-        """Refuse atoms that are no interval, modules with memory, and classes of modules without atoms.
+        """Refuse actions in the units of the env; atoms without an interval, with memory, or with other critics.
 
         Raises:
             ConfigError: Names the setting.
         """
         config: Any = self
+        if not config.normalize_actions:
+            raise ConfigError(
+                f"normalize_actions=False: {config.algo_name} squashes Box actions by tanh and maps them to the "
+                "bounds: leave it out."
+            )
         if self.num_critic_atoms == 1:
             return
         if self.v_min >= self.v_max:
