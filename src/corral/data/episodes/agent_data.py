@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, leaves, map_tree
 from corral.data.episodes.episode import SingleAgentEpisode
-from corral.data.episodes.lookback import Indices, Positions, one_hot, pick, positions
+from corral.data.episodes.lookback import Indices, Positions, Reading, one_hot, pick, positions
 from corral.errors import EpisodeError
 
 
@@ -87,6 +87,24 @@ def _with_last(data: Tree, last: Any) -> Tree:
     return map_tree(lambda column, leaf: np.append(column, np.asarray(leaf, column.dtype)[None], axis=0), data, last)
 
 
+AgentIds = Collection[AgentID] | AgentID | None
+"""Id or ids of agents; `None` is all."""
+
+
+class AgentReading(Reading, total=False):
+    """How a getter of `MultiAgentEpisode` takes its indices, and what it returns.
+
+    Attributes:
+        neg_index_as_lookback: Whether negative indices count from the start back into the lookback buffer.
+        fill: Value of all elements where an agent has no data, and outside; `None` leaves them out.
+        env_steps: Whether indices are env steps, rather than steps of each agent; the default is True.
+        return_list: Whether to return a list with one dict by agent for each index, which must be an env step.
+    """
+
+    env_steps: bool
+    return_list: bool
+
+
 @dataclass(frozen=True)
 class AgentQuery:
     """The arguments of a getter; see `MultiAgentEpisode.get_observations`.
@@ -96,11 +114,11 @@ class AgentQuery:
     """
 
     indices: Indices
-    agent_ids: Collection[AgentID] | AgentID | None
-    env_steps: bool
-    neg_index_as_lookback: bool
-    fill: Any
-    return_list: bool
+    agent_ids: AgentIds
+    env_steps: bool = True
+    neg_index_as_lookback: bool = False
+    fill: Any = None
+    return_list: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments against each other."""

@@ -65,6 +65,39 @@ class Noted:
         """Return some of the env steps as an episode that owns its data."""
         raise NotImplementedError
 
+    @property
+    def t(self) -> int:
+        """Env steps of the whole episode so far."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        """Check that the episode was reset."""
+        raise NotImplementedError
+
+    def _check_follows(self, other: Noted, t_started: int) -> None:
+        """Refuse an episode that is not the next chunk of this one.
+
+        Args:
+            other: The episode.
+            t_started: Env steps before it.
+        """
+        if other.id_ != self.id_:
+            raise EpisodeError(f"a chunk of episode {other.id_} cannot be appended to episode {self.id_}.")
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
+        self.validate()
+        other.validate()
+        if t_started != self.t:
+            raise EpisodeError(
+                f"episode {self.id_} continues at env step {self.t}, but the chunk begins at {t_started}."
+            )
+
+    def _take_notes(self, other: Noted) -> None:
+        """Take the notes of the next chunk, whose lists begin with the values here."""
+        custom, temporary = copy.deepcopy(other.notes)
+        self.notes[0].update(custom)
+        self.notes[1].update(temporary)
+
     def _describe_end(self) -> str:
         return "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
 
@@ -97,3 +130,15 @@ class Noted:
         if key not in known:
             raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
         return known[key]
+
+
+def find_lookback(len_lookback_buffer: int | str, num_steps: int) -> int:
+    """Return how many of the given steps of an episode are its lookback: all of them for `"auto"`.
+
+    Raises:
+        EpisodeError: The argument is something else, or negative.
+    """
+    lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
+    if not isinstance(lookback, int) or lookback < 0:
+        raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or an integer of at least 0.")
+    return min(lookback, num_steps)
