@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from corral.core.columns import describe
 from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunctions
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree
-from corral.data.replay.buffer import NumSteps, ReplayBuffer, RewardFn
+from corral.data.replay.buffer import ReplayBuffer, RewardFn
 from corral.data.replay.layout import Layout
 from corral.data.replay.links import Place
 from corral.data.replay.storage import array_of, put_rows
@@ -32,10 +31,11 @@ class HindsightReplayBuffer(ReplayBuffer):
     `observation`, `achieved_goal` and `desired_goal`.
 
     Args:
-        capacity: See `ReplayBuffer`, also for the arguments that are not listed here.
+        capacity: See `ReplayBuffer`.
         goals: What the env computes for other goals. Without `terminates`, `terminated` stays as it was.
         strategy: From which steps of the episode goals come.
         num_goals: Transitions that are relabelled for each one that is not.
+        **settings: Other arguments of `ReplayBuffer`; observations are whole, so that `frame_stack` is 1.
 
     Raises:
         ConfigError: A number is out of range, or the directory does not exist.
@@ -50,16 +50,14 @@ class HindsightReplayBuffer(ReplayBuffer):
         goals: GoalFunctions,
         strategy: Strategy = "future",
         num_goals: float = 4,
-        num_runners: int = 1,
-        directory: str | os.PathLike[str] | None = None,
-        seed: int | Sequence[int] | None = None,
+        **settings: Any,
     ) -> None:
         """Check the numbers."""
         if not num_goals > 0:
             raise ConfigError(f"replay buffer: num_goals={num_goals} must be more than 0.")
         self._goals = goals
         self.strategy, self.num_goals = strategy, num_goals
-        super().__init__(capacity, num_runners=num_runners, directory=directory, seed=seed)
+        super().__init__(capacity, frame_stack=1, **settings)
 
     def close(self) -> None:
         """Free memory and disk space, and close the env that computes rewards."""
@@ -139,16 +137,10 @@ class HindsightReplayBuffer(ReplayBuffer):
     # Batches out.
 
     def sample(
-        self,
-        batch_size: int,
-        *,
-        n_step: NumSteps = 1,
-        gamma: float = 1.0,
-        beta: float = 0.0,
-        reward_fn: RewardFn | None = None,
+        self, batch_size: int, *, gamma: float = 1.0, reward_fn: RewardFn | None = None, **how: Any
     ) -> dict[str, Tree]:
         """Return drawn transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
-        batch = super().sample(batch_size, n_step=n_step, gamma=gamma, beta=beta, reward_fn=reward_fn)
+        batch = super().sample(batch_size, gamma=gamma, reward_fn=reward_fn, **how)
         (at,) = (self._rng.random(batch_size) * (1 + self.num_goals) < self.num_goals).nonzero()
         if not len(at):
             return batch
