@@ -379,8 +379,6 @@ class SingleAgentEpisode(Noted):
             last = self._columns.time_at(self._end - 1, self._lane)
         return last - self._start_time_s
 
-    finalize = Noted.to_numpy
-
     def validate(self) -> None:
         """Check that the episode was reset.
 

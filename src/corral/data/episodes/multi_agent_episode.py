@@ -11,7 +11,6 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack
 
@@ -25,11 +24,8 @@ from corral.data.episodes.agent_data import (
     AgentQuery,
     AgentReading,
     PendingStep,
-    read_actions,
-    read_infos,
-    read_obs,
+    read,
     read_outputs,
-    read_rewards,
 )
 from corral.data.episodes.episode import SingleAgentEpisode
 from corral.data.episodes.html import multi_agent_episode_html
@@ -486,19 +482,9 @@ class MultiAgentEpisode(Noted):
         return self._rollout.num_rows_of(self.env_index) if self._stop is None else self._stop
 
     @property
-    def agent_t_started(self) -> dict[AgentID, int]:
-        """Steps of each agent before this chunk."""
-        return {agent_id: episode.t_started for agent_id, episode in self.agent_episodes.items()}
-
-    @property
     def agent_ids(self) -> set[AgentID]:
         """Ids of the agents that have an episode here."""
         return set(self.agent_episodes)
-
-    @property
-    def agent_episode_ids(self) -> dict[AgentID, str]:
-        """Ids of the episodes of the agents."""
-        return {agent_id: episode.id_ for agent_id, episode in self.agent_episodes.items()}
 
     def __len__(self) -> int:
         """Return the number of env steps in this chunk, without the lookback."""
@@ -642,7 +628,8 @@ class MultiAgentEpisode(Noted):
             EpisodeError: `return_list` without `env_steps`.
         """
         query = AgentQuery(indices, agent_ids, **how)
-        return self._get(lambda episode, _: read_obs(episode, one_hot_discrete=one_hot_discrete), query, 1)
+        space = "observation_space" if one_hot_discrete else ""
+        return self._get(lambda episode, _: read(episode, "observations", one_hot_space=space), query, 1)
 
     def get_infos(self, indices: Indices = None, agent_ids: AgentIds = None, **how: Unpack[AgentReading]) -> Any:
         """Return lists of info dicts by agent, one for each observation; see `get_observations`.
@@ -651,7 +638,7 @@ class MultiAgentEpisode(Noted):
         steps, also with `env_steps=False`; where the env gave none, there is no entry.
         """
         query = AgentQuery(indices, agent_ids, **how)
-        found = self._get(lambda episode, _: read_infos(episode), query, 1, self._common_infos())
+        found = self._get(lambda episode, _: read(episode, "infos"), query, 1, self._common_infos())
         if query.return_list:
             return found
         return {agent: part.tolist() if isinstance(part, np.ndarray) else part for agent, part in found.items()}
@@ -666,12 +653,15 @@ class MultiAgentEpisode(Noted):
     ) -> Any:
         """Return module actions by agent, hanging ones included; see `get_observations`."""
         query = AgentQuery(indices, agent_ids, **how)
-        return self._get(partial(read_actions, one_hot_discrete=one_hot_discrete), query)
+        space = "action_space" if one_hot_discrete else ""
+        return self._get(
+            lambda episode, step: read(episode, "actions", step and step.action, one_hot_space=space), query
+        )
 
     def get_rewards(self, indices: Indices = None, agent_ids: AgentIds = None, **how: Unpack[AgentReading]) -> Any:
         """Return rewards by agent, at the env step in which the agent acted; see `get_observations`."""
         query = AgentQuery(indices, agent_ids, **how)
-        return self._get(read_rewards, query)
+        return self._get(lambda episode, step: read(episode, "rewards", step and step.reward), query)
 
     def get_extra_model_outputs(
         self,
@@ -702,11 +692,11 @@ class MultiAgentEpisode(Noted):
             raise KeyError(f"episode {self.id_} has no extra model output {key!r}. {nearest(key, names)}")
         query = AgentQuery(indices, agent_ids, **how)
 
-        def read(episode: SingleAgentEpisode, step: PendingStep | None) -> Tree:
+        def read_key(episode: SingleAgentEpisode, step: PendingStep | None) -> Tree:
             outputs = read_outputs(episode, step)
             return outputs if key is None else outputs.get(key, {})
 
-        return self._get(read, query)
+        return self._get(read_key, query)
 
     def _hanging(self, agent_id: AgentID) -> PendingStep | None:
         """Return the step that an agent has begun and not ended, or `None`."""

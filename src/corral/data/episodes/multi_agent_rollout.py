@@ -6,12 +6,11 @@ import copy
 from bisect import bisect_right
 from typing import Any
 
-import numpy as np
-
 from corral.core.tree import Tree
 from corral.data.episodes.lanes import SeatCarry
 from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.step_columns import outcomes
 
 
 class MultiAgentRollout(Rollout):
@@ -42,10 +41,7 @@ class MultiAgentRollout(Rollout):
     @classmethod
     def of_steps(cls, num_rows: int, num_envs: int) -> MultiAgentRollout:
         """Return a rollout with uninitialised columns for `num_rows` env steps of N sub-envs."""
-        shape = (num_rows, num_envs)
-        names = ("terminated", "truncated", "valid")
-        columns: dict[str, Any] = {name: np.empty(shape, np.bool_) for name in names}
-        return cls({"rewards": np.empty(shape), **columns, "row_times_s": np.empty(num_rows)})
+        return cls(outcomes(num_rows, num_envs))
 
     @classmethod
     def of_tensors(cls, steps: Any, seat_carry: SeatCarry, num_agent_steps: int) -> MultiAgentRollout:

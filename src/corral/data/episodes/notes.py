@@ -37,15 +37,6 @@ class Noted:
         """Whether the episode was terminated or truncated."""
         return self.is_terminated or self.is_truncated
 
-    @property
-    def is_numpy(self) -> bool:
-        """True: data are arrays from the first step on."""
-        return True
-
-    def to_numpy(self) -> Self:
-        """Return the episode, whose data are arrays already."""
-        return self
-
     def __getitem__(self, slice_: slice) -> Self:
         """Return `episode[start:stop]`; see `slice`."""
         if not isinstance(slice_, slice):

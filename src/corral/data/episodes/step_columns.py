@@ -8,7 +8,7 @@ entries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -50,6 +50,19 @@ def column_attribute(name: str) -> Any:
     Columns are read in every step of a sample, so no Python function reads them.
     """
     return property(attrgetter(f"_at.{name}"), lambda store, value: store.__setitem__(name, value))
+
+
+def outcomes(num_rows: int, num_lanes: int, make: Callable[..., Any] = np.empty) -> dict[str, Any]:
+    """Return the columns of what steps led to: rewards, flags and times, for `num_rows` rows.
+
+    Args:
+        num_rows: Rows T.
+        num_lanes: Lanes L.
+        make: Function that makes an array of a shape and a dtype: `np.empty`, or `np.zeros`.
+    """
+    shape = num_rows, num_lanes
+    flags = {name: make(shape, np.bool_) for name in ("terminated", "truncated", "valid")}
+    return {"rewards": make(shape, np.float64), **flags, "row_times_s": make(num_rows, np.float64)}
 
 
 class StepColumns:

@@ -583,24 +583,16 @@ class PolicyServer:
             elif now - session.left_s > self._settings.reconnect_timeout_s:
                 self._log(logging.WARNING, "client %s did not come back; its episodes are dropped.", session.name)
                 self._end_session(session)
-        elif not session.waits and now - session.heard_s > self._patience_s(session):
-            assert session.connection is not None
-            times = f"{SILENT_PATIENCE:g} times " if session.may_be_silent else ""
-            silent = f"it was silent for {times}client_timeout_s={self._settings.client_timeout_s:g} seconds."
-            self._refuse(session.connection, "timeout", silent)
+            return
+        factor, limit_s = SILENT_PATIENCE if session.may_be_silent else 1.0, self._settings.client_timeout_s
+        if session.left_s is None and not session.waits and now - session.heard_s > factor * limit_s:
+            times = f"{factor:g} times " if session.may_be_silent else ""
+            self.cut_off(session, "timeout", f"it was silent for {times}client_timeout_s={limit_s:g} seconds.")
 
-    def _patience_s(self, session: Session) -> float:
-        return self._settings.client_timeout_s * (SILENT_PATIENCE if session.may_be_silent else 1.0)
-
-    def refuse_policy(self, session: Session, problem: str) -> None:
-        """End the session of a client that cannot be given the policy, and tell it why."""
+    def cut_off(self, session: Session, code: str, problem: str) -> None:
+        """End the session of a client that cannot be served any more, and tell it code and text of the error."""
         if session.connection is not None:
-            self._refuse(session.connection, "policy", problem)
-
-    def cut_off(self, session: Session, problem: str) -> None:
-        """End the session of a client whose latest message cannot be used; see `_refuse`."""
-        if session.connection is not None:
-            self._refuse(session.connection, "protocol", problem)
+            self._refuse(session.connection, code, problem)
         else:
             self._end_session(session)
 
