@@ -15,6 +15,7 @@ MOVED = {
     "evaluation.evaluator": "algorithms.evaluator",
     "policies.evaluate": "tools.playing.evaluate",
     "policies.play": "tools.playing.play",
+    "envs.action_masks": "envs.mask_wrapper",
     "testing.envs": "testing",
     "checkpoint": "runs.checkpoint",
     "cli": "tools.cli",

@@ -46,7 +46,7 @@ from corral.modules.transforms.transform import TemporalTransform
 
 if TYPE_CHECKING:
     from corral.algorithms.recorded_episodes import RecordedEpisodes
-    from corral.core.goals import GoalFunctions
+    from corral.data.replay.hindsight import GoalFunctions
 
 log = logging.getLogger("corral")
 

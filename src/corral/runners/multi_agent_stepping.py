@@ -18,7 +18,7 @@ from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space, split_actions
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.data.episodes.infos import Infos
-from corral.data.episodes.lanes import LaneRollout, SeatCarry
+from corral.data.episodes.lane_rollout import LaneRollout, SeatCarry
 from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.rollout import Rollout, episode_id

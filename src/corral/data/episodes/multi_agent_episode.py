@@ -29,7 +29,7 @@ from corral.data.episodes.agent_data import (
 )
 from corral.data.episodes.episode import SingleAgentEpisode
 from corral.data.episodes.html import multi_agent_episode_html
-from corral.data.episodes.lanes import LaneRollout, SeatCarry
+from corral.data.episodes.lane_rollout import LaneRollout, SeatCarry
 from corral.data.episodes.lookback import Indices, Writing
 from corral.data.episodes.notes import Noted, Notes, find_lookback
 from corral.data.episodes.rollout import Rollout

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from typing import Any
 
 from corral.core.tree import Tree
-from corral.data.episodes.lanes import SeatCarry
+from corral.data.episodes.lane_rollout import SeatCarry
 from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.data.episodes.rollout import Rollout
 from corral.data.episodes.step_columns import outcomes

@@ -14,7 +14,7 @@ from corral.core.columns import check_new_column, describe, empty_column
 from corral.core.interrupts import interruptible
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree, named_leaves
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.replay.frames import MAX_FRAMES
 from corral.data.replay.layout import Layout
 from corral.data.replay.links import GridLinks, LaneLinks, Place

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.columns import describe
-from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunctions
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree
 from corral.data.replay.buffer import ReplayBuffer, RewardFn
@@ -17,6 +17,33 @@ from corral.data.replay.layout import Layout
 from corral.data.replay.links import Place
 from corral.data.replay.storage import array_of, put_rows
 from corral.errors import ConfigError
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+GOAL_KEYS = ("observation", ACHIEVED, DESIRED)
+"""Keys of the observations of envs with goals."""
+
+GoalFunction = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+"""Function of achieved goals and desired goals, both `[M, ...]`, that returns numbers `[M]`."""
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class GoalFunctions:
+    """The functions of an env.
+
+    Attributes:
+        rewards_of: Rewards of steps that led to achieved goals where other goals were desired, float `[M]`.
+        terminates: Whether these steps terminate their episodes, bool `[M]`; `None` if goals do not decide that.
+        close: Called when the functions are not needed any more.
+    """
+
+    rewards_of: GoalFunction
+    terminates: GoalFunction | None = None
+    close: Callable[[], None] = _do_nothing
+
 
 Strategy = Literal["future", "final", "episode"]
 """From which steps of an episode goals come."""
