@@ -29,11 +29,7 @@ from corral.envs.episode_resets import (
     EpisodeReset,
     EpisodeResets,
     call_inside,
-    count_episodes,
-    fill_queue,
     inside,
-    note_iteration,
-    take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_checks import check_infos, check_step_columns, shorten
@@ -299,7 +295,7 @@ class EnvHost:
                 self._begin_again(self._restarting)
             if self._chooses_resets:
                 queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
-                self._foreach_lane(fill_queue, queues)
+                self._foreach_lane(EpisodeResets.fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
@@ -313,23 +309,23 @@ class EnvHost:
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs, if `asks_iteration`, how many iterations the algorithm has finished."""
         if training_iteration not in (None, self._iteration):
-            self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
+            self._foreach_lane(EpisodeResets.note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
 
     def get_num_episodes(self) -> list[int] | None:
         """Return how many episodes began in each sub-env, where `env_reset_fn` is told so; otherwise `None`."""
         if self._reset_fn is not None and not self.is_broken:
-            self._num_episodes = self._foreach_lane(count_episodes, [None] * self.num_envs)
+            self._num_episodes = self._foreach_lane(EpisodeResets.count_episodes, [None] * self.num_envs)
         return self._num_episodes
 
     def set_num_episodes(self, numbers: Sequence[int] | None) -> None:
         """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
         if numbers is not None and self._reset_fn is not None and len(numbers) == self.num_envs:
-            self._num_episodes = self._foreach_lane(count_episodes, numbers)
+            self._num_episodes = self._foreach_lane(EpisodeResets.count_episodes, numbers)
 
     def take_videos(self) -> list[dict[int, Video]]:
         """Return the videos of each sub-env by the place of the episode in the last `resets`; it then has none."""
-        return foreach_sub_env(self.env, self.name, take_videos)
+        return foreach_sub_env(self.env, self.name, EpisodeResets.take_videos)
 
     def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
         """Return `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""
