@@ -174,28 +174,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         stamps: NDArray[np.int64] = batch["indices"][at]
         flat = stamps % self._links.size
         goals = self._achieved_later(flat, stamps // self._links.num_lanes)
-        self._relabel(batch, at, flat, goals, gamma, reward_fn)
-        return batch
-
-    def _relabel(
-        self,
-        batch: dict[str, Any],
-        at: NDArray[np.int64],
-        flat: NDArray[np.int64],
-        goals: NDArray[Any],
-        gamma: float,
-        reward_fn: RewardFn | None,
-    ) -> None:
-        """Give transitions of a batch other goals.
-
-        Args:
-            batch: The batch, which is changed.
-            at: Places of the transitions in the batch, `[M]`.
-            flat: Flat indices of their first steps, `[M]`.
-            goals: Their goals, `[M, ...]`.
-            gamma: Discount per step.
-            reward_fn: Function of the rewards of single steps.
-        """
+        # What the env says of the steps of each transition with its other goal.
         num_steps = batch["num_steps"][at]
         longest = int(num_steps.max(initial=1))
         steps = self._links.window(flat, longest)
@@ -210,6 +189,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         if self._goals.terminates is not None:
             ended = _checked(self._goals.terminates(achieved, desired), "compute_terminated", len(achieved))
             terminated[within] = ended != 0
+        # The transition ends where its episode would have ended with this goal.
         batch["rewards"][at], taken, batch["discounts"][at] = n_step_returns(
             rewards, within, terminated | truncated, gamma=gamma
         )
@@ -221,6 +201,7 @@ class HindsightReplayBuffer(ReplayBuffer):
             map_tree(lambda leaf, now: leaf.__setitem__(at, now), batch["next_obs"], after)
         for name in ("obs", "next_obs"):
             batch[name][DESIRED][at] = goals
+        return batch
 
     # State.
 
