@@ -144,6 +144,7 @@ def test_limits_and_codes_of_the_page_match_the_code() -> None:
         f"version of the protocol, which is {client.PROTOCOL}",
     ):
         assert text in PAGE, text
-    source = Path(server.__file__).read_text(encoding="utf-8")
-    codes = set(re.findall(r"_refuse\(\s*[\w.]+,\s*\"(\w+)\"", source))
+    files = [Path(server.__file__), *Path(server.__file__).parents[1].glob("served_*.py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    codes = set(re.findall(r"(?:_refuse|cut_off)\(\s*[\w.]+,\s*\"(\w+)\"", source))
     assert {row[0].strip("`") for row in table("Errors")} == codes
