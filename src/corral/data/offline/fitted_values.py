@@ -148,6 +148,8 @@ def fit_values(
 class _Rows:
     """Rows of observations with what was recorded, and the actions of the policy."""
 
+    valid: NDArray[np.bool_]
+
     def __init__(
         self, obs: Tree, actions: NDArray[Any], rewards: Any, terminated: Any, valid: Any, policy: Policy, gamma: float
     ) -> None:

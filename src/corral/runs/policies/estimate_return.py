@@ -458,10 +458,10 @@ def _estimates(
     valid = recorded.column("valid")
     first_rows = np.concatenate([[True], ~valid[:-1]])
     rewards, starts = recorded.column("rewards")[valid], first_rows[valid]
-    logp: list[NDArray[Any]] = []  # of the policy that was recorded, and of the one that is evaluated
+    columns: dict[str, Any] = {"rewards": rewards, "starts": starts, "gamma": gamma, "max_ratio": max_ratio}
     if any(method in _BY_RATIOS for method in methods):
-        logp.append(np.concatenate([part.added["logp"][part.valid] for part in recorded.rows]))
-        logp.append(_target_logp(policy, recorded, explore))
+        columns["behaviour_logp"] = np.concatenate([part.added["logp"][part.valid] for part in recorded.rows])
+        columns["target_logp"] = _target_logp(policy, recorded, explore)
     fitted: FittedValues | None = None
     if any(method in _BY_VALUES for method in methods):
         fitted = _fit(policy, recorded, gamma, explore, settings)
@@ -472,8 +472,7 @@ def _estimates(
             assert fitted is not None
             estimates[method] = mean_estimate(fitted.state_values[first_rows], bootstrap)
         else:
-            used = values if method in _BY_VALUES else {}
-            steps = Steps(rewards, starts, *logp, gamma, max_ratio=max_ratio, **used)
+            steps = Steps(**columns, **(values if method in _BY_VALUES else {}))
             estimates[method] = _BY_RATIOS[method](steps, bootstrap)
     return {
         "estimates": estimates,
