@@ -18,7 +18,7 @@ from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
-from corral.data.episodes.step_columns import COLUMNS_OF_OBS, outcomes
+from corral.data.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError
 from corral.modules.distributions import ActionDistribution
 from corral.runners.row_history import RowHistory
@@ -212,8 +212,10 @@ class Lanes:
                 lambda leaf: np.broadcast_to(leaf, (num_rows + 1, *shape[1:], *leaf.shape)).copy(), self._blank
             ),
             "actions": np.zeros((*shape, *distribution.action_shape), distribution.action_dtype),
-            **outcomes(num_rows, len(self), np.zeros),
+            "rewards": np.zeros(shape),
+            **{name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
             "dist_inputs": np.zeros((*shape, distribution.num_inputs), np.float32),
+            "row_times_s": np.zeros(num_rows),
             **self._history.allocate(num_rows + 1),
         }
         return LaneRollout(columns)

@@ -10,7 +10,6 @@ from corral.core.tree import Tree
 from corral.data.episodes.lane_rollout import SeatCarry
 from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.data.episodes.rollout import Rollout
-from corral.data.episodes.step_columns import outcomes
 
 
 class MultiAgentRollout(Rollout):
@@ -37,11 +36,6 @@ class MultiAgentRollout(Rollout):
         self.num_agent_steps = 0
         self.seat_carry: SeatCarry | None = None
         self.is_on_device = False
-
-    @classmethod
-    def of_steps(cls, num_rows: int, num_envs: int) -> MultiAgentRollout:
-        """Return a rollout with uninitialised columns for `num_rows` env steps of N sub-envs."""
-        return cls(outcomes(num_rows, num_envs))
 
     @classmethod
     def of_tensors(cls, steps: Any, seat_carry: SeatCarry, num_agent_steps: int) -> MultiAgentRollout:

@@ -16,7 +16,7 @@ from corral.core.tree import Tree, map_tree
 from corral.data.episodes.episode import SingleAgentEpisode
 from corral.data.episodes.infos import NotSent, check_sent, stacked, value_at
 from corral.data.episodes.notes import Notes
-from corral.data.episodes.step_columns import STANDARD_COLUMNS, StepColumns, column_attribute, outcomes
+from corral.data.episodes.step_columns import STANDARD_COLUMNS, StepColumns, column_attribute
 from corral.errors import ColumnError
 
 if TYPE_CHECKING:
@@ -140,8 +140,11 @@ class Rollout(StepColumns):
             {
                 "obs": map_tree(lambda leaf: np.empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
                 "actions": np.empty((*shape, *distribution.action_shape), distribution.action_dtype),
-                **outcomes(num_rows, num_envs),
+                # Not by `outcomes`: an off-policy algorithm makes a rollout for every few env steps.
+                "rewards": np.empty(shape),
+                **{name: np.empty(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
                 "dist_inputs": np.empty((*shape, distribution.num_inputs), np.float32),
+                "row_times_s": np.empty(num_rows),
             }
         )
 
