@@ -239,7 +239,12 @@ class VectorEnvMaker:
                     )
                 vector_env: VectorEnv[Any, Any, Any] = first
             else:
-                _refuse_same_step_of_agents(first, self._name, self._mode)
+                has_agents = isinstance(getattr(first, "observation_space", None), SeatsSpace)
+                if has_agents and self._mode == AutoresetMode.SAME_STEP:  # the last rewards would be overwritten
+                    raise ConfigError(
+                        f"autoreset_mode='same_step' contradicts env {self._name!r}, which has several agents: leave "
+                        "autoreset_mode out."
+                    )
                 if self.check:
                     self._check_once(first)
                     first = first if self.vectorization == "async" else self._make_first_again(first)
@@ -250,7 +255,7 @@ class VectorEnvMaker:
                         return make_async(self._make_one, *asked)
                     envs = [first, *self._make_others(opened)]
                     refuse_same_object(envs, self._name)
-                    makers = [partial(_itself, made) for made in envs]
+                    makers = [lambda made=made: made for made in envs]
                     vector_env = SyncVectorEnv(
                         makers, autoreset_mode=self._mode, make=self._make_one, restarts=self.restarts
                     )
@@ -362,10 +367,6 @@ class VectorEnvMaker:
             raise EnvTimeoutError(f"env {self._name!r}: its first reset and step {error}.") from error.__cause__
 
 
-def _itself(env: Any) -> Any:
-    return env
-
-
 @contextmanager
 def _errors_of(name: str, when: str) -> Iterator[None]:
     """Turn any exception of an env into an `EnvError` that names the env."""
@@ -470,11 +471,3 @@ def _make_id(env_id: str, context: EnvContext) -> gym.Env[Any, Any]:
     if is_atari(spec):
         settings.pop(PREPROCESSING, None)
     return gym.make(env_id, disable_env_checker=True, **settings)
-
-
-def _refuse_same_step_of_agents(env: gym.Env[Any, Any], name: str, mode: AutoresetMode) -> None:
-    """Refuse a reset in the step that ends an episode, which would overwrite the last rewards of the agents."""
-    if isinstance(getattr(env, "observation_space", None), SeatsSpace) and mode == AutoresetMode.SAME_STEP:
-        raise ConfigError(
-            f"autoreset_mode='same_step' contradicts env {name!r}, which has several agents: leave autoreset_mode out."
-        )

@@ -257,7 +257,8 @@ class StepColumns:
         if row == 0:
             for name, value in step.items():
                 if name not in self:
-                    self.columns[name] = map_tree(lambda leaf: _room_like(leaf, self.capacity), value)
+                    entry = map_tree(np.asarray, value)
+                    self.columns[name] = map_tree(lambda e: np.empty((self.capacity, 1, *e.shape), e.dtype), entry)
         elif step.keys() != before.keys() - {"obs"}:
             raise ValueError(
                 f"the steps before have {sorted(before.keys() - {'obs'})}, and this one has {sorted(step)}"
@@ -275,10 +276,6 @@ class StepColumns:
         self.num_rows = row + 1
         if info:
             self.info_rows[self.num_rows] = Infos({0: copy_info(info)})
-
-
-def _room_like(entry: Any, capacity: int) -> NDArray[Any]:
-    return np.empty((capacity, 1, *np.shape(entry)), np.asarray(entry).dtype)
 
 
 def _write(name: str, row: int, write: bool, column: NDArray[Any], value: Any) -> None:

@@ -157,10 +157,6 @@ class Steps:
         sums: Column = np.add.reduceat(column, self._firsts)
         return sums
 
-    def largest_log_weight(self) -> float:
-        """Return the largest logarithm of the weights up to any step; 0 if all weights are 0."""
-        return _finite_or_zero(float(self.log_weights.max()))
-
     def log_weights_before(self) -> Column:
         """Return the logarithms of the weights up to the step before each step, `[S]`."""
         before = np.roll(self.log_weights, 1)
@@ -235,7 +231,7 @@ def doubly_robust(steps: Steps, bootstrap: Bootstrap = Bootstrap()) -> ValueEsti
         steps: The steps.
         bootstrap: How the interval is found.
     """
-    scale = max(0.0, steps.largest_log_weight())
+    scale = max(0.0, _finite_or_zero(float(steps.log_weights.max())))  # 0 if all weights are 0
     after = np.exp(steps.log_weights - scale) * (steps.rewards - steps.q_values)
     before = np.exp(steps.log_weights_before() - scale) * steps.state_values
     sums = steps.sum_by_episode(steps.discounts * (after + before))

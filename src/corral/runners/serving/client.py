@@ -225,7 +225,7 @@ class PolicyClient:
         ended = np.flatnonzero(terminated | truncated)
         if next_obs is None or not len(ended):
             return self.exchange(envs, obs, rewards=rewards, terminated=terminated, truncated=truncated)
-        order = _with_begun(len(envs), ended)
+        order = np.sort(np.append(np.arange(len(envs)), ended))  # entries whose episodes ended come twice
         begins = np.arange(len(order)) - np.searchsorted(order, order) > 0
         actions = self.exchange(
             np.asarray(envs)[order].tolist(),
@@ -836,8 +836,3 @@ def _pick(actions: Any, index: int) -> Any:
 def _column(flags: NDArray[np.bool_], like: Any) -> NDArray[np.bool_]:
     """Return flags `[K]` with as many axes as an array `[K, ...]`."""
     return flags.reshape(-1, *[1] * (np.ndim(like) - 1))
-
-
-def _with_begun(num_envs: int, ended: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of all entries, those whose episodes ended twice, one after the other."""
-    return np.sort(np.append(np.arange(num_envs), ended))
