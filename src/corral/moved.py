@@ -16,6 +16,7 @@ MOVED = {
     "exploration.sampling": "exploration.base",
     "policies.evaluate": "tools.playing.evaluate",
     "policies.play": "tools.playing.play",
+    "envs.action_masks": "envs.mask_wrapper",
     "testing.envs": "testing",
     "checkpoint": "runs.checkpoint",
     "cli": "tools.cli",

@@ -314,6 +314,11 @@ def with_lookback() -> SingleAgentEpisode:
     )
 
 
+def test_data_of_an_episode_are_arrays_from_the_first_step_on() -> None:
+    episode = with_lookback()
+    assert episode.is_numpy and episode.to_numpy() is episode and episode.finalize() is episode
+
+
 def test_buffers_of_an_episode_have_its_lookback_in_front() -> None:
     episode = with_lookback()
     assert (len(episode.rewards), len(episode.rewards.data), episode.rewards.lookback) == (3, 5, 2)

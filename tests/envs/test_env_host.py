@@ -10,6 +10,7 @@ import pytest
 from corral import PPOConfig
 from corral.core.seeding import runner_seeds
 from corral.envs.env_host import EnvHost
+from corral.envs.host_state import get_host_state, set_host_state
 from corral.errors import EnvError
 from corral.runners.runner import EnvRunner
 from corral.testing import CountingEnv
@@ -122,3 +123,34 @@ def test_runners_that_differ_in_role_or_restarts_draw_other_numbers() -> None:
     again = drawn(True, 1)
     assert again[0] == seeds[3]
     np.testing.assert_array_equal(again[1], actions[3])
+
+
+class Careless(CountingEnv):
+    """Draws its rewards from NumPy's global generator, and has a state of its own."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return (obs, float(np.random.random()), *rest)
+
+    def get_state(self) -> int:
+        return self._t
+
+    def set_state(self, state: int) -> None:
+        self._t = state
+
+
+def test_the_global_generators_of_processes_of_sub_envs_continue() -> None:
+    of = config(Careless, vectorization="async")
+    hosts = [Log().host(of) for _ in range(2)]
+    try:
+        for host in hosts:
+            host.make()
+        actions = np.zeros(2, np.int64)
+        hosts[0].reset()
+        hosts[0].step(actions)
+        assert set_host_state(hosts[1], get_host_state(hosts[0]), np.zeros(2, np.bool_), [None] * 2) == [""] * 2
+        first, again = (host.step(actions)[1] for host in hosts)
+        assert first.tolist() == again.tolist() and first[0] != first[1]
+    finally:
+        for host in hosts:
+            host.close()

@@ -428,7 +428,7 @@ def test_a_ready_vector_env_that_raises_at_first_is_named(make: Make, method: st
         setattr(env, method, fail)
         return env
 
-    with pytest.raises(EnvError, match=f"env 'broken' raised when it was first {method}.*no display"):
+    with pytest.raises(EnvError, match=rf"env 'broken' raised in its first {method}\(\).*no display"):
         make(broken, num_envs=None)
 
 

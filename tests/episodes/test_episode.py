@@ -24,7 +24,7 @@ class TestBuilding:
     def test_new(self) -> None:
         episode = SingleAgentEpisode()
         assert (len(episode), episode.t, episode.t_started) == (0, 0, 0)
-        assert (episode.is_reset, episode.is_done, episode.is_numpy) == (False, False, True)
+        assert (episode.is_reset, episode.is_done) == (False, False)
         assert (episode.custom_data, episode.get_return(), episode.get_duration_s()) == ({}, 0, 0)
         assert episode.get_rewards().shape == (0,)
 
@@ -134,12 +134,6 @@ class TestBuilding:
         assert episode.get_observations(S(-4, None)).tolist() == [5, 6, 7, 8]
         assert episode.get_extra_model_outputs("v").tolist() == [1.5, 2, 2.5, 3, 3.5]
         assert episode.get_infos(-1) == {"i": 8}
-
-    def test_to_numpy_and_finalize_return_the_episode(self) -> None:
-        episode = stepped()
-        assert episode.to_numpy() is episode
-        assert episode.finalize() is episode
-        assert episode.is_numpy
 
     def test_duration(self) -> None:
         before = time.perf_counter()

@@ -403,7 +403,6 @@ class TestState:
             assert_plain(state)
             back = SingleAgentEpisode.from_state(pickle.loads(pickle.dumps(state)))
             assert contents(back) == contents(episode)
-            assert back.is_numpy
 
     def test_with_everything_in_it(self) -> None:
         episode = rich()

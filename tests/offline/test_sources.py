@@ -193,7 +193,7 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     (tmp_path / "a.parquet").write_bytes(whole)
     write(tmp_path / "b.parquet", steps(), spaces=(SPACES[0], gym.spaces.Discrete(6)))
-    with pytest.raises(DataError, match=r"b.parquet was recorded with the spaces .* give the files of one env"):
+    with pytest.raises(DataError, match=r"b.parquet was recorded with the spaces .* give the data of one env"):
         open_source(str(tmp_path))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from corral import Algorithm, DQNConfig, Policy, PPOConfig, SACConfig, evaluate_policy, load_policy
 from corral.core.tree import map_tree, named_leaves
-from corral.envs.action_masks import ActionMasks
+from corral.envs.mask_wrapper import ActionMasks
 from corral.errors import ObservationError
 from corral.testing import DoorCorridor
 from corral.tools.cli.main import main

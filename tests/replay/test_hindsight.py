@@ -13,9 +13,8 @@ from gymnasium import spaces
 
 from corral import DQNConfig
 from corral.algorithms.registry import config_class
-from corral.core.goals import GoalFunctions
 from corral.data.replay.config import ReplayConfig, make_replay_buffer
-from corral.data.replay.hindsight import HindsightReplayBuffer
+from corral.data.replay.hindsight import GoalFunctions, HindsightReplayBuffer
 from corral.envs.goals import find_goal_functions
 from corral.envs.vector import EnvContext
 from corral.errors import CheckpointError, ConfigError

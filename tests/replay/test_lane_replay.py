@@ -12,7 +12,7 @@ from taking_turns import TakingTurns
 
 from at_least import all_of
 from corral import DQNConfig
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.episodes.rollout import EpisodeCarry
 from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 from corral.errors import CheckpointError, ColumnError

@@ -11,7 +11,7 @@ import pytest
 
 from at_least import all_of
 from corral import PPOConfig
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.rollout import Rollout
 from corral.errors import CheckpointError

@@ -60,7 +60,7 @@ def test_chunks_of_rollouts_join_to_the_episodes(num_timesteps: int, apart: bool
         for episode in rollout:
             episode.validate()
             agents = [agent for part in rollout.modules.values() for agent in part if agent.id_.startswith(episode.id_)]
-            assert {agent.id_ for agent in agents} == set(episode.agent_episode_ids.values())
+            assert {agent.id_ for agent in agents} == {part.id_ for part in episode.agent_episodes.values()}
             if episode.id_ in joined:
                 joined[episode.id_].concat_episode(episode)
             else:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from corral import Callback, NormalizeObservations, NormalizeRewards, PPOConfig
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.tensor_env import TensorVectorEnv

@@ -36,6 +36,7 @@ from corral.runners.serving.client import (
     drive,
     pack_message,
 )
+from corral.runners.serving.listening import MAX_CONNECTIONS
 from corral.runners.serving.server import PolicyServer, ServerSettings
 
 DEADLINE_S = 30.0
@@ -542,7 +543,7 @@ def test_a_server_that_is_full_of_silent_connections_still_lets_clients_in(monke
 def test_connections_leave_files_for_checkpoints() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        for soft, expected in ((256, 192), (1024, 768), (min(before[1], 4096), server_module.MAX_CONNECTIONS)):
+        for soft, expected in ((256, 192), (1024, 768), (min(before[1], 4096), MAX_CONNECTIONS)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
             assert server_module.max_connections() == expected
     finally:

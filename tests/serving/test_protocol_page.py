@@ -16,6 +16,7 @@ from simulators import Stranger
 
 from corral.runners.serving import agent_messages, client, messages, server
 from corral.runners.serving.client import HEADER, pack_message, unpack_array
+from corral.runners.serving.listening import MAX_CONNECTIONS
 from corral.runners.serving.server import PolicyServer, ServerSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policy-server-protocol.md").read_text(encoding="utf-8")
@@ -135,7 +136,7 @@ def test_limits_and_codes_of_the_page_match_the_code() -> None:
         f"accept {client.MAX_MESSAGE_BYTES >> 20} MiB",
         f"{settings.client_timeout_s:g} seconds (`client_timeout_s`)",
         f"{settings.reconnect_timeout_s:g} seconds (`reconnect_timeout_s`)",
-        f"| connections | {server.MAX_CONNECTIONS}, or three quarters",
+        f"| connections | {MAX_CONNECTIONS}, or three quarters",
         f"at most {messages.MAX_NUMBER:,.0f} in size |",
         f"actions of a Box | {messages.MAX_NUMBER:,.0f} in size |",
         f"{messages.MAX_OUTPUT:,.0f} in size; for on-policy",
@@ -143,6 +144,7 @@ def test_limits_and_codes_of_the_page_match_the_code() -> None:
         f"version of the protocol, which is {client.PROTOCOL}",
     ):
         assert text in PAGE, text
-    source = Path(server.__file__).read_text(encoding="utf-8")
-    codes = set(re.findall(r"_refuse\(\s*[\w.]+,\s*\"(\w+)\"", source))
+    files = [Path(server.__file__), *Path(server.__file__).parents[1].glob("served_*.py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    codes = set(re.findall(r"(?:_refuse|cut_off)\(\s*[\w.]+,\s*\"(\w+)\"", source))
     assert {row[0].strip("`") for row in table("Errors")} == codes

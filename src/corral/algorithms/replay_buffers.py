@@ -21,7 +21,7 @@ from corral.modules.transforms.transform import TemporalTransform
 
 if TYPE_CHECKING:
     from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
-    from corral.core.goals import GoalFunctions
+    from corral.data.replay.hindsight import GoalFunctions
 
 log = logging.getLogger("corral")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from corral.algorithms.config.validation import num_env_steps_per_round
-from corral.data.episodes.lanes import count_agent_steps
+from corral.data.episodes.lane_rollout import count_agent_steps
 from corral.data.episodes.rollout import Rollout
 from corral.errors import SampleError
 from corral.exploration.base import overrides_method

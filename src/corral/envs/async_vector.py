@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import sharedctypes
+from operator import itemgetter
 from typing import Any
 
 import cloudpickle
@@ -484,7 +485,8 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
             if len(answer) == 1:
                 raise restart_error(failure, answer[0])
             new_obs, info = answer
-            map_tree(partial(_write_row, failure.env_index), obs, new_obs)
+            at = failure.env_index
+            map_tree(lambda rows, row, at=at: np.copyto(rows[at, ...], row, casting="same_kind"), obs, new_obs)
             infos[failure.env_index] |= info
             self._add_info(infos, infos[failure.env_index], failure.env_index)
             self._restarts.restarted(failure)
@@ -493,7 +495,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
         failed = [i for i, success in enumerate(successes) if not success]
         if not failed:
             return
-        index, _, cause, trace = min((self._next_error() for _ in failed), key=lambda entry: entry[0])
+        index, _, cause, trace = min((self.error_queue.get(timeout=CLOSE_LIMIT_S) for _ in failed), key=itemgetter(0))
         for i in failed:
             self.parent_pipes[i].close()
             self.parent_pipes[i] = None  # type: ignore[call-overload]  # as Gymnasium's own close() expects
@@ -501,9 +503,6 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
         cause.add_note(f"In the process of sub-env {index}:\n{trace}")
         called = re.search(r"in (reset|step)\n", trace)
         raise SubEnvError(index, called[1] if called else "step", problem_of(cause)) from cause
-
-    def _next_error(self) -> Any:
-        return self.error_queue.get(timeout=CLOSE_LIMIT_S)
 
     # The end.
 
@@ -558,10 +557,6 @@ def _wait_for_end(process: Any, pipe: Any, deadline: float) -> None:
 
 def _exit_code(code: int | None) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def _write_row(index: int, column: NDArray[Any], value: Any) -> None:
-    np.copyto(column[index, ...], value, casting="same_kind")
 
 
 def _worker(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from corral.core.action_masks import MASK_KEY, first_legal, has_mask
 from corral.core.spaces import space_tree, unsupported
 from corral.core.tree import Tree, leaves, map_tree, named_leaves
 from corral.envs.seats import SeatsSpace
-from corral.envs.step_checks import shorten, step_problem
+from corral.envs.step_checks import check_infos, check_reset, check_step, check_step_columns, shorten
 from corral.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
@@ -28,38 +32,64 @@ COARSE_FROM = 2.0**24
 """Number from which float32 cannot hold every whole number."""
 
 
-def check_env(env: gym.Env[Any, Any], name: str) -> None:
-    """Check an env's spaces, its reset and its first step.
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put the name of an env into errors that do not know it."""
+    try:
+        yield
+    except EnvError as error:
+        raise EnvError(f"env {name!r}: {error}.") from error
+
+
+def check_env(env: Any, name: str) -> None:
+    """Check the spaces of an env or a vector env, its reset and its first step.
 
     Args:
-        env: A single env; it is reset and stepped once, and must be reset again before use.
+        env: The env; it is reset and stepped once, and must be reset again before use.
         name: Name of the env in errors.
 
     Raises:
         EnvError: A space is missing or unsupported, or a field has the wrong type, shape or dtype. The message names
             the field and the expected value.
     """
+    is_vector = isinstance(env, VectorEnv)
     check_spaces(env, name)
-    returned: Any
-    try:
-        returned = env.reset(seed=0)
-    except Exception as error:
-        raise EnvError(f"env {name!r} raised in its first reset(): {type(error).__name__}: {error}") from error
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise EnvError(f"env {name!r}: reset() must return (observation, info), got {shorten(returned)}.")
-    _check_fields(name, "reset", returned[0], returned[1], env.observation_space)
-    warn_if_cast(name, env.observation_space, returned[0])
-    # Sample from a copy, so that the random stream of the env's own space does not change.
-    action_space = copy.deepcopy(env.action_space)
+    of_one = _spaces_of(env)
+    # Of a vector env not the spaces of all sub-envs, which some vector envs leave out. Actions are sampled from a copy,
+    # so that the random stream of the env's own space does not change.
+    observation_space, action_space = [batch_space(each, env.num_envs) for each in of_one] if is_vector else of_one
+    action_space = copy.deepcopy(action_space)
+    obs = _first_obs(env, name, observation_space, "reset", seed=0)
+    warn_if_cast(name, observation_space, obs)
     action_space.seed(0)
-    action = legal_sample(env.observation_space, action_space, action_space.sample(), returned[0])
+    _first_obs(env, name, observation_space, "step", legal_sample(*of_one, action_space.sample(), obs, batch=is_vector))
+
+
+def _first_obs(env: Any, name: str, space: spaces.Space[Any], method: str, *args: Any, **kwargs: Any) -> Any:
+    """Return the observation of the first `reset` or `step`, after a check of all that it returned."""
+    is_vector = isinstance(env, VectorEnv)
     try:
-        returned = env.step(action)
+        returned: Any = getattr(env, method)(*args, **kwargs)
+        if is_vector:
+            obs, *columns, infos = returned
     except Exception as error:
-        raise EnvError(f"env {name!r} raised in its first step(): {type(error).__name__}: {error}") from error
-    if problem := step_problem(returned):
-        raise EnvError(f"env {name!r}: {problem}.")
-    _check_fields(name, "step", returned[0], returned[4], env.observation_space)
+        raise EnvError(f"env {name!r} raised in its first {method}(): {type(error).__name__}: {error}") from error
+    with named(name):
+        if not is_vector:
+            obs = (check_reset if method == "reset" else check_step)(returned)[0]
+        else:
+            check_infos(infos, method)
+            if columns:
+                check_step_columns(env.num_envs, *columns)
+    if problem := mismatch(space_tree(space), obs, "observation"):
+        raise EnvError(f"env {name!r}: {problem} (from {method}()).")
+    return obs
+
+
+def _spaces_of(env: Any) -> tuple[Any, Any]:
+    """Return the spaces of one observation and one action of an env or a vector env, `None` where they are missing."""
+    prefix = "single_" if isinstance(env, VectorEnv) else ""
+    return getattr(env, f"{prefix}observation_space", None), getattr(env, f"{prefix}action_space", None)
 
 
 def legal_sample(
@@ -82,26 +112,20 @@ def legal_sample(
     return np.stack([first_legal(action_space, mask) for mask in masks]) if batch else first_legal(action_space, masks)
 
 
-def check_spaces(env: Any, name: str, prefix: str = "") -> None:
-    """Check that an env has an observation space and an action space that modules support.
-
-    Args:
-        env: A single env, or a vector env with `prefix="single_"`.
-        name: Name of the env in errors.
-        prefix: Prefix of the attributes `observation_space` and `action_space`.
+def check_spaces(env: Any, name: str) -> None:
+    """Check that an env or a vector env has an observation space and an action space that modules support.
 
     Raises:
         EnvError: A space is missing or unsupported.
     """
-    for field in ("observation_space", "action_space"):
-        space = getattr(env, prefix + field, None)
+    prefix, found = "single_" if isinstance(env, VectorEnv) else "", _spaces_of(env)
+    for field, space in zip(("observation_space", "action_space"), found, strict=True):
         if not isinstance(space, spaces.Space):
             remedy = " Several agents need a corral.MultiAgentEnv." if hasattr(env, "possible_agents") else ""
             raise EnvError(f"env {name!r}: {prefix}{field} must be a gymnasium space, got {shorten(space)}.{remedy}")
-    observation_space, action_space = (getattr(env, f"{prefix}{kind}_space") for kind in ("observation", "action"))
-    if isinstance(observation_space, SeatsSpace):  # the spaces of each agent were checked when the seats were made
+    if isinstance(found[0], SeatsSpace):  # the spaces of each agent were checked when the seats were made
         return
-    if problem := unsupported(observation_space, action_space):
+    if problem := unsupported(*found):
         raise EnvError(f"env {name!r}: {problem}.")
 
 
@@ -128,14 +152,6 @@ def _warn_if_coarse(name: str, space: Any, leaf: Any) -> None:
                 f"them apart only in steps of {float(np.spacing(np.float32(largest))):g}, before NormalizeObservations "
                 "sees them: subtract an offset, or scale them, in the env or a wrapper."
             )
-
-
-def _check_fields(name: str, method: str, obs: Any, info: Any, space: spaces.Space[Any]) -> None:
-    problem = mismatch(space_tree(space), obs, "observation")
-    if problem:
-        raise EnvError(f"env {name!r}: {problem} (from {method}()).")
-    if not isinstance(info, dict):
-        raise EnvError(f"env {name!r}: info from {method}() must be a dict, got {shorten(info)}.")
 
 
 def mismatch(

@@ -62,7 +62,7 @@ class EnvironmentSettings:
         """The wrappers of each sub-env: `wrappers`, and the one that puts action masks into observations."""
         if not isinstance(self.action_masks, str):
             return self.wrappers
-        from corral.envs.action_masks import ActionMasks
+        from corral.envs.mask_wrapper import ActionMasks
 
         return [*self.wrappers, partial(ActionMasks, source=self.action_masks)]
 

@@ -64,9 +64,7 @@ def call_factory(
     Raises:
         ConfigError: `env_config` has a key that is no parameter, or lacks a required one.
     """
-    try:
-        parameters = inspect.signature(factory).parameters
-    except (ValueError, TypeError):  # a class in C may have no signature
+    if (parameters := _parameters_of(factory)) is None:
         return factory(**context)
     given = {**(of_batch() if _makes_batch(parameters, context) else {}), **context}
     first = _context_parameter(parameters, given)
@@ -89,9 +87,7 @@ def call_factory(
 
 def check_env_config(factory: Callable[..., Any], env_config: Mapping[str, Any], name: str) -> None:
     """Refuse an `env_config` with which `call_factory` would refuse to make an env; nothing is called."""
-    try:
-        parameters = inspect.signature(factory).parameters
-    except (ValueError, TypeError):
+    if (parameters := _parameters_of(factory)) is None:
         return
     given = {**dict.fromkeys(_BATCH if _makes_batch(parameters, env_config) else ()), **env_config}
     if _context_parameter(parameters, given) is None:
@@ -178,19 +174,19 @@ def naming_keys(env: str | Callable[..., Any], name: str, context: Mapping[str, 
         if found is None or found[2] not in context:
             raise
         names = _parameters_of_id(env) if isinstance(env, str) else []
-        if found[2] in (names or _signature_of(env)):  # which the env gives something inside it that refuses it
+        if found[2] in (names or _parameters_of(env) or ()):  # which the env gives something inside it that refuses it
             raise
         said = "" if names else f"{found[1]}() has no such parameter"
         # With the names of its parameters the message says everything, and a command prints no traceback.
         raise ConfigError(_unknown(found[2], name, names, said=said)) from (None if names else error)
 
 
-def _signature_of(factory: str | Callable[..., Any]) -> Mapping[str, Parameter]:
-    """Return the parameters of a class or factory by name; none of an id, or of a class in C that has no signature."""
+def _parameters_of(factory: Any) -> Mapping[str, Parameter] | None:
+    """Return the parameters of a class or factory by name; `None` of an id, or of a class in C without a signature."""
     try:
-        return inspect.signature(factory).parameters  # type: ignore[arg-type]
+        return inspect.signature(factory).parameters
     except (ValueError, TypeError):
-        return {}
+        return None
 
 
 def _parameters_of_id(env_id: str) -> list[str]:

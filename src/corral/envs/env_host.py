@@ -29,11 +29,7 @@ from corral.envs.episode_resets import (
     EpisodeReset,
     EpisodeResets,
     call_inside,
-    count_episodes,
-    fill_queue,
     inside,
-    note_iteration,
-    take_videos,
 )
 from corral.envs.masked_resets import MaskedResets, infos_by_env
 from corral.envs.step_checks import check_infos, check_step_columns, shorten
@@ -74,6 +70,7 @@ class EnvHost:
         observation_space: Space of the observations of one sub-env, as modules get them: floats are float32.
         space: The same space as a tree of spaces without `Dict` and `Tuple`.
         is_same_step: Whether the vector env resets a sub-env in the step that ends its episode.
+        is_async: Whether each sub-env is in a process of its own.
         steps_one_by_one: Whether the sub-envs are stepped one after the other, and not by a vector env of their own or
             processes.
         has_sub_envs: Whether the states of the envs are states of sub-envs, and not one state of a vector env of its
@@ -181,10 +178,10 @@ class EnvHost:
         self.num_envs = self.env.num_envs
         self.is_same_step = self.env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
         self.asks_iteration, self._iteration = self._reset_fn is not None, 0  # iterations that the sub-envs know of
-        is_async = isinstance(self.env, AsyncVectorEnv)  # its sub-envs are in other processes
+        self.is_async = isinstance(self.env, AsyncVectorEnv)
         self.steps_one_by_one = isinstance(self.env, SyncVectorEnv)
-        self.has_sub_envs = is_async or self.steps_one_by_one
-        self.plays_again = is_async or (self.has_sub_envs and any(map(plays_again, self._sub_envs())))
+        self.has_sub_envs = self.is_async or self.steps_one_by_one
+        self.plays_again = self.is_async or (self.has_sub_envs and any(map(plays_again, self._sub_envs())))
         self._infos_are_by_env = isinstance(self.env, (SyncVectorEnv, AsyncVectorEnv, MaskedResets))
         self._gives_checked_steps = self._infos_are_by_env or type(self.env).__module__.startswith(_KNOWN_PACKAGES)
         self.observation_space = module_observation_space(self.env.single_observation_space)
@@ -298,7 +295,7 @@ class EnvHost:
                 self._begin_again(self._restarting)
             if self._chooses_resets:
                 queues = [list(resets or ())[i :: self.num_envs] for i in range(self.num_envs)]
-                self._foreach_lane(fill_queue, queues)
+                self._foreach_lane(EpisodeResets.fill_queue, queues)
             obs, infos = self._reset(self._reset_seed)
         except Exception as error:
             raise self.error("reset", 0, error) from original(error)
@@ -312,23 +309,23 @@ class EnvHost:
     def note_iteration(self, training_iteration: int | None) -> None:
         """Tell the sub-envs, if `asks_iteration`, how many iterations the algorithm has finished."""
         if training_iteration not in (None, self._iteration):
-            self._foreach_lane(note_iteration, [training_iteration] * self.num_envs)
+            self._foreach_lane(EpisodeResets.note_iteration, [training_iteration] * self.num_envs)
             self._iteration = training_iteration
 
     def get_num_episodes(self) -> list[int] | None:
         """Return how many episodes began in each sub-env, where `env_reset_fn` is told so; otherwise `None`."""
         if self._reset_fn is not None and not self.is_broken:
-            self._num_episodes = self._foreach_lane(count_episodes, [None] * self.num_envs)
+            self._num_episodes = self._foreach_lane(EpisodeResets.count_episodes, [None] * self.num_envs)
         return self._num_episodes
 
     def set_num_episodes(self, numbers: Sequence[int] | None) -> None:
         """Let `env_reset_fn` count from these numbers on; see `get_num_episodes`."""
         if numbers is not None and self._reset_fn is not None and len(numbers) == self.num_envs:
-            self._num_episodes = self._foreach_lane(count_episodes, numbers)
+            self._num_episodes = self._foreach_lane(EpisodeResets.count_episodes, numbers)
 
     def take_videos(self) -> list[dict[int, Video]]:
         """Return the videos of each sub-env by the place of the episode in the last `resets`; it then has none."""
-        return foreach_sub_env(self.env, self.name, take_videos)
+        return foreach_sub_env(self.env, self.name, EpisodeResets.take_videos)
 
     def _foreach_lane(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
         """Return `fn(wrapper, one)` for the wrapper of each sub-env that chooses its reset arguments."""
@@ -342,7 +339,7 @@ class EnvHost:
         self._reset(next_seed(self._seeds))
         self.set_num_episodes(numbers)
         padded = [*states, *[None] * self.num_envs][: self.num_envs if self.has_sub_envs else 1]
-        self._each(_set_surroundings, padded)
+        self._each(partial(_set_surroundings, is_async=self.is_async), padded)
         self._restarting = None
 
     def infos_by_env(self, infos: Mapping[Any, Any]) -> Mapping[int, Mapping[str, Any]]:
@@ -476,11 +473,8 @@ class EnvHost:
     # State.
 
     def _each(self, fn: Callable[..., Any], each: Sequence[Any]) -> list[Any]:
-        """Return `fn(env, one, has_own_process)` for each env and one of `each`, called in the process of the env."""
-        has_own_process = isinstance(self.env, AsyncVectorEnv)
-        if not self.has_sub_envs:
-            return [fn(self.env, each[0], has_own_process)]
-        return foreach_sub_env(self.env, self.name, partial(_call_with, fn, has_own_process), each)
+        """Return `fn(env, one)` for each env and one of `each`, called in the process of the env."""
+        return foreach_sub_env(self.env, self.name, fn, each) if self.has_sub_envs else [fn(self.env, each[0])]
 
 
 def next_seed(seeds: np.random.SeedSequence) -> int:
@@ -512,17 +506,14 @@ def checked_step(env: VectorEnv[Any, Any, Any], actions: Any) -> tuple[Any, Any,
 # Functions that are called in the process of a sub-env, which may be this one.
 
 
-def _call_with(fn: Callable[..., Any], has_own_process: bool, env: Any, one: Any) -> Any:
-    return fn(env, one, has_own_process)
-
-
-def _set_surroundings(env: Any, state: Mapping[str, Any] | None, has_own_process: bool) -> None:
+def _set_surroundings(env: Any, state: Mapping[str, Any] | None, *, is_async: bool) -> None:
     if state is not None:
         set_surroundings(env, state)
-        set_rngs(state, has_own_process)
+        if is_async:
+            set_rngs(state)
 
 
-def set_rngs(state: Mapping[str, Any], has_own_process: bool) -> None:
-    """Let the global generators of a process continue from the state of its env, if the process is the env's alone."""
-    if has_own_process and "rngs" in state:
+def set_rngs(state: Mapping[str, Any]) -> None:
+    """Let the global generators of a process continue from the state of its env; the process is the env's alone."""
+    if "rngs" in state:
         set_global_rngs(state["rngs"])

@@ -20,8 +20,8 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from corral.core.plain import check_plain
 from corral.core.seeding import check_bits
 from corral.core.tree import copy_nested
-from corral.envs.action_masks import ActionMasks
 from corral.envs.episode_resets import EpisodeResets
+from corral.envs.mask_wrapper import ActionMasks
 from corral.envs.masked_resets import MaskedResets
 from corral.envs.multi_agent_env import AgentGroups
 from corral.envs.pettingzoo_env import FromPettingZoo

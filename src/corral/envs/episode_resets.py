@@ -151,6 +151,24 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
             where = f"env_reset_fn, episode {episode_index} of sub-env {self._context.vector_index}"
             raise CallbackError(f"{where}: {type(error).__name__}: {error}") from error
 
+    def fill_queue(self, resets: Iterable[EpisodeReset]) -> None:
+        """Set the reset arguments of the next episodes."""
+        self.queue, self.videos, self._num_taken = deque(resets), {}, 0
+
+    def take_videos(self) -> dict[int, Video]:
+        """Return the videos by place in the last queue; there are none then."""
+        videos, self.videos = self.videos, {}
+        return videos
+
+    def count_episodes(self, number: int | None) -> int:
+        """Return how many episodes began, after setting the number if one is given."""
+        self.num_episodes = self.num_episodes if number is None else number
+        return self.num_episodes
+
+    def note_iteration(self, training_iteration: int) -> None:
+        """Take how many iterations the algorithm has finished."""
+        self.training_iteration = training_iteration
+
     def take_over(self, old: gym.Env[Any, Any]) -> None:
         """Continue where the wrapper of a failed sub-env was: the episode that broke begins again."""
         if isinstance(old, EpisodeResets):
@@ -224,30 +242,3 @@ def inside(env: Any) -> Any:
 def call_inside(fn: Callable[..., Any], env: Any, *args: Any) -> Any:
     """Return `fn(sub_env, *args)` with the sub-env as the user made it."""
     return fn(inside(env), *args)
-
-
-def fill_queue(env: gym.Env[Any, Any], resets: Iterable[EpisodeReset]) -> None:
-    """Set the reset arguments of the next episodes of a sub-env."""
-    assert isinstance(env, EpisodeResets)
-    env.queue = deque(resets)
-    env.videos, env._num_taken = {}, 0
-
-
-def take_videos(env: gym.Env[Any, Any]) -> dict[int, Video]:
-    """Return the videos of a sub-env by place in the last queue; it then has none."""
-    assert isinstance(env, EpisodeResets)
-    videos, env.videos = env.videos, {}
-    return videos
-
-
-def count_episodes(env: gym.Env[Any, Any], number: int | None) -> int:
-    """Return how many episodes a sub-env began, after setting the number if one is given."""
-    assert isinstance(env, EpisodeResets)
-    env.num_episodes = env.num_episodes if number is None else number
-    return env.num_episodes
-
-
-def note_iteration(env: gym.Env[Any, Any], training_iteration: int) -> None:
-    """Tell a sub-env how many iterations the algorithm has finished."""
-    assert isinstance(env, EpisodeResets)
-    env.training_iteration = training_iteration

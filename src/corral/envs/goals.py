@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from corral.core.columns import describe
-from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunction, GoalFunctions
+from corral.data.replay.hindsight import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunction, GoalFunctions
 from corral.envs.vector import EnvContext, env_name, make_one, resolve_env
 from corral.errors import ConfigError, EnvError
 

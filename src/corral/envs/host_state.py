@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ log = logging.getLogger("corral")
 
 def _env_states(host: EnvHost) -> list[dict[str, Any]]:
     starts = host.env.starts() if isinstance(host.env, (SyncVectorEnv, AsyncVectorEnv)) else [None]
-    states = host._each(_get_env_state, starts)
+    states = host._each(partial(_get_env_state, is_async=host.is_async), starts)
     problems = {state["obstacle"]: state.pop("traceback") for state in states if "traceback" in state}
     for obstacle, traceback in problems.items():
         log.warning(
@@ -105,7 +106,7 @@ def find_obstacles(host: EnvHost, state: Mapping[str, Any], num_envs: int) -> li
         reason = "the vectorization is another one"
     elif state["same_step"] != host.is_same_step:
         reason = "the autoreset mode is another one"
-    return [reason] * host.num_envs if reason else _per_sub_env(host, host._each(_find_obstacle, envs))
+    return [reason] * host.num_envs if reason else _per_sub_env(host, host._each(find_obstacle, envs))
 
 
 def _per_sub_env(host: EnvHost, reasons: list[str]) -> list[str]:
@@ -175,7 +176,8 @@ def _continue(
         host.reset()  # so that wrappers and processes are ready
     try:
         given = zip(state["envs"], replays, strict=False)
-        obstacles = host._each(_continue_env, [(*each, next_seed(host._seeds), deadline_s) for each in given])
+        each_env = [(*each, next_seed(host._seeds), deadline_s) for each in given]
+        obstacles = host._each(partial(_continue_env, is_async=host.is_async), each_env)
     except Exception as error:
         if not host.is_broken:
             raise
@@ -213,16 +215,13 @@ def find_env_config(state: Mapping[str, Any], built_with: Mapping[str, Any]) -> 
 # Functions that are called in the process of a sub-env, which may be this one.
 
 
-def _get_env_state(env: Any, start: Any, has_own_process: bool) -> dict[str, Any]:
+def _get_env_state(env: Any, start: Any, *, is_async: bool) -> dict[str, Any]:
     state = get_env_state(env, start)
-    return {**state, "rngs": get_global_rngs()} if has_own_process else state
+    return {**state, "rngs": get_global_rngs()} if is_async else state
 
 
-def _find_obstacle(env: Any, state: Mapping[str, Any], has_own_process: bool) -> str:
-    return find_obstacle(env, state)
-
-
-def _continue_env(env: Any, given: tuple[Any, ...], has_own_process: bool) -> str:
+def _continue_env(env: Any, given: tuple[Any, ...], *, is_async: bool) -> str:
     obstacle = continue_env(env, *given)
-    set_rngs(given[0], has_own_process)
+    if is_async:
+        set_rngs(given[0])
     return obstacle

@@ -106,15 +106,13 @@ def keep(env: Any) -> dict[str, Any]:
     """
     layers = layers_of(env)
     return {
-        "generators": _generator_states(_holders(layers)),
+        "generators": [
+            get_rng(found) if isinstance(found := attributes.get(name), np.random.Generator) else None
+            for attributes, name in _holders(layers)
+        ],
         "wrappers": [[name, read_attributes(layer, OVER_EPISODES[name])] for name, layer in _lasting(layers)],
         "games": [game.cloneState(include_rng=True).serialize() for game in _games(layers)],
     }
-
-
-def _generator_states(holders: list[tuple[dict[str, Any], str]]) -> list[Any]:
-    found = (attributes.get(name) for attributes, name in holders)
-    return [get_rng(each) if isinstance(each, np.random.Generator) else None for each in found]
 
 
 def check_kept(kept: Mapping[str, Any]) -> None:

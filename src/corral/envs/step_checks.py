@@ -25,22 +25,19 @@ def check_step(returned: Any) -> Any:
     Raises:
         EnvError: It is no tuple of five, the reward is not one number, a flag is not a bool, or the info is not a dict.
     """
-    if problem := step_problem(returned):
-        raise EnvError(problem)
-    return returned
-
-
-def step_problem(returned: Any) -> str | None:
-    """Return what is wrong with what `step` returned, except for the observation, or `None`."""
     if not (isinstance(returned, tuple) and len(returned) == 5):
-        return f"step() must return (observation, reward, terminated, truncated, info), got {shorten(returned)}"
+        raise EnvError(
+            f"step() must return (observation, reward, terminated, truncated, info), got {shorten(returned)}"
+        )
     _, reward, terminated, truncated, info = returned
     if not is_number(reward):
-        return f"reward from step() must be one number, got {shorten(reward)}"
+        raise EnvError(f"reward from step() must be one number, got {shorten(reward)}")
     for field, flag in (("terminated", terminated), ("truncated", truncated)):
         if type(flag) not in FLAG_TYPES:
-            return f"{field} from step() must be a bool, got {shorten(flag)}"
-    return None if isinstance(info, dict) else f"info from step() must be a dict, got {shorten(info)}"
+            raise EnvError(f"{field} from step() must be a bool, got {shorten(flag)}")
+    if not isinstance(info, dict):
+        raise EnvError(f"info from step() must be a dict, got {shorten(info)}")
+    return returned
 
 
 def check_reset(returned: Any) -> Any:

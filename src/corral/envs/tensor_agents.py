@@ -15,7 +15,7 @@ from torch import Tensor
 from corral.core.tree import Tree, map_tree
 from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.seats import SeatBlock, Seats, SeatsSpace
-from corral.envs.tensor_env import FINAL_OBS, TensorEnvAdapter, as_arrays, to_array
+from corral.envs.tensor_env import TensorEnvAdapter, as_arrays, to_array
 from corral.errors import EnvError
 
 
@@ -75,8 +75,7 @@ class TensorAgentsAdapter(TensorEnvAdapter):
             for block in self.seats.blocks
             for place, agent in enumerate(block.agents)
         }
-        with torch.no_grad():
-            obs, rewards, *flags, infos = self.env.step(by_agent)
+        obs, rewards, *flags, infos, final = self._step(by_agent)
         # Some envs give flags by agent; an episode is over when it is over for all of them.
         terminated, truncated = (
             torch.stack([*flag.values()]).bool().all(0)
@@ -85,7 +84,7 @@ class TensorAgentsAdapter(TensorEnvAdapter):
             for name, flag in zip(("terminated", "truncated"), flags, strict=True)
         )
         rewards = {agent: self.checked(f"rewards of agent {agent!r}", reward) for agent, reward in rewards.items()}
-        final = next((self._by_block(infos[key]) for key in FINAL_OBS if key in infos), None)
+        final = None if final is None else self._by_block(final)
         return self._by_block(obs), self._by_block(rewards), terminated, truncated, infos, final
 
     def _by_block(self, by_agent: Any) -> dict[str, Tree]:
@@ -96,32 +95,24 @@ class TensorAgentsAdapter(TensorEnvAdapter):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.reset_tensors(seed, options)
         self._latest = map_tree(to_array, obs)
-        everybody = np.ones(self.num_envs, np.bool_)
-        return self._seated(obs, everybody), as_arrays(infos)
+        return self._seated(self._latest, np.ones(self.num_envs, np.bool_)), as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         on_device = map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), actions)
         obs, rewards, terminated, truncated, infos, final = self.step_tensors(on_device)
         flags = to_array(terminated), to_array(truncated)
         ends = flags[0] | flags[1]
-        after = map_tree(to_array, obs)
+        after = seen = map_tree(to_array, obs)
         self._reset_obs = after, ends
-        if ends.any():
-            last = self._final_arrays(final)
-            self._latest = after
+        if ends.any():  # where episodes ended, their last observations are seen
 
             def choose(leaf: NDArray[Any], last: NDArray[Any]) -> NDArray[Any]:
-                found = leaf.copy()
-                found[ends] = last[ends]
-                return found
+                return np.where(ends.reshape(-1, *[1] * (leaf.ndim - 1)), last, leaf)
 
-            after = map_tree(choose, after, last)
-        else:
-            self._latest = after
-        found = self._seated(after, np.ones(self.num_envs, np.bool_))
-        found["rewards"] = np.concatenate([to_array(rewards[block.name]) for block in self.seats.blocks], 1).astype(
-            np.float64
-        )
+            seen = map_tree(choose, after, self._final_arrays(final))
+        self._latest = after
+        found = self._seated(seen, np.ones(self.num_envs, np.bool_))
+        found["rewards"] = np.concatenate([to_array(rewards[each.name]) for each in self.seats.blocks], 1, dtype=float)
         return found, found["rewards"].sum(1), *flags, as_arrays(infos)
 
     def get_reset_obs(self) -> dict[str, Any]:
@@ -130,17 +121,11 @@ class TensorAgentsAdapter(TensorEnvAdapter):
         return self._seated(obs, ends)
 
     def _seated(self, obs: Mapping[str, Tree], observed: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return observations by block as the seats of sub-envs receive them; see `SeatsSpace`."""
+        """Return observations by block, as arrays, as the seats of sub-envs receive them; see `SeatsSpace`."""
         shape = self.num_envs, len(self.seats.agents)
         flags = {name: np.zeros(shape, np.int8) for name in ("terminated", "truncated")}
-        arrays = {name: map_tree(_as_array, part) for name, part in obs.items()}
         everyone = np.broadcast_to(observed[:, None], shape).astype(np.int8)
-        return {"obs": arrays, "observed": everyone, "rewards": np.zeros(shape), **flags}
-
-
-def _as_array(leaf: Any) -> NDArray[Any]:
-    found: NDArray[Any] = to_array(leaf) if isinstance(leaf, Tensor) else leaf
-    return found
+        return {"obs": obs, "observed": everyone, "rewards": np.zeros(shape), **flags}
 
 
 def _stack(block: SeatBlock, by_agent: Mapping[Any, Tree]) -> Tree:

@@ -138,14 +138,15 @@ class TensorEnvAdapter(AdaptedVectorEnv):
             What `TensorVectorEnv.step` returns, rewards and flags as `[N]`, and the final observations: a tree of
             `[N, ...]` that counts where an episode ended, or `None` if the env gives none in this step.
         """
+        obs, rewards, terminated, truncated, infos, final = self._step(actions)
+        flags = self.checked("terminated", terminated).bool(), self.checked("truncated", truncated).bool()
+        return obs, self.checked("rewards", rewards), *flags, infos, final
+
+    def _step(self, actions: Tree) -> tuple[Any, ...]:
+        """Return what the env gives, as it is, and its final observations, or `None`."""
         with torch.no_grad():
-            obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        final = next((infos[key] for key in FINAL_OBS if key in infos), None)
-        rewards, terminated, truncated = (
-            self.checked(name, column)
-            for name, column in (("rewards", rewards), ("terminated", terminated), ("truncated", truncated))
-        )
-        return obs, rewards, terminated.bool(), truncated.bool(), infos, final
+            *found, infos = self.env.step(actions)
+        return *found, infos, next((infos[key] for key in FINAL_OBS if key in infos), None)
 
     def checked(self, name: str, column: Any) -> Tensor:
         """Return rewards or flags of a step, after a check that they are a tensor `[N]`, which nothing broadcasts.

@@ -27,12 +27,9 @@ def blank_unread(env: gym.Env[Any, Any], keys: Sequence[str]) -> gym.Env[Any, An
     space = env.observation_space
     if not isinstance(space, spaces.Dict):
         return env
-    unread = [key for key in keys if key in space.spaces and not _is_readable(space[key])]
+    parts = {key: leaves(space_tree(space[key])) for key in keys if key in space.spaces}
+    unread = [key for key, part in parts.items() if not all(isinstance(leaf, SUPPORTED_LEAVES) for leaf in part)]
     return _BlankUnread(env, unread) if unread else env
-
-
-def _is_readable(space: spaces.Space[Any]) -> bool:
-    return all(isinstance(leaf, SUPPORTED_LEAVES) for leaf in leaves(space_tree(space)))
 
 
 class _BlankUnread(gym.ObservationWrapper[Any, Any, Any]):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from corral.core.import_places import hidden_modules
-from corral.core.spaces import space_tree
 from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.atari_env import (
@@ -23,7 +22,7 @@ from corral.envs.atari_env import (
     is_atari,
     make_atari_vector,
 )
-from corral.envs.checks import check_env, check_spaces, legal_sample, mismatch, warn_if_cast
+from corral.envs.checks import check_env, check_spaces, named
 from corral.envs.env_arguments import call_factory, naming_keys
 from corral.envs.env_ids import id_hint, import_module, import_package, is_of_missing_package, newest_version
 from corral.envs.episode_resets import EpisodeResets
@@ -34,7 +33,6 @@ from corral.envs.pettingzoo_env import from_pettingzoo
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.seats import SeatsSpace
 from corral.envs.sharing import describe_making, note_owner, refuse_owned, refuse_same_object
-from corral.envs.step_checks import check_infos, check_step_columns
 from corral.envs.step_timeout import limited
 from corral.envs.sub_envs import AbsentSubEnvs, Restarts, close_quietly
 from corral.envs.sync_vector import SyncVectorEnv
@@ -150,25 +148,16 @@ def _needs_said(env_id: str) -> Iterator[None]:
         raise kind(f"env {env_id!r} cannot be made here: {said}.{remedy}") from error
 
 
-def make_vector_env(
-    env: Any,
-    context: EnvContext,
-    *,
-    num_envs: int | None,
-    default_num_envs: int = 1,
-    vectorization: str = "auto",
-    autoreset_mode: str = "next_step",
-    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = (),
-    outermost: Callable[[gym.Env[Any, Any], EnvContext], gym.Env[Any, Any]] | None = None,
-    check: bool = True,
-    seed: int = 0,
-    needs_sub_envs: bool = False,
-    limits: AsyncLimits = NO_LIMITS,
-    restarts: Restarts | None = None,
-) -> VectorEnv[Any, Any, Any]:
-    """Return the vector env of one runner.
+def make_vector_env(env: Any, context: EnvContext, **settings: Any) -> VectorEnv[Any, Any, Any]:
+    """Return the vector env of one runner; see `VectorEnvMaker`, whose other attributes are the settings."""
+    return VectorEnvMaker(env=env, context=context, **settings).make()
 
-    Args:
+
+@dataclass(kw_only=True)
+class VectorEnvMaker:
+    """Makes the vector env of one runner.
+
+    Attributes:
         env: Setting `env`; see `resolve_env`. A factory may return a ready `VectorEnv`, which is used unchanged, or a
             vector env of another library; see `adapt_vector_env`.
         context: Config and indices; its `vector_index` is ignored.
@@ -185,145 +174,197 @@ def make_vector_env(
         needs_sub_envs: Whether callbacks need the sub-envs, which a native vector env does not have.
         limits: Time limits of async sub-envs; the limit per step also applies to the check.
         restarts: Restarts of failed sub-envs; with `None`, a failure is raised.
-
-    Raises:
-        ConfigError: The id is unknown, or settings contradict a ready vector env.
-        MissingPackageError: A package that the env needs is not installed.
-        EnvError: The env raised an exception, or returned a value outside its spaces.
     """
-    resolved, name, n = resolve_env(env), env_name(env), num_envs or default_num_envs
-    context.num_envs = n
-    mode = AutoresetMode[autoreset_mode.upper()]
-    if getattr(resolved, "IS_EXTERNAL", False):
-        return _make_external(resolved, context, n, vectorization, autoreset_mode, wrappers, outermost)
-    one_by_one = bool(vectorization != "auto" or n == 1 or wrappers or outermost or needs_sub_envs)
-    with ExitStack() as opened:  # closes the envs if anything raises
-        if isinstance(resolved, str) and not one_by_one:
-            native = _make_native(resolved, name, n, mode, context)
-            if native is not None:
-                opened.callback(native.close)  # it has no wrappers that count the reset and the step of the check
-                _check_vector_env(native, name, check, limits)
-                opened.pop_all()
-                return native
 
-        make = _maker(resolved, name, n, context, wrappers, outermost)
-        first = make(0)
-        refuse_owned(first, name)  # before anything closes it
-        opened.callback(lambda: first.close())
-        if isinstance(first, VectorEnv):
-            _refuse_contradictions(first, name, num_envs, vectorization, autoreset_mode, wrappers, outermost)
+    env: Any
+    context: EnvContext
+    num_envs: int | None
+    default_num_envs: int = 1
+    vectorization: str = "auto"
+    autoreset_mode: str = "next_step"
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] = ()
+    outermost: Callable[[gym.Env[Any, Any], EnvContext], gym.Env[Any, Any]] | None = None
+    check: bool = True
+    seed: int = 0
+    needs_sub_envs: bool = False
+    limits: AsyncLimits = NO_LIMITS
+    restarts: Restarts | None = None
 
-            def make_ready(made: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-                return _resetting(made, context, outermost)
+    def __post_init__(self) -> None:
+        """Resolve the env.
 
-            first = make_ready(first)
-            _check_vector_env(first, name, check, limits)
-            if check and not isinstance(first, EnvPoolVectorEnv):  # which makes its sub-envs again with its seed
-                first = make_ready(_make_again(first, make))
-            if needs_sub_envs and not hasattr(first.unwrapped, "envs"):
-                log.warning(
-                    "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
-                    "sub_environment is None in events of episodes.",
-                    name,
-                )
+        Raises:
+            ConfigError: The id is unknown.
+            MissingPackageError: The env is in a package that is not installed.
+        """
+        self._resolved, self._name = resolve_env(self.env), env_name(self.env)
+        self._n = self.context.num_envs = self.num_envs or self.default_num_envs
+        self._mode = AutoresetMode[self.autoreset_mode.upper()]
+        self._make_one = self._maker()
+
+    def make(self) -> VectorEnv[Any, Any, Any]:
+        """Return the vector env.
+
+        Raises:
+            ConfigError: Settings contradict a ready vector env.
+            MissingPackageError: A package that the env needs is not installed.
+            EnvError: The env raised an exception, or returned a value outside its spaces.
+        """
+        if getattr(self._resolved, "IS_EXTERNAL", False):
+            return self._make_external()
+        plain = self.vectorization == "auto" and self._n > 1 and not (self.wrappers or self.outermost)
+        with ExitStack() as opened:  # closes the envs if anything raises
+            if isinstance(self._resolved, str) and plain and not self.needs_sub_envs:
+                native = _make_native(self._resolved, self._name, self._n, self._mode, self.context)
+                if native is not None:
+                    opened.callback(native.close)  # it has no wrappers that count the reset and the step of the check
+                    self._check_vector_env(native)
+                    opened.pop_all()
+                    return native
+            first = self._make_one(0)
+            refuse_owned(first, self._name)  # before anything closes it
+            opened.callback(lambda: first.close())
+            if isinstance(first, VectorEnv):
+                self._refuse_contradictions(first)
+                first = self._resetting(first)
+                self._check_vector_env(first)
+                # EnvPool makes its sub-envs again with its seed.
+                if self.check and not isinstance(first, EnvPoolVectorEnv):
+                    first = self._resetting(self._make_first_again(first))
+                if self.needs_sub_envs and not hasattr(first.unwrapped, "envs"):
+                    log.warning(
+                        "env %r has no sub-envs in this process: on_sub_environment_created does not fire, and "
+                        "sub_environment is None in events of episodes.",
+                        self._name,
+                    )
+                vector_env: VectorEnv[Any, Any, Any] = first
+            else:
+                has_agents = isinstance(getattr(first, "observation_space", None), SeatsSpace)
+                if has_agents and self._mode == AutoresetMode.SAME_STEP:  # the last rewards would be overwritten
+                    raise ConfigError(
+                        f"autoreset_mode='same_step' contradicts env {self._name!r}, which has several agents: leave "
+                        "autoreset_mode out."
+                    )
+                if self.check:
+                    self._check_once(first)
+                    first = first if self.vectorization == "async" else self._make_first_again(first)
+                with _errors_of(self._name, "its sub-envs were put into one vector env"):
+                    if self.vectorization == "async":
+                        # `first` is closed on return: only its spaces were needed.
+                        asked = self._n, self._mode, first, self.seed, self.limits, self.restarts
+                        return make_async(self._make_one, *asked)
+                    envs = [first, *self._make_others(opened)]
+                    refuse_same_object(envs, self._name)
+                    makers = [lambda made=made: made for made in envs]
+                    vector_env = SyncVectorEnv(
+                        makers, autoreset_mode=self._mode, make=self._make_one, restarts=self.restarts
+                    )
             opened.pop_all()
-            ready: VectorEnv[Any, Any, Any] = first
-            note_owner(ready)
-            return ready
-        _refuse_same_step_of_agents(first, name, mode)
-        if check:
-            with _check_limit(name, limits):
-                check_env(first, name)
-            first = first if vectorization == "async" else _make_again(first, make)
-        with _errors_of(name, "its sub-envs were put into one vector env"):
-            if vectorization == "async":
-                # `first` is closed on return: only its spaces were needed.
-                return make_async(make, n, mode, first, seed, limits, restarts)
-            envs = [first, *_make_others(make, n, opened)]
-            refuse_same_object(envs, name)
-            vector_env = SyncVectorEnv(
-                [partial(_itself, made) for made in envs], autoreset_mode=mode, make=make, restarts=restarts
-            )
-        opened.pop_all()
-        note_owner(vector_env)
-        return vector_env
+            note_owner(vector_env)
+            return vector_env
 
+    def _maker(self) -> Callable[[int], Any]:
+        """Return the function that makes sub-env i, or all sub-envs of an id of EnvPool; processes receive it."""
+        resolved, name, n, context = self._resolved, self._name, self._n, self.context
+        wrappers, outermost = self.wrappers, self.outermost
+        warns = iter([True])  # once, though the first sub-env is made again after its check
 
-def _make_others(make: Callable[[int], Any], num_envs: int, opened: ExitStack) -> Iterator[Any]:
-    """Make the sub-envs after the first one, which are closed if anything raises."""
-    for index in range(1, num_envs):
-        env = make(index)
-        opened.callback(env.close)
-        yield env
+        def make(vector_index: int) -> Any:
+            if isinstance(resolved, str) and resolved.startswith(ENVPOOL):
+                with _errors_of(name, f"EnvPool made it with env_config {dict(context)}"):
+                    return make_pool(name, n, context)
+            return make_one(resolved, name, context.at(vector_index), wrappers, outermost, warns=next(warns, False))
 
+        return make
 
-def _make_external(
-    external_env: Any,
-    context: EnvContext,
-    num_seats: int,
-    vectorization: str,
-    autoreset_mode: str,
-    wrappers: Sequence[Any],
-    outermost: Any,
-) -> VectorEnv[Any, Any, Any]:
-    """Return an `ExternalEnv`, whose clients decide what others decide by settings.
+    def _make_others(self, opened: ExitStack) -> Iterator[Any]:
+        """Make the sub-envs after the first one, which are closed if anything raises."""
+        for index in range(1, self._n):
+            env = self._make_one(index)
+            opened.callback(env.close)
+            yield env
 
-    Raises:
-        ConfigError: A setting is given that its clients decide, or one of `env_config` is wrong.
-    """
-    for name, is_given, remedy in (
-        ("vectorization", vectorization != "auto", "leave it at 'auto'"),
-        ("autoreset_mode", autoreset_mode != "next_step", "leave it unset"),
-        ("wrappers", wrappers, "wrap the env in the client, and put action masks into Dict observations"),
-        ("env_reset_fn and the seeds, tasks and videos of evaluation", outermost is not None, "leave them out"),
-    ):
-        if is_given:
-            raise ConfigError(
-                f"environment: {name} does not apply to an ExternalEnv, whose clients decide it: {remedy}."
-            )
-    env: VectorEnv[Any, Any, Any] = external_env(context, num_seats)
-    return env
+    def _make_first_again(self, checked: Any) -> Any:
+        """Return a new env in place of one that the check has reset and stepped, which wrappers count."""
+        close_quietly(checked)
+        return self._make_one(0)
 
+    def _make_external(self) -> VectorEnv[Any, Any, Any]:
+        """Return an `ExternalEnv`, whose clients decide what others decide by settings.
 
-def _maker(
-    resolved: str | Callable[..., Any],
-    name: str,
-    num_envs: int,
-    context: EnvContext,
-    wrappers: Sequence[Any],
-    outermost: Any,
-) -> Callable[[int], Any]:
-    """Return the function that makes sub-env i, or for an id of EnvPool all sub-envs."""
-    if isinstance(resolved, str) and resolved.startswith(ENVPOOL):
-
-        def make_all(vector_index: int) -> EnvPoolVectorEnv:
-            with _errors_of(name, f"EnvPool made it with env_config {dict(context)}"):
-                return make_pool(name, num_envs, context)
-
-        return make_all
-    warns = iter([True])  # once, though the first sub-env is made again after its check
-
-    def make(vector_index: int) -> Any:
-        return make_one(resolved, name, context.at(vector_index), wrappers, outermost, warns=next(warns, False))
-
-    return make
-
-
-def _resetting(env: VectorEnv[Any, Any, Any], context: EnvContext, outermost: Any) -> VectorEnv[Any, Any, Any]:
-    """Return a vector env that resets its sub-envs: the same one, or a wrapper of one that resets only by a mask."""
-    if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
+        Raises:
+            ConfigError: A setting is given that its clients decide, or one of `env_config` is wrong.
+        """
+        resets = "env_reset_fn and the seeds, tasks and videos of evaluation"
+        for name, is_given, remedy in (
+            ("vectorization", self.vectorization != "auto", "leave it at 'auto'"),
+            ("autoreset_mode", self.autoreset_mode != "next_step", "leave it unset"),
+            ("wrappers", self.wrappers, "wrap the env in the client, and put action masks into Dict observations"),
+            (resets, self.outermost is not None, "leave them out"),
+        ):
+            if is_given:
+                raise ConfigError(
+                    f"environment: {name} does not apply to an ExternalEnv, whose clients decide it: {remedy}."
+                )
+        make: Any = self._resolved
+        env: VectorEnv[Any, Any, Any] = make(self.context, self._n)
         return env
-    return MaskedResets(env, lambda lane, index: (outermost or EpisodeResets)(lane, context.at(index)))
 
+    def _resetting(self, env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+        """Return a vector env that resets its sub-envs: the same, or a wrapper of one that resets only by a mask."""
+        if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
+            return env
+        outermost: Any = self.outermost or EpisodeResets
+        return MaskedResets(env, lambda lane, index: outermost(lane, self.context.at(index)))
 
-def _make_again(checked: Any, make: Callable[[int], Any]) -> Any:
-    """Return a new env in place of one that the check has reset and stepped, which wrappers count."""
-    close_quietly(checked)
-    return make(0)
+    def _refuse_contradictions(self, env: VectorEnv[Any, Any, Any]) -> None:
+        """Refuse settings that do not apply to a ready vector env."""
+        of_pool = "which EnvPool steps as a whole" if self._name.startswith(ENVPOOL) else ""
+        described = f"{self._name!r}, {of_pool or 'whose factory returned a VectorEnv'}"
+        mode = env.metadata.get("autoreset_mode")
+        if self.num_envs is not None and self.num_envs != env.num_envs:
+            raise ConfigError(
+                f"num_envs_per_env_runner={self.num_envs} contradicts env {described} of {env.num_envs}: leave "
+                f"num_envs_per_env_runner unset, or set it to {env.num_envs}."
+            )
+        if self.vectorization != "auto" or self.wrappers:
+            raise ConfigError(
+                f"vectorization={self.vectorization!r} and wrappers={list(self.wrappers)} do not apply to env "
+                f"{described}: put wrappers of vector envs around it in a factory, and leave vectorization at 'auto'."
+            )
+        if self.outermost is not None and mode != AutoresetMode.DISABLED:
+            raise ConfigError(
+                f"env {described}: it resets its sub-envs itself, so that env_reset_fn, evaluation_seeds, "
+                "evaluation_tasks and evaluation_num_videos cannot choose how episodes begin: let a factory return a "
+                "single env, or a VectorEnv with metadata['autoreset_mode']=DISABLED, whose reset takes "
+                "options['reset_mask']."
+            )
+        if self.autoreset_mode == "same_step" and mode == AutoresetMode.NEXT_STEP:
+            raise ConfigError(
+                f"autoreset_mode='same_step' contradicts env {described} with metadata['autoreset_mode']=NEXT_STEP: "
+                "leave autoreset_mode unset."
+            )
 
+    def _check_vector_env(self, env: VectorEnv[Any, Any, Any]) -> None:
+        """Check a vector env that Corral did not build: its spaces, its autoreset mode, and one reset and step."""
+        check_spaces(env, self._name)
+        if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise EnvError(
+                f"env {self._name!r}: metadata['autoreset_mode'] of a VectorEnv must be AutoresetMode.NEXT_STEP, "
+                f"SAME_STEP or DISABLED, got {env.metadata.get('autoreset_mode')!r}: without it, episodes cannot be "
+                "told apart."
+            )
+        if self.check:
+            self._check_once(env)
 
-def _itself(env: Any) -> Any:
-    return env
+    def _check_once(self, env: Any) -> None:
+        """Check an env, within a limit for its first reset and step: together twice the limit of a later step."""
+        limit_s = self.limits.step_timeout_s and 2 * self.limits.step_timeout_s
+        try:
+            with limited(limit_s, "twice env_step_timeout_s"):
+                check_env(env, self._name)
+        except EnvTimeoutError as error:
+            raise EnvTimeoutError(f"env {self._name!r}: its first reset and step {error}.") from error.__cause__
 
 
 @contextmanager
@@ -394,13 +435,13 @@ def make_one(
         else:
             warns = warns and context.vector_index == 0
             made = call_factory(resolved, context, name, of_batch=partial(_of_batch, context), warns=warns)
-        with _named(name):
+        with named(name):
             made = adapt_vector_env(from_pettingzoo(made))
         if isinstance(made, gym.Env):
             for wrapper in wrappers:
                 made = wrapper(made)
             if isinstance(made.unwrapped, MultiAgentEnv):
-                with _named(name):
+                with named(name):
                     made = SeatedEnv(made, name)
             made = made if outermost is None else outermost(made, context)
     if not isinstance(made, (gym.Env, VectorEnv)):
@@ -430,103 +471,3 @@ def _make_id(env_id: str, context: EnvContext) -> gym.Env[Any, Any]:
     if is_atari(spec):
         settings.pop(PREPROCESSING, None)
     return gym.make(env_id, disable_env_checker=True, **settings)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Put the name of an env into errors that do not know it."""
-    try:
-        yield
-    except EnvError as error:
-        raise EnvError(f"env {name!r}: {error}.") from error
-
-
-def _refuse_same_step_of_agents(env: gym.Env[Any, Any], name: str, mode: AutoresetMode) -> None:
-    """Refuse a reset in the step that ends an episode, which would overwrite the last rewards of the agents."""
-    if isinstance(getattr(env, "observation_space", None), SeatsSpace) and mode == AutoresetMode.SAME_STEP:
-        raise ConfigError(
-            f"autoreset_mode='same_step' contradicts env {name!r}, which has several agents: leave autoreset_mode out."
-        )
-
-
-def _refuse_contradictions(
-    env: VectorEnv[Any, Any, Any],
-    name: str,
-    num_envs: int | None,
-    vectorization: str,
-    autoreset_mode: str,
-    wrappers: Sequence[Any],
-    outermost: Any,
-) -> None:
-    """Refuse settings that do not apply to a ready vector env."""
-    is_pool_id = name.startswith(ENVPOOL)
-    described = f"{name!r}, {'which EnvPool steps as a whole' if is_pool_id else 'whose factory returned a VectorEnv'}"
-    if num_envs is not None and num_envs != env.num_envs:
-        raise ConfigError(
-            f"num_envs_per_env_runner={num_envs} contradicts env {described} of {env.num_envs}: leave "
-            f"num_envs_per_env_runner unset, or set it to {env.num_envs}."
-        )
-    if vectorization != "auto" or wrappers:
-        raise ConfigError(
-            f"vectorization={vectorization!r} and wrappers={list(wrappers)} do not apply to env {described}: put "
-            "wrappers of vector envs around it in a factory, and leave vectorization at 'auto'."
-        )
-    if outermost is not None and env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
-        raise ConfigError(
-            f"env {described}: it resets its sub-envs itself, so that env_reset_fn, evaluation_seeds, evaluation_tasks "
-            "and evaluation_num_videos cannot choose how episodes begin: let a factory return a single env, or a "
-            "VectorEnv with metadata['autoreset_mode']=DISABLED, whose reset takes options['reset_mask']."
-        )
-    if autoreset_mode == "same_step" and env.metadata.get("autoreset_mode") == AutoresetMode.NEXT_STEP:
-        raise ConfigError(
-            f"autoreset_mode='same_step' contradicts env {described} with metadata['autoreset_mode']=NEXT_STEP: leave "
-            "autoreset_mode unset."
-        )
-
-
-@contextmanager
-def _check_limit(name: str, limits: AsyncLimits) -> Iterator[None]:
-    """Limit the first reset and the first step of an env, together to twice the limit of a later step."""
-    try:
-        with limited(limits.step_timeout_s and 2 * limits.step_timeout_s, "twice env_step_timeout_s"):
-            yield
-    except EnvTimeoutError as error:
-        raise EnvTimeoutError(f"env {name!r}: its first reset and step {error}.") from error.__cause__
-
-
-def _check_vector_env(env: VectorEnv[Any, Any, Any], name: str, check: bool, limits: AsyncLimits) -> None:
-    """Check a vector env that Corral did not build: its spaces, its autoreset mode, and one reset and step."""
-    check_spaces(env, name, "single_")
-    if env.metadata.get("autoreset_mode") not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-        raise EnvError(
-            f"env {name!r}: metadata['autoreset_mode'] of a VectorEnv must be AutoresetMode.NEXT_STEP, SAME_STEP "
-            f"or DISABLED, got {env.metadata.get('autoreset_mode')!r}: without it, episodes cannot be told apart."
-        )
-    if not check:
-        return
-    with _check_limit(name, limits):
-        _check_first_values(env, name)
-
-
-def _check_first_values(env: VectorEnv[Any, Any, Any], name: str) -> None:
-    # Not the spaces of all sub-envs, which some vector envs leave out.
-    observation_space, action_space = (
-        batch_space(space, env.num_envs) for space in (env.single_observation_space, env.single_action_space)
-    )
-    with _errors_of(name, "it was first reset"):
-        obs, infos = env.reset(seed=0)
-    with _named(name):
-        check_infos(infos, "reset")
-    if problem := mismatch(space_tree(observation_space), obs, "observation"):
-        raise EnvError(f"env {name!r}: {problem} (from reset()).")
-    warn_if_cast(name, observation_space, obs)
-    action_space.seed(0)
-    with _errors_of(name, "it was first stepped"):
-        sampled = action_space.sample()
-        actions = legal_sample(env.single_observation_space, env.single_action_space, sampled, obs, batch=True)
-        obs, rewards, terminated, truncated, infos = env.step(actions)
-    if problem := mismatch(space_tree(observation_space), obs, "observation"):
-        raise EnvError(f"env {name!r}: {problem} (from step()).")
-    with _named(name):
-        check_step_columns(env.num_envs, rewards, terminated, truncated)
-        check_infos(infos, "step")

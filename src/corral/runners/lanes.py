@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, map_tree
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.data.episodes.step_columns import COLUMNS_OF_OBS
 from corral.errors import CheckpointError

@@ -18,10 +18,11 @@ from corral.core.plain import is_plain
 from corral.core.spaces import module_observation_space, split_actions
 from corral.core.tree import Tree, copy_nested, map_tree
 from corral.data.episodes.infos import Infos
-from corral.data.episodes.lanes import LaneRollout, SeatCarry
+from corral.data.episodes.lane_rollout import LaneRollout, SeatCarry
 from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.rollout import Rollout, episode_id
+from corral.data.episodes.step_columns import outcomes
 from corral.envs.checks import bad_obs
 from corral.envs.sub_envs import original
 from corral.errors import CheckpointError, ConfigError
@@ -202,7 +203,7 @@ class MultiAgentStepping(Stepping):
     def allocate(self, num_rows: int) -> Rollout:
         """Return a rollout with room for so many rows."""
         self.ended = []
-        rollout = MultiAgentRollout.of_steps(num_rows, self.host.num_envs)
+        rollout = MultiAgentRollout(outcomes(num_rows, self.host.num_envs))
         rollout.same_step = self.host.is_same_step
         return rollout
 

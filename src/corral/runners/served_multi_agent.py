@@ -101,7 +101,7 @@ class ServedMultiAgentStepping(ServedStepping):
     def _send_policy(self, session: Session, timestep: int, mode: SampleMode) -> None:
         """Refuse a client that wants to act itself."""
         problem = "clients of several agents cannot act themselves: ask for actions, without acts_locally."
-        self._server.refuse_policy(session, problem)
+        self._server.cut_off(session, "policy", problem)
 
     # What clients report.
 

@@ -280,7 +280,7 @@ class ServedStepping(Stepping):
 
                 self._policy_file = PolicyFile(self._actor)
         except CorralError as error:
-            server.refuse_policy(session, str(error))
+            server.cut_off(session, "policy", str(error))
             return
         how: dict[str, Any] = {"timestep": timestep, "explore": mode.explore, "random_actions": mode.random_actions}
         noise = self._policy_file.describe(**how)
@@ -339,7 +339,7 @@ class ServedStepping(Stepping):
         except Exception as error:  # of values for which no check was thought of
             log.debug("policy server: a message cannot be used.", exc_info=True)
             problem = f"steps: cannot be used: {type(error).__name__}: {error}"
-        self._server.cut_off(session, problem)
+        self._server.cut_off(session, "protocol", problem)
         return []
 
     def _problem_of(self, entries: Entries) -> str:

@@ -17,7 +17,7 @@ from corral.core.interrupts import interruptible
 from corral.core.seeding import get_global_rngs, set_global_rngs
 from corral.core.spaces import module_observation_space, space_tree
 from corral.core.tree import Tree, map_tree
-from corral.data.episodes.lanes import SeatCarry
+from corral.data.episodes.lane_rollout import SeatCarry
 from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statistics
 from corral.data.episodes.tensor_rollout import TensorRollout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from corral.compat.rllib.lookback_buffers import InfiniteLookbackBuffer
 from corral.core.ids import COMMON, DEFAULT_MODULE_ID
@@ -17,9 +17,20 @@ COLUMNS = {"action_logp": "logp", "action_dist_inputs": "dist_inputs", "vf_preds
 
 
 class OldEpisode(Noted):
-    """The names that episodes had on RLlib's older stack."""
+    """RLlib's names in episodes of one agent and of several; most of them are of its older stack."""
 
     __slots__ = ()
+
+    @property
+    def is_numpy(self) -> bool:
+        """True: data are arrays from the first step on."""
+        return True
+
+    def to_numpy(self) -> Self:
+        """Return the episode, whose data are arrays already."""
+        return self
+
+    finalize = to_numpy
 
     @property
     def user_data(self) -> dict[str, Any]:
@@ -82,9 +93,6 @@ class SingleAgentEpisode(NativeEpisode, OldEpisode):
     def agent_steps(self) -> int:
         """Return the number of agent steps of this chunk."""
         return len(self)
-
-    def to_numpy(self) -> SingleAgentEpisode:
-        return self
 
     @property
     def observations(self) -> Any:
@@ -182,6 +190,16 @@ class MultiAgentEpisode(NativeMultiAgentEpisode, OldEpisode):
         """Return the sums of the rewards in this chunk by agent, without agents that ended before it."""
         found = super().get_agent_returns(include_hanging_rewards)
         return {agent: found[agent] for agent in self.agent_episodes}
+
+    @property
+    def agent_t_started(self) -> dict[Any, int]:
+        """Steps of each agent before this chunk."""
+        return {agent: episode.t_started for agent, episode in self.agent_episodes.items()}
+
+    @property
+    def agent_episode_ids(self) -> dict[Any, str]:
+        """Ids of the episodes of the agents."""
+        return {agent: episode.id_ for agent, episode in self.agent_episodes.items()}
 
     # Older stack.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, leaves, map_tree
 from corral.data.episodes.episode import SingleAgentEpisode
-from corral.data.episodes.lookback import Indices, Positions, one_hot, pick, positions
+from corral.data.episodes.lookback import Indices, Positions, Reading, one_hot, pick, positions
 from corral.errors import EpisodeError
 
 
@@ -31,51 +31,33 @@ class PendingStep:
     reward: float = 0.0
 
 
-# The data of an agent, its lookback and its pending step included, as a tree of `[E, ...]`.
+def read(episode: SingleAgentEpisode, what: str, last: Any = None, *, one_hot_space: str = "") -> Tree:
+    """Return the data of an agent, its lookback and its pending step included, as a tree of `[E, ...]`.
 
-
-def read_obs(episode: SingleAgentEpisode, *, one_hot_discrete: bool) -> Tree:
-    """Return the observations of an agent."""
-    data = episode.get_observations(_every(episode), neg_index_as_lookback=True)
-    if not one_hot_discrete or not len(leaves(data)[0]):
+    Args:
+        episode: Episode of the agent.
+        what: What is read, such as `"rewards"` for its `get_rewards`; infos are an array of dicts.
+        last: Entry of the pending step, or `None`.
+        one_hot_space: Attribute with the space whose Discrete and MultiDiscrete parts are returned as one-hot vectors.
+    """
+    # All entries, with negative indices for the lookback.
+    found = getattr(episode, f"get_{what}")(slice(-episode.len_lookback, None), neg_index_as_lookback=True)
+    if what == "infos":
+        data = np.empty(len(found), object)
+        data[:] = found
         return data
-    return one_hot(data, episode.observation_space, "observation_space")
-
-
-def read_actions(episode: SingleAgentEpisode, step: PendingStep | None, *, one_hot_discrete: bool) -> Tree:
-    """Return the module actions of an agent."""
-    known = episode.get_actions(_every(episode), neg_index_as_lookback=True)
-    data = _with_last(known, step and step.action)
-    if not one_hot_discrete or not len(leaves(data)[0]):
+    data = _with_last(found, last)
+    if not one_hot_space or not len(leaves(data)[0]):
         return data
-    return one_hot(data, episode.action_space, "action_space")
-
-
-def read_rewards(episode: SingleAgentEpisode, step: PendingStep | None) -> NDArray[Any]:
-    """Return the rewards of an agent."""
-    known = episode.get_rewards(_every(episode), neg_index_as_lookback=True)
-    rewards: NDArray[Any] = _with_last(known, step and step.reward)
-    return rewards
-
-
-def read_infos(episode: SingleAgentEpisode) -> NDArray[Any]:
-    """Return the infos of an agent, an array of dicts."""
-    infos = episode.get_infos(_every(episode), neg_index_as_lookback=True)
-    data = np.empty(len(infos), object)
-    data[:] = infos
-    return data
+    return one_hot(data, getattr(episode, one_hot_space), one_hot_space)
 
 
 def read_outputs(episode: SingleAgentEpisode, step: PendingStep | None) -> dict[str, Tree]:
-    """Return the outputs of the module other than actions, by name."""
-    known = episode.get_extra_model_outputs(None, _every(episode), neg_index_as_lookback=True)
+    """Return the outputs of the module other than actions, by name, as `read` returns other data."""
+    every = slice(-episode.len_lookback, None)
+    known = episode.get_extra_model_outputs(None, every, neg_index_as_lookback=True)
     pending = step.outputs if step else {}
     return {name: _with_last(known.get(name), pending.get(name)) for name in dict.fromkeys([*known, *pending])}
-
-
-def _every(episode: SingleAgentEpisode) -> slice:
-    """Return the slice of all entries, lookback included, where negative indices are the lookback."""
-    return slice(-episode.len_lookback, None)
 
 
 def _with_last(data: Tree, last: Any) -> Tree:
@@ -87,6 +69,24 @@ def _with_last(data: Tree, last: Any) -> Tree:
     return map_tree(lambda column, leaf: np.append(column, np.asarray(leaf, column.dtype)[None], axis=0), data, last)
 
 
+AgentIds = Collection[AgentID] | AgentID | None
+"""Id or ids of agents; `None` is all."""
+
+
+class AgentReading(Reading, total=False):
+    """How a getter of `MultiAgentEpisode` takes its indices, and what it returns.
+
+    Attributes:
+        neg_index_as_lookback: Whether negative indices count from the start back into the lookback buffer.
+        fill: Value of all elements where an agent has no data, and outside; `None` leaves them out.
+        env_steps: Whether indices are env steps, rather than steps of each agent; the default is True.
+        return_list: Whether to return a list with one dict by agent for each index, which must be an env step.
+    """
+
+    env_steps: bool
+    return_list: bool
+
+
 @dataclass(frozen=True)
 class AgentQuery:
     """The arguments of a getter; see `MultiAgentEpisode.get_observations`.
@@ -96,11 +96,11 @@ class AgentQuery:
     """
 
     indices: Indices
-    agent_ids: Collection[AgentID] | AgentID | None
-    env_steps: bool
-    neg_index_as_lookback: bool
-    fill: Any
-    return_list: bool
+    agent_ids: AgentIds
+    env_steps: bool = True
+    neg_index_as_lookback: bool = False
+    fill: Any = None
+    return_list: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments against each other."""

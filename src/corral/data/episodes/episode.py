@@ -9,7 +9,7 @@ import copy
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 from gymnasium import spaces
@@ -17,8 +17,8 @@ from gymnasium import spaces
 from corral.core.tree import Tree, copy_nested, leaves, map_tree
 from corral.data.episodes.html import episode_html
 from corral.data.episodes.infos import NotSent, check_sent
-from corral.data.episodes.lookback import Indices, one_hot, overwrite, pick, positions
-from corral.data.episodes.notes import Noted, Notes
+from corral.data.episodes.lookback import Indices, Positions, Reading, Writing, one_hot, overwrite, pick, positions
+from corral.data.episodes.notes import Noted, Notes, find_lookback
 from corral.data.episodes.step_columns import NO_OUTPUTS, STANDARD_COLUMNS, StepColumns
 from corral.errors import EpisodeError, nearest
 
@@ -150,11 +150,9 @@ class SingleAgentEpisode(Noted):
         num_steps = len(columns["rewards"]) if columns else 0
         if self.is_done and not num_steps:
             raise EpisodeError("an episode without a step cannot be terminated or truncated.")
-        lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
-        if not isinstance(lookback, int) or lookback < 0:
-            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or an integer of at least 0.")
+        lookback = find_lookback(len_lookback_buffer, num_steps)
         if columns:
-            self._adopt(columns, infos or (), min(lookback, num_steps))
+            self._adopt(columns, infos or (), lookback)
 
     def _check_outputs(self, extra_model_outputs: Mapping[str, Any] | None) -> None:
         if taken := sorted(NO_OUTPUTS.intersection(extra_model_outputs or ())):
@@ -219,16 +217,6 @@ class SingleAgentEpisode(Noted):
         """
         self._start = self._first = row
         self._start_time_s = self._last_time_s = now_s
-
-    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
-        """End the view.
-
-        Args:
-            terminated: Whether its last step terminated the episode.
-            truncated: Whether its last step truncated the episode.
-            stop: Row after its last step.
-        """
-        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     def continue_from(self, t_started: int, return_before: float) -> None:
         """Set the env steps and the sum of rewards before this chunk."""
@@ -381,8 +369,6 @@ class SingleAgentEpisode(Noted):
             last = self._columns.time_at(self._end - 1, self._lane)
         return last - self._start_time_s
 
-    finalize = Noted.to_numpy
-
     def validate(self) -> None:
         """Check that the episode was reset.
 
@@ -395,81 +381,59 @@ class SingleAgentEpisode(Noted):
     # Getters.
 
     def get_observations(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
+        self, indices: Indices = None, *, one_hot_discrete: bool = False, **how: Unpack[Reading]
     ) -> Tree:
         """Return all observations `[len + 1, ...]`, or the observations at `indices`; -1 is the latest.
 
         Args:
             indices: See the class.
-            neg_index_as_lookback: See the class.
-            fill: Value of all elements of an observation outside the data.
             one_hot_discrete: Whether Discrete and MultiDiscrete parts are returned as one-hot vectors.
+            **how: `neg_index_as_lookback`, see the class, and `fill`, the value of all elements of an observation
+                outside the data.
         """
         data = self._all("obs")
         if one_hot_discrete:
             data = one_hot(data, self.observation_space, "observation_space")
-        return self._pick(data, indices, neg_index_as_lookback, fill)
+        return self._pick(data, indices, **how)
 
-    def get_actions(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-    ) -> Any:
+    def get_actions(self, indices: Indices = None, *, one_hot_discrete: bool = False, **how: Unpack[Reading]) -> Any:
         """Return all module actions `[len, ...]`, or the actions at `indices`; see `get_observations`."""
         data = self._all("actions")
         if one_hot_discrete:
             data = one_hot(data, self.action_space, "action_space")
-        return self._pick(data, indices, neg_index_as_lookback, fill)
+        return self._pick(data, indices, **how)
 
-    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return all rewards, float64 `[len]`, or the rewards at `indices`."""
-        return self._pick(self._all("rewards"), indices, neg_index_as_lookback, fill)
+    def get_rewards(self, indices: Indices = None, **how: Unpack[Reading]) -> Any:
+        """Return all rewards, float64 `[len]`, or the rewards at `indices`; see `get_observations`."""
+        return self._pick(self._all("rewards"), indices, **how)
 
-    def get_extra_model_outputs(
-        self,
-        key: str | None = None,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-    ) -> Any:
+    def get_extra_model_outputs(self, key: str | None = None, indices: Indices = None, **how: Unpack[Reading]) -> Any:
         """Return the outputs of the module other than actions: all of them, `[len, ...]`, or those at `indices`.
 
         Args:
             key: Name of one output; `None` returns a dict of all outputs. A runner's episodes have `dist_inputs`, the
                 columns that user code added, and once the rollout is complete `logp`.
             indices: See the class.
-            neg_index_as_lookback: See the class.
-            fill: See the class.
+            **how: See `get_observations`.
 
         Raises:
             KeyError: There is no output of this name.
         """
         names = self._extra_names
         if key is None:
-            return {name: self._pick(self._all(name), indices, neg_index_as_lookback, fill) for name in names}
+            return {name: self._pick(self._all(name), indices, **how) for name in names}
         if key not in names:
             raise KeyError(f"episode {self.id_} has no extra model output {key!r}. {nearest(key, names)}")
-        return self._pick(self._all(key), indices, neg_index_as_lookback, fill)
+        return self._pick(self._all(key), indices, **how)
 
-    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+    def get_infos(self, indices: Indices = None, **how: Unpack[Reading]) -> Any:
         """Return the list of all `len + 1` info dicts, the first from the reset, or the info dicts at `indices`.
 
-        A runner keeps infos only if a callback listens to one of its events.
+        A runner keeps infos only if a callback listens to one of its events. See `get_observations`.
         """
         check_sent(self._columns.info_rows)
-        num_infos = self._num_entries("obs")
-        where = positions(
-            indices, num_infos, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback, clip=fill is None
-        )
+        num_infos, fill = self._num_entries("obs"), how.get("fill")
+        where = self._positions(indices, num_infos, **how)
         if isinstance(where, int):
             return self._info_at(where, num_infos, fill)
         found = range(num_infos)[where] if isinstance(where, slice) else where.tolist()
@@ -531,51 +495,44 @@ class SingleAgentEpisode(Noted):
         # Without a step, the row before belongs to the previous episode.
         return self._columns.final_obs.get((last, self._lane)) if last >= self._first else None
 
-    def _pick(self, data: Tree, indices: Indices, neg_index_as_lookback: bool, fill: Any) -> Any:
-        where = positions(
-            indices,
-            len(leaves(data)[0]),
-            self.len_lookback,
-            neg_index_as_lookback=neg_index_as_lookback,
-            clip=fill is None,
-        )
-        return pick(data, where, fill)
+    def _pick(self, data: Tree, indices: Indices, **how: Unpack[Reading]) -> Any:
+        return pick(data, self._positions(indices, len(leaves(data)[0]), **how), how.get("fill"))
+
+    def _positions(
+        self, indices: Indices, num_entries: int, *, neg_index_as_lookback: bool = False, fill: Any = None
+    ) -> Positions:
+        lookback, clip = self.len_lookback, fill is None
+        return positions(indices, num_entries, lookback, neg_index_as_lookback=neg_index_as_lookback, clip=clip)
 
     # Setters.
 
-    def set_observations(
-        self, *, new_data: Tree, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_observations(self, *, new_data: Tree, **where: Unpack[Writing]) -> None:
         """Overwrite all observations of the chunk, or those at `at_indices`; a runner's episode writes the columns.
 
         Args:
             new_data: One observation for each index, `[K, ...]`; a single one for an int.
-            at_indices: See the class.
-            neg_index_as_lookback: See the class.
+            **where: `at_indices` and `neg_index_as_lookback`, see the class.
 
         Raises:
             IndexError: The new data have another size than the data they replace, or an index is outside.
         """
-        self._overwrite("obs", new_data, at_indices, neg_index_as_lookback)
+        self._overwrite("obs", new_data, **where)
 
-    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_actions(self, *, new_data: Any, **where: Unpack[Writing]) -> None:
         """Overwrite module actions; see `set_observations`."""
-        self._overwrite("actions", new_data, at_indices, neg_index_as_lookback)
+        self._overwrite("actions", new_data, **where)
 
-    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_rewards(self, *, new_data: Any, **where: Unpack[Writing]) -> None:
         """Overwrite rewards; see `set_observations`."""
-        self._overwrite("rewards", new_data, at_indices, neg_index_as_lookback)
+        self._overwrite("rewards", new_data, **where)
 
-    def set_extra_model_outputs(
-        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[Writing]) -> None:
         """Overwrite an extra model output, or add one: a new key without `at_indices`. See `set_observations`.
 
         Args:
             key: Name of the output.
             new_data: One entry per index, `[len, ...]`; for a new key, one per step of the episode.
-            at_indices: Which entries to overwrite; `None` is all of them.
-            neg_index_as_lookback: Whether negative indices point into the lookback.
+            **where: `at_indices`, which entries to overwrite, and `neg_index_as_lookback`, see the class.
 
         Raises:
             KeyError: There is no such output, and `at_indices` is given.
@@ -583,7 +540,7 @@ class SingleAgentEpisode(Noted):
             IndexError: A new output has not one entry per step.
         """
         if key not in self._extra_names:
-            if at_indices is not None:
+            if where.get("at_indices") is not None:
                 raise KeyError(
                     f"episode {self.id_} has no extra model output {key!r}. {nearest(key, self._extra_names)}"
                 )
@@ -596,9 +553,11 @@ class SingleAgentEpisode(Noted):
                 last = self._last_chunk
                 return last.set_extra_model_outputs(key=key, new_data=new_data[len(self) - len(last) :])
             self._columns.add_column(key, np.asarray(new_data))
-        self._overwrite(key, new_data, at_indices, neg_index_as_lookback)
+        self._overwrite(key, new_data, **where)
 
-    def _overwrite(self, name: str, new_data: Tree, at_indices: Indices, neg_index_as_lookback: bool) -> None:
+    def _overwrite(
+        self, name: str, new_data: Tree, *, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
         data = self._all(name)
         num_entries = self._num_entries(name)
         where = positions(at_indices, num_entries, self.len_lookback, neg_index_as_lookback=neg_index_as_lookback)
@@ -606,7 +565,7 @@ class SingleAgentEpisode(Noted):
         if self._earlier:  # `data` was a copy; what was in other rollouts is learned from already
             last = self._last_chunk
             kept_entries = last._num_entries(name)
-            return last._overwrite(name, map_tree(lambda leaf: leaf[-kept_entries:], data), None, False)
+            return last._overwrite(name, map_tree(lambda leaf: leaf[-kept_entries:], data))
         final = self._final_obs() if name == "obs" else None
         if final is not None:  # `data` was a copy, with the final observation at its end
             kept = self._columns[name]
@@ -683,7 +642,7 @@ class SingleAgentEpisode(Noted):
             EpisodeError: The chunks have different ids, do not follow one another, or this episode is over.
         """
         other = other._last_chunk
-        self._check_follows(other)
+        self._check_follows(other, other.t_started)
         mine, theirs, skip = self._all_columns(), other._all_columns(), other.len_lookback
         # The first observation of the chunk is the last one here. The chunk's info of it may say more, and is kept.
         if not all(leaves(map_tree(lambda a, b: np.array_equal(a[-1], b[skip]), mine["obs"], theirs["obs"]))):
@@ -702,21 +661,7 @@ class SingleAgentEpisode(Noted):
                 columns[name] = map_tree(lambda *both: np.concatenate(both), mine[name], new) if name in mine else new
             self._adopt(columns, [*self._infos()[:-1], *other._infos(skip)], self.len_lookback)
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        custom, temporary = copy.deepcopy(other.notes)
-        self.notes[0].update(custom)
-        self.notes[1].update(temporary)  # the lists of the chunk begin with the values here
-
-    def _check_follows(self, other: SingleAgentEpisode) -> None:
-        if other.id_ != self.id_:
-            raise EpisodeError(f"a chunk of episode {other.id_} cannot be appended to episode {self.id_}.")
-        if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
-        self.validate()
-        other.validate()
-        if other.t_started != self.t:
-            raise EpisodeError(
-                f"episode {self.id_} continues at t={self.t}, but the chunk begins at t={other.t_started}."
-            )
+        self._take_notes(other)
 
     def get_state(self) -> dict[str, Any]:
         """Return all but the spaces as dicts, lists, numbers, strings and arrays; `custom_data` is copied as it is."""

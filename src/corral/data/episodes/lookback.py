@@ -7,7 +7,7 @@ the first entry after the lookback buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from gymnasium import spaces
@@ -18,6 +18,20 @@ from corral.core.tree import Tree, leaves, map_tree
 
 Indices = int | slice | Sequence[int] | None
 Positions = int | slice | NDArray[np.int64]
+
+
+class Reading(TypedDict, total=False):
+    """How a getter of an episode takes its indices; see `SingleAgentEpisode`."""
+
+    neg_index_as_lookback: bool
+    fill: Any
+
+
+class Writing(TypedDict, total=False):
+    """Which entries a setter of an episode overwrites; see `SingleAgentEpisode`."""
+
+    at_indices: Indices
+    neg_index_as_lookback: bool
 
 
 def positions(

@@ -11,9 +11,8 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 from gymnasium import spaces
@@ -21,19 +20,18 @@ from gymnasium import spaces
 from corral.core.ids import COMMON, AgentID
 from corral.core.tree import Tree, leaves, map_tree
 from corral.data.episodes.agent_data import (
+    AgentIds,
     AgentQuery,
+    AgentReading,
     PendingStep,
-    read_actions,
-    read_infos,
-    read_obs,
+    read,
     read_outputs,
-    read_rewards,
 )
 from corral.data.episodes.episode import SingleAgentEpisode
 from corral.data.episodes.html import multi_agent_episode_html
-from corral.data.episodes.lanes import LaneRollout, SeatCarry
-from corral.data.episodes.lookback import Indices
-from corral.data.episodes.notes import Noted, Notes
+from corral.data.episodes.lane_rollout import LaneRollout, SeatCarry
+from corral.data.episodes.lookback import Indices, Writing
+from corral.data.episodes.notes import Noted, Notes, find_lookback
 from corral.data.episodes.rollout import Rollout
 from corral.data.episodes.step_columns import STANDARD_COLUMNS
 from corral.errors import EpisodeError, nearest
@@ -139,9 +137,7 @@ class MultiAgentEpisode(Noted):
         infos = [{} for _ in observations] if infos is None else infos
         outputs = [{} for _ in actions] if extra_model_outputs is None else extra_model_outputs
         num_steps = _check_lengths(observations, infos, actions, rewards, outputs)
-        lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
-        if not isinstance(lookback, int) or lookback < 0:
-            raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or an integer of at least 0.")
+        lookback = find_lookback(len_lookback_buffer, num_steps)
         self.env_t_started = env_t_started or 0
         for t, observation in enumerate(observations):
             if t == 0:
@@ -158,7 +154,7 @@ class MultiAgentEpisode(Noted):
                 truncateds=_flags(truncateds) if is_last else None,
                 extra_model_outputs=outputs[t - 1],
             )
-        self._begin_at(min(lookback, num_steps))
+        self._begin_at(lookback)
         for agent_id, t in (agent_t_started or {}).items():
             if agent_id in self.agent_episodes:
                 self.agent_episodes[agent_id].t_started = t
@@ -232,16 +228,6 @@ class MultiAgentEpisode(Noted):
         self.agent_episodes[agent_id], self._module_ids[agent_id] = episode, module_id
         self._lanes[agent_id] = lanes
         return episode
-
-    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
-        """End the view.
-
-        Args:
-            terminated: Whether its last env step terminated the episode for all agents.
-            truncated: Whether its last env step truncated the episode for all agents.
-            stop: Row after its last env step.
-        """
-        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     def continue_from(self, t_started: int, return_before: float) -> None:
         """Set the env steps before this chunk, and the sum of the rewards of all agents, hanging ones included."""
@@ -486,19 +472,9 @@ class MultiAgentEpisode(Noted):
         return self._rollout.num_rows_of(self.env_index) if self._stop is None else self._stop
 
     @property
-    def agent_t_started(self) -> dict[AgentID, int]:
-        """Steps of each agent before this chunk."""
-        return {agent_id: episode.t_started for agent_id, episode in self.agent_episodes.items()}
-
-    @property
     def agent_ids(self) -> set[AgentID]:
         """Ids of the agents that have an episode here."""
         return set(self.agent_episodes)
-
-    @property
-    def agent_episode_ids(self) -> dict[AgentID, str]:
-        """Ids of the episodes of the agents."""
-        return {agent_id: episode.id_ for agent_id, episode in self.agent_episodes.items()}
 
     def __len__(self) -> int:
         """Return the number of env steps in this chunk, without the lookback."""
@@ -623,93 +599,66 @@ class MultiAgentEpisode(Noted):
     def get_observations(
         self,
         indices: Indices = None,
-        agent_ids: Collection[AgentID] | AgentID | None = None,
+        agent_ids: AgentIds = None,
         *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
         one_hot_discrete: bool = False,
-        return_list: bool = False,
+        **how: Unpack[AgentReading],
     ) -> Any:
         """Return the observations by agent, `[K, ...]`, or a single one for an int; -1 is the latest.
 
         Args:
             indices: An int, a slice, a sequence of ints, or `None` for the whole chunk.
             agent_ids: Id or ids of the agents; `None` is all.
-            env_steps: Whether indices are env steps, rather than steps of each agent.
-            neg_index_as_lookback: Whether negative indices count from the start back into the lookback buffer.
-            fill: Value of all elements where an agent has no data, and outside; `None` leaves them out.
             one_hot_discrete: Whether Discrete and MultiDiscrete parts are returned as one-hot vectors.
-            return_list: Whether to return a list with one dict by agent for each index, which must be an env step.
+            **how: What the indices mean, and what is returned; see `AgentReading`.
 
         Raises:
             IndexError: An int is outside, and there is no `fill`.
             KeyError: There is no agent of this id.
             EpisodeError: `return_list` without `env_steps`.
         """
-        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
-        return self._get(lambda episode, _: read_obs(episode, one_hot_discrete=one_hot_discrete), query, 1)
+        query = AgentQuery(indices, agent_ids, **how)
+        space = "observation_space" if one_hot_discrete else ""
+        return self._get(lambda episode, _: read(episode, "observations", one_hot_space=space), query, 1)
 
-    def get_infos(
-        self,
-        indices: Indices = None,
-        agent_ids: Collection[AgentID] | AgentID | None = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_infos(self, indices: Indices = None, agent_ids: AgentIds = None, **how: Unpack[AgentReading]) -> Any:
         """Return lists of info dicts by agent, one for each observation; see `get_observations`.
 
         The infos of no agent in particular are under `"__common__"`, which may be among `agent_ids`. They have env
         steps, also with `env_steps=False`; where the env gave none, there is no entry.
         """
-        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
-        found = self._get(lambda episode, _: read_infos(episode), query, 1, self._common_infos())
-        if return_list:
+        query = AgentQuery(indices, agent_ids, **how)
+        found = self._get(lambda episode, _: read(episode, "infos"), query, 1, self._common_infos())
+        if query.return_list:
             return found
         return {agent: part.tolist() if isinstance(part, np.ndarray) else part for agent, part in found.items()}
 
     def get_actions(
         self,
         indices: Indices = None,
-        agent_ids: Collection[AgentID] | AgentID | None = None,
+        agent_ids: AgentIds = None,
         *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
         one_hot_discrete: bool = False,
-        return_list: bool = False,
+        **how: Unpack[AgentReading],
     ) -> Any:
         """Return module actions by agent, hanging ones included; see `get_observations`."""
-        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
-        return self._get(partial(read_actions, one_hot_discrete=one_hot_discrete), query)
+        query = AgentQuery(indices, agent_ids, **how)
+        space = "action_space" if one_hot_discrete else ""
+        return self._get(
+            lambda episode, step: read(episode, "actions", step and step.action, one_hot_space=space), query
+        )
 
-    def get_rewards(
-        self,
-        indices: Indices = None,
-        agent_ids: Collection[AgentID] | AgentID | None = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: float | None = None,
-        return_list: bool = False,
-    ) -> Any:
+    def get_rewards(self, indices: Indices = None, agent_ids: AgentIds = None, **how: Unpack[AgentReading]) -> Any:
         """Return rewards by agent, at the env step in which the agent acted; see `get_observations`."""
-        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
-        return self._get(read_rewards, query)
+        query = AgentQuery(indices, agent_ids, **how)
+        return self._get(lambda episode, step: read(episode, "rewards", step and step.reward), query)
 
     def get_extra_model_outputs(
         self,
         key: str | None = None,
         indices: Indices = None,
-        agent_ids: Collection[AgentID] | AgentID | None = None,
-        *,
-        env_steps: bool = True,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        return_list: bool = False,
+        agent_ids: AgentIds = None,
+        **how: Unpack[AgentReading],
     ) -> Any:
         """Return the outputs of the module other than actions by agent; see `get_observations`.
 
@@ -717,10 +666,7 @@ class MultiAgentEpisode(Noted):
             key: Name of one output; `None` returns a dict of all outputs for each agent.
             indices: See `get_observations`.
             agent_ids: See `get_observations`.
-            env_steps: See `get_observations`.
-            neg_index_as_lookback: See `get_observations`.
-            fill: See `get_observations`.
-            return_list: See `get_observations`.
+            **how: See `get_observations`.
 
         Raises:
             KeyError: No agent has an output of this name.
@@ -734,13 +680,13 @@ class MultiAgentEpisode(Noted):
         )
         if key is not None and names and key not in names:
             raise KeyError(f"episode {self.id_} has no extra model output {key!r}. {nearest(key, names)}")
-        query = AgentQuery(indices, agent_ids, env_steps, neg_index_as_lookback, fill, return_list)
+        query = AgentQuery(indices, agent_ids, **how)
 
-        def read(episode: SingleAgentEpisode, step: PendingStep | None) -> Tree:
+        def read_key(episode: SingleAgentEpisode, step: PendingStep | None) -> Tree:
             outputs = read_outputs(episode, step)
             return outputs if key is None else outputs.get(key, {})
 
-        return self._get(read, query)
+        return self._get(read_key, query)
 
     def _hanging(self, agent_id: AgentID) -> PendingStep | None:
         """Return the step that an agent has begun and not ended, or `None`."""
@@ -809,7 +755,7 @@ class MultiAgentEpisode(Noted):
         times = {agent: np.asarray(ts) - first for agent, ts in known.items()}
         return query.pick_env_steps(data, times, self.len_lookback + len(self) + num_more, self.len_lookback)
 
-    def _chosen(self, agent_ids: Collection[AgentID] | AgentID | None) -> list[AgentID]:
+    def _chosen(self, agent_ids: AgentIds) -> list[AgentID]:
         if agent_ids is None:
             return list(self.agent_episodes)
         chosen = [agent_ids] if isinstance(agent_ids, str | int) else list(agent_ids)
@@ -821,40 +767,30 @@ class MultiAgentEpisode(Noted):
 
     # Setters.
 
-    def set_observations(
-        self, *, new_data: AgentDict, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_observations(self, *, new_data: AgentDict, **where: Unpack[Writing]) -> None:
         """Overwrite observations of agents; indices are steps of each agent, see `SingleAgentEpisode.set_observations`.
 
         Args:
             new_data: By agent, one observation for each index.
-            at_indices: See `SingleAgentEpisode`.
-            neg_index_as_lookback: See `SingleAgentEpisode`.
+            **where: `at_indices` and `neg_index_as_lookback`, see `SingleAgentEpisode`.
 
         Raises:
             IndexError: The new data have another size than the data they replace, or an index is outside.
             KeyError: There is no agent of this id.
         """
-        self._set("set_observations", new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("set_observations", new_data, **where)
 
-    def set_actions(
-        self, *, new_data: AgentDict, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_actions(self, *, new_data: AgentDict, **where: Unpack[Writing]) -> None:
         """Overwrite module actions of agents; see `set_observations`."""
-        self._set("set_actions", new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("set_actions", new_data, **where)
 
-    def set_rewards(
-        self, *, new_data: AgentDict, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_rewards(self, *, new_data: AgentDict, **where: Unpack[Writing]) -> None:
         """Overwrite rewards of agents; see `set_observations`."""
-        self._set("set_rewards", new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
+        self._set("set_rewards", new_data, **where)
 
-    def set_extra_model_outputs(
-        self, *, key: str, new_data: AgentDict, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: AgentDict, **where: Unpack[Writing]) -> None:
         """Overwrite an extra model output of agents, or add one; see `set_observations`."""
-        how = {"key": key, "at_indices": at_indices, "neg_index_as_lookback": neg_index_as_lookback}
-        self._set("set_extra_model_outputs", new_data, **how)
+        self._set("set_extra_model_outputs", new_data, key=key, **where)
 
     def _set(self, setter: str, new_data: AgentDict, **how: Any) -> None:
         for agent_id in self._chosen(list(new_data)):
@@ -958,16 +894,7 @@ class MultiAgentEpisode(Noted):
         Raises:
             EpisodeError: The chunks have different ids, do not follow one another, or this episode is over.
         """
-        if other.id_ != self.id_:
-            raise EpisodeError(f"a chunk of episode {other.id_} cannot be appended to episode {self.id_}.")
-        if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
-        self.validate()
-        other.validate()
-        if other.env_t_started != self.env_t:
-            raise EpisodeError(
-                f"episode {self.id_} continues at env step {self.env_t}, but the chunk begins at {other.env_t_started}."
-            )
+        self._check_follows(other, other.env_t_started)
         self._own_data()
         for agent_id in other.agent_episodes:
             self._concat_agent(agent_id, other)
@@ -978,9 +905,7 @@ class MultiAgentEpisode(Noted):
         self._return_of_nobody = other._unassigned_return()
         self._env_t, self._last_time_s = other.env_t, other._last_time_s
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        custom, temporary = copy.deepcopy(other.notes)
-        self.notes[0].update(custom)
-        self.notes[1].update(temporary)  # the lists of the chunk begin with the values here
+        self._take_notes(other)
 
     def _concat_agent(self, agent_id: AgentID, other: MultiAgentEpisode) -> None:
         """Append the steps of one agent in the next chunk."""

@@ -6,10 +6,8 @@ import copy
 from bisect import bisect_right
 from typing import Any
 
-import numpy as np
-
 from corral.core.tree import Tree
-from corral.data.episodes.lanes import SeatCarry
+from corral.data.episodes.lane_rollout import SeatCarry
 from corral.data.episodes.multi_agent_episode import MultiAgentEpisode
 from corral.data.episodes.rollout import Rollout
 
@@ -38,14 +36,6 @@ class MultiAgentRollout(Rollout):
         self.num_agent_steps = 0
         self.seat_carry: SeatCarry | None = None
         self.is_on_device = False
-
-    @classmethod
-    def of_steps(cls, num_rows: int, num_envs: int) -> MultiAgentRollout:
-        """Return a rollout with uninitialised columns for `num_rows` env steps of N sub-envs."""
-        shape = (num_rows, num_envs)
-        names = ("terminated", "truncated", "valid")
-        columns: dict[str, Any] = {name: np.empty(shape, np.bool_) for name in names}
-        return cls({"rewards": np.empty(shape), **columns, "row_times_s": np.empty(num_rows)})
 
     @classmethod
     def of_tensors(cls, steps: Any, seat_carry: SeatCarry, num_agent_steps: int) -> MultiAgentRollout:

@@ -31,20 +31,22 @@ class Noted:
     notes: Notes
     is_terminated: bool
     is_truncated: bool
+    _stop: int | None
+
+    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
+        """End the view of a runner's columns.
+
+        Args:
+            terminated: Whether its last env step terminated the episode, for all agents.
+            truncated: Whether its last env step truncated the episode, for all agents.
+            stop: Row after its last env step.
+        """
+        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     @property
     def is_done(self) -> bool:
         """Whether the episode was terminated or truncated."""
         return self.is_terminated or self.is_truncated
-
-    @property
-    def is_numpy(self) -> bool:
-        """True: data are arrays from the first step on."""
-        return True
-
-    def to_numpy(self) -> Self:
-        """Return the episode, whose data are arrays already."""
-        return self
 
     def __getitem__(self, slice_: slice) -> Self:
         """Return `episode[start:stop]`; see `slice`."""
@@ -64,6 +66,39 @@ class Noted:
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
         """Return some of the env steps as an episode that owns its data."""
         raise NotImplementedError
+
+    @property
+    def t(self) -> int:
+        """Env steps of the whole episode so far."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        """Check that the episode was reset."""
+        raise NotImplementedError
+
+    def _check_follows(self, other: Noted, t_started: int) -> None:
+        """Refuse an episode that is not the next chunk of this one.
+
+        Args:
+            other: The episode.
+            t_started: Env steps before it.
+        """
+        if other.id_ != self.id_:
+            raise EpisodeError(f"a chunk of episode {other.id_} cannot be appended to episode {self.id_}.")
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over: nothing comes after it.")
+        self.validate()
+        other.validate()
+        if t_started != self.t:
+            raise EpisodeError(
+                f"episode {self.id_} continues at env step {self.t}, but the chunk begins at {t_started}."
+            )
+
+    def _take_notes(self, other: Noted) -> None:
+        """Take the notes of the next chunk, whose lists begin with the values here."""
+        custom, temporary = copy.deepcopy(other.notes)
+        self.notes[0].update(custom)
+        self.notes[1].update(temporary)
 
     def _describe_end(self) -> str:
         return "terminated" if self.is_terminated else "truncated" if self.is_truncated else "ongoing"
@@ -97,3 +132,15 @@ class Noted:
         if key not in known:
             raise KeyError(f"episode {self.id_} has no temporary data {key!r}. {nearest(key, known)}")
         return known[key]
+
+
+def find_lookback(len_lookback_buffer: int | str, num_steps: int) -> int:
+    """Return how many of the given steps of an episode are its lookback: all of them for `"auto"`.
+
+    Raises:
+        EpisodeError: The argument is something else, or negative.
+    """
+    lookback = num_steps if len_lookback_buffer == "auto" else len_lookback_buffer
+    if not isinstance(lookback, int) or lookback < 0:
+        raise EpisodeError(f"len_lookback_buffer={lookback!r} must be 'auto' or an integer of at least 0.")
+    return min(lookback, num_steps)

@@ -140,10 +140,9 @@ class Rollout(StepColumns):
             {
                 "obs": map_tree(lambda leaf: np.empty((num_rows + 1, num_envs, *leaf.shape), leaf.dtype), space),
                 "actions": np.empty((*shape, *distribution.action_shape), distribution.action_dtype),
+                # Not by `outcomes`: an off-policy algorithm makes a rollout for every few env steps.
                 "rewards": np.empty(shape),
-                "terminated": np.empty(shape, np.bool_),
-                "truncated": np.empty(shape, np.bool_),
-                "valid": np.empty(shape, np.bool_),
+                **{name: np.empty(shape, np.bool_) for name in ("terminated", "truncated", "valid")},
                 "dist_inputs": np.empty((*shape, distribution.num_inputs), np.float32),
                 "row_times_s": np.empty(num_rows),
             }

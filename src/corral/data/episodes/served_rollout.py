@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.rollout import Rollout
+from corral.data.episodes.step_columns import outcomes
 
 
 class ServedMultiAgentRollout(MultiAgentRollout):
@@ -27,12 +28,10 @@ class ServedMultiAgentRollout(MultiAgentRollout):
 
     def __init__(self, num_rows: int, num_envs: int) -> None:
         """Make columns of zeros for `num_rows` rows."""
-        shape = (num_rows, num_envs)
-        columns: dict[str, Any] = {name: np.zeros(shape) for name in ("rewards", "row_times_s")}
-        columns |= {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated", "valid")}
-        super().__init__(columns)
+        own_clocks = {"row_times_s": np.zeros((num_rows, num_envs))}
+        super().__init__({**outcomes(num_rows, num_envs, np.zeros), **own_clocks})
         self.clock, self.episodes_over = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self.exchanges = np.full(shape, -1)
+        self.exchanges = np.full((num_rows, num_envs), -1)
 
     def num_rows_of(self, lane: int) -> int:
         """Return the number of rows of a sub-env written so far."""
@@ -103,10 +102,8 @@ class ServedSteps(Rollout):
 
     def __init__(self, num_rows: int, num_seats: int) -> None:
         """Make columns of zeros for `num_rows` rows."""
-        shape = (num_rows, num_seats)
-        names = ("terminated", "truncated", "valid", "stepped", "counted")
-        columns: dict[str, Any] = {name: np.zeros(shape, np.bool_) for name in names}
-        super().__init__({"rewards": np.zeros(shape), **columns, "row_times_s": np.zeros(num_rows)})
+        more = {name: np.zeros((num_rows, num_seats), np.bool_) for name in ("stepped", "counted")}
+        super().__init__({**outcomes(num_rows, num_seats, np.zeros), **more})
         self.begun: list[tuple[int, int]] = []
 
     def resize(self, capacity: int) -> None:

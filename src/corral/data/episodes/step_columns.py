@@ -8,7 +8,7 @@ entries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -50,6 +50,19 @@ def column_attribute(name: str) -> Any:
     Columns are read in every step of a sample, so no Python function reads them.
     """
     return property(attrgetter(f"_at.{name}"), lambda store, value: store.__setitem__(name, value))
+
+
+def outcomes(num_rows: int, num_lanes: int, make: Callable[..., Any] = np.empty) -> dict[str, Any]:
+    """Return the columns of what steps led to: rewards, flags and times, for `num_rows` rows.
+
+    Args:
+        num_rows: Rows T.
+        num_lanes: Lanes L.
+        make: Function that makes an array of a shape and a dtype: `np.empty`, or `np.zeros`.
+    """
+    shape = num_rows, num_lanes
+    flags = {name: make(shape, np.bool_) for name in ("terminated", "truncated", "valid")}
+    return {"rewards": make(shape, np.float64), **flags, "row_times_s": make(num_rows, np.float64)}
 
 
 class StepColumns:
@@ -244,7 +257,8 @@ class StepColumns:
         if row == 0:
             for name, value in step.items():
                 if name not in self:
-                    self.columns[name] = map_tree(lambda leaf: _room_like(leaf, self.capacity), value)
+                    entry = map_tree(np.asarray, value)
+                    self.columns[name] = map_tree(lambda e: np.empty((self.capacity, 1, *e.shape), e.dtype), entry)
         elif step.keys() != before.keys() - {"obs"}:
             raise ValueError(
                 f"the steps before have {sorted(before.keys() - {'obs'})}, and this one has {sorted(step)}"
@@ -262,10 +276,6 @@ class StepColumns:
         self.num_rows = row + 1
         if info:
             self.info_rows[self.num_rows] = Infos({0: copy_info(info)})
-
-
-def _room_like(entry: Any, capacity: int) -> NDArray[Any]:
-    return np.empty((capacity, 1, *np.shape(entry)), np.asarray(entry).dtype)
 
 
 def _write(name: str, row: int, write: bool, column: NDArray[Any], value: Any) -> None:

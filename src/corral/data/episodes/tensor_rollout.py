@@ -14,7 +14,7 @@ from torch import Tensor
 from corral.core.devices import warn_of_missing_finals
 from corral.core.ids import AgentID
 from corral.core.tree import Tree, map_tree, named_leaves
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.episodes.rollout import Rollout
 from corral.errors import SampleError
 

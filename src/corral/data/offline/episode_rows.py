@@ -24,6 +24,9 @@ from corral.modules.distributions import ActionDistribution
 
 _AT_ONCE = 4096  # steps whose observations are compared at once
 
+_COLUMNS = ("obs", "actions", "rewards", "terminated", "truncated", "valid", "added")
+"""Attributes of rows that are columns, or trees or dicts of columns."""
+
 _LOOKS_LIKE = {
     "terminated": "^(is)?(terminal|terminat|absorbing|dones?$)",
     "truncated": "trunc|timeout|timelimit|^(is)?(dones?|finished|last|final|cut|ends?|episodeends?)$",
@@ -106,10 +109,7 @@ class EpisodeRows:
         numbers = np.arange(len(self))[rows].tolist() if self.infos else []
         return replace(
             self,
-            obs=map_tree(lambda leaf: leaf[rows], self.obs),
-            actions=map_tree(lambda leaf: leaf[rows], self.actions),
-            **{name: getattr(self, name)[rows] for name in ("rewards", "terminated", "truncated", "valid")},
-            added={name: column[rows] for name, column in self.added.items()},
+            **{name: map_tree(lambda leaf: leaf[rows], getattr(self, name)) for name in _COLUMNS},
             infos={new: self.infos[old] for new, old in enumerate(numbers) if old in self.infos},
             given_rows=None if self.given_rows is None else self.given_rows[rows],
         )
@@ -129,37 +129,23 @@ class EpisodeRows:
         """Return several parts of one module as one; where a part lacks an added column, there are no values."""
         if len(parts) == 1:
             return parts[0]
-        added = {
-            name: column for part in parts for name, column in part.added.items()
-        }  # callbacks add some at any time
+        blank = {name: column[:0] for part in parts for name, column in part.added.items()}
+        wholes = []  # callbacks add columns at any time
+        for part in parts:
+            lacking = {name: empty_column(c.dtype, (len(part), *c.shape[1:])) for name, c in blank.items()}
+            wholes.append(replace(part, added=lacking | part.added))
         offsets = np.cumsum([0, *map(len, parts)]).tolist()
         given_rows = [np.arange(len(part)) if part.given_rows is None else part.given_rows for part in parts]
+
+        def joined(name: str) -> Tree:
+            return map_tree(lambda *leaf: np.concatenate(leaf), *(getattr(part, name) for part in wholes))
+
         return replace(
             parts[0],
+            **{name: joined(name) for name in _COLUMNS},
             num_jumps=sum(part.num_jumps for part in parts),
             given_rows=np.concatenate(given_rows),
-            obs=map_tree(lambda *leaf: np.concatenate(leaf), *(part.obs for part in parts)),
-            actions=map_tree(lambda *leaf: np.concatenate(leaf), *(part.actions for part in parts)),
-            rewards=np.concatenate([part.rewards for part in parts]),
-            terminated=np.concatenate([part.terminated for part in parts]),
-            truncated=np.concatenate([part.truncated for part in parts]),
-            valid=np.concatenate([part.valid for part in parts]),
-            added={
-                name: np.concatenate(
-                    [
-                        part.added[name]
-                        if name in part.added
-                        else empty_column(column.dtype, (len(part), *column.shape[1:]))
-                        for part in parts
-                    ]
-                )
-                for name, column in added.items()
-            },
-            infos={
-                row + offset: info
-                for part, offset in zip(parts, offsets, strict=False)
-                for row, info in part.infos.items()
-            },
+            infos={i + row: info for i, part in zip(offsets, parts, strict=False) for row, info in part.infos.items()},
         )
 
     # For learning.

@@ -127,15 +127,13 @@ def fit_values(
                 raise ConfigError(f"fitted Q evaluation: model_config: {name}={value!r} has no effect: leave it out.")
         network = CriticNetwork(observation_space, action_space, config)
     rng = np.random.default_rng(settings.seed)
-    rows = _Rows(map_tree(torch.from_numpy, obs), np.asarray(actions), policy)
-    returns = _returns(np.asarray(rewards, np.float64), terminated, valid, gamma)
+    rows = _Rows(map_tree(torch.from_numpy, obs), np.asarray(actions), rewards, terminated, valid, policy, gamma)
+    returns = rows.returns()
     center, spread = float(returns.mean()), float(returns.std()) or 1.0
     q_values, state_values = np.zeros(len(valid)), np.zeros(len(valid))
     num_threads = num_threads_for(network, "auto")
     with torch_threads(num_threads):
-        td_error = _learn(
-            network, rows, np.asarray(rewards, np.float64), terminated, valid, gamma, settings, (center, spread), rng
-        )
+        td_error = _learn(network, rows, settings, (center, spread), rng)
     network.eval()
     with torch_threads(num_threads), torch.inference_mode():
         for start in range(0, len(valid), _ROWS_AT_ONCE):
@@ -147,10 +145,15 @@ def fit_values(
 
 
 class _Rows:
-    """Rows of observations with the recorded actions and the actions of the policy."""
+    """Rows of observations with what was recorded, and the actions of the policy."""
 
-    def __init__(self, obs: Tree, actions: NDArray[Any], policy: Policy) -> None:
-        self._obs, self._policy = obs, policy
+    valid: NDArray[np.bool_]
+
+    def __init__(
+        self, obs: Tree, actions: NDArray[Any], rewards: Any, terminated: Any, valid: Any, policy: Policy, gamma: float
+    ) -> None:
+        self.rewards, self.terminated, self.valid = np.asarray(rewards, np.float64), terminated, valid
+        self._obs, self._policy, self.gamma = obs, policy, gamma
         self._actions = torch.from_numpy(actions)
         self._chances = None if callable(policy) else torch.from_numpy(np.asarray(policy, np.float32))
 
@@ -176,35 +179,41 @@ class _Rows:
         values: Tensor = network(self._at(index), torch.from_numpy(self._policy(rows, rng)))
         return values
 
+    def returns(self) -> NDArray[np.float64]:
+        """Return the discounted sum of the rewards from each valid row on: what the values are like, before learning.
+
+        A truncated episode continues with the mean reward.
+        """
+        gamma, rewards = self.gamma, self.rewards
+        tail = float(rewards[self.valid].mean()) / (1 - gamma) if gamma < 1 else 0.0
+        returns, running = np.zeros(len(rewards)), 0.0
+        for row in range(len(rewards) - 1, -1, -1):
+            after = 0.0 if self.terminated[row] else gamma * running
+            running = float(rewards[row]) + after if self.valid[row] else tail
+            returns[row] = running
+        return returns[self.valid]
+
     def _at(self, index: Tensor) -> Tree:
         return map_tree(lambda leaf: leaf[index], self._obs)
 
 
 def _learn(
-    network: nn.Module,
-    rows: _Rows,
-    rewards: NDArray[np.float64],
-    terminated: NDArray[np.bool_],
-    valid: NDArray[np.bool_],
-    gamma: float,
-    settings: FitSettings,
-    units: tuple[float, float],
-    rng: np.random.Generator,
+    network: nn.Module, rows: _Rows, settings: FitSettings, units: tuple[float, float], rng: np.random.Generator
 ) -> float:
     """Take the gradient steps; return the root of the mean squared error of the last tenth, in units of `units`."""
-    center, spread = units
+    (center, spread), rewards, gamma = units, rows.rewards, rows.gamma
     target = copy.deepcopy(network).requires_grad_(False)
     followers: list[Tensor] = list(target.parameters())
     followed: list[Tensor] = list(network.parameters())
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
-    steps, num = np.flatnonzero(valid), settings.num_gradient_steps
+    steps, num = np.flatnonzero(rows.valid), settings.num_gradient_steps
     low, high = -math.inf, math.inf
     if gamma < 1:
         low, high = (
             bound / (1 - gamma) for bound in (rewards.min(), rewards.max())
         )  # of final rows, which have 0, too
     tau = _tau(gamma, num)
-    discounts = np.where(terminated, 0.0, gamma).astype(np.float32)
+    discounts = np.where(rows.terminated, 0.0, gamma).astype(np.float32)
     errors = []
     for step in range(num):
         optimizer.param_groups[0]["lr"] = settings.lr * (1 - (1 - _LAST_LR) * step / num)
@@ -230,18 +239,3 @@ def _tau(gamma: float, num_gradient_steps: int) -> float:
     """
     low, high = _TAU_BOUNDS
     return min(high, max(low, _NUM_FOLDS / (num_gradient_steps * (1 - gamma)))) if gamma < 1 else high
-
-
-def _returns(
-    rewards: NDArray[np.float64], terminated: NDArray[np.bool_], valid: NDArray[np.bool_], gamma: float
-) -> NDArray[np.float64]:
-    """Return the discounted sum of the rewards from each valid row on: what the values are like, before learning.
-
-    A truncated episode continues with the mean reward.
-    """
-    tail = float(rewards[valid].mean()) / (1 - gamma) if gamma < 1 else 0.0
-    returns, running = np.zeros(len(rewards)), 0.0
-    for row in range(len(rewards) - 1, -1, -1):
-        running = float(rewards[row]) + (0.0 if terminated[row] else gamma * running) if valid[row] else tail
-        returns[row] = running
-    return returns[valid]

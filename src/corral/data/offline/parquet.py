@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -283,16 +282,3 @@ def _tree(columns: Mapping[str, NDArray[Any]], name: str) -> Tree:
     if keys and all(key == str(index) for index, key in enumerate(keys)):
         return tuple(tree.values())
     return tree
-
-
-def local_file(path: Path, place: str) -> Any:
-    """Return a Parquet file of this machine, opened.
-
-    Raises:
-        DataError: It is no Parquet file.
-    """
-    pa = import_pyarrow()
-    try:
-        return pa.parquet.ParquetFile(path, memory_map=True)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{place} is no Parquet file that can be read: {error!s:.200}") from error

@@ -186,11 +186,9 @@ class Recorder:
 
     def _final_row(self, module_id: str, part: Rollout, lane: int, row: int) -> EpisodeRows:
         """Return the row of the observation that the last step of an episode led to."""
-        found = part.final_obs.get((row, lane))
-        obs = map_tree(lambda leaf: leaf[row + 1, lane], part.obs) if found is None else found
         no, rows = np.zeros(1, np.bool_), slice(row, row + 1)
         return EpisodeRows(
-            obs=map_tree(lambda leaf: np.array(leaf)[None], obs),
+            obs=map_tree(lambda leaf: np.array(leaf)[None], part.next_obs_at(row, lane)),
             actions=map_tree(np.zeros_like, self._to_env[module_id](part.actions[rows, lane])),
             rewards=np.zeros(1),
             terminated=no,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,42 +120,45 @@ def _data_files(place: Place, prefix: str = "") -> list[str]:
 
 def _own_files(text: str, files: Sequence[ParquetPlace], descriptions: Sequence[Description | None]) -> Source:
     """Return the source of files that Corral wrote; a tool for tables may have written them again without spaces."""
-    found: dict[str, Spaces] = {}
-    num_rows: dict[str, int] = {}
+    sources = []
     for file, description in zip(files, descriptions, strict=True):
-        for module_id, both in description.spaces.items() if description else ():
-            if found.setdefault(module_id, both) != both:
-                raise DataError(
-                    f"{file.path} was recorded with the spaces {both} of module {module_id!r}, and other files with "
-                    f"{found[module_id]}: give the files of one env."
-                )
-            num_rows[module_id] = num_rows.get(module_id, 0) + file.num_rows()
-
-    def parts() -> Iterator[EpisodeRows]:
-        for file in files:
-            yield file.use(partial(read_rows, place=file.path))
-
-    return Source(parts, text, found, None if None in descriptions else num_rows)
+        read = partial(file.use, partial(read_rows, place=file.path))
+        known = None if description is None else dict.fromkeys(description.spaces, file.num_rows())
+        # Each file is read when its turn comes.
+        parts = partial(map, lambda read: read(), [read])
+        sources.append(Source(parts, file.path, {} if description is None else description.spaces, known))
+    return replace(_join_sources(sources), name=text)
 
 
 def _join_sources(sources: Sequence[Source]) -> Source:
+    """Return sources as one.
+
+    Raises:
+        DataError: Two of them have other spaces of one module.
+    """
     found: dict[str, Spaces] = {}
-    num_rows: dict[str, int] | None = {}
     for source in sources:
         for module_id, both in source.spaces.items():
             if found.setdefault(module_id, both) != both:
-                raise DataError(f"{source.name} has other spaces of module {module_id!r} than {sources[0].name}.")
-        if source.num_rows is None or num_rows is None:
-            num_rows = None
-        else:
-            for module_id, count in source.num_rows.items():
-                num_rows[module_id] = num_rows.get(module_id, 0) + count
+                raise DataError(
+                    f"{source.name} was recorded with the spaces {both} of module {module_id!r}, and other data with "
+                    f"{found[module_id]}: give the data of one env."
+                )
+    counts = [source.num_rows for source in sources if source.num_rows is not None]
     return Source(
         lambda: itertools.chain.from_iterable(source.parts() for source in sources),
         ", ".join(source.name for source in sources),
         found,
-        num_rows,
+        _total(counts) if len(counts) == len(sources) else None,
     )
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of numbers of rows by module id."""
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)
 
 
 # Memory.
@@ -250,21 +255,16 @@ def _converted(parts: Iterable[Any], name: str) -> Iterator[EpisodeRows]:
 def _rows_of_episode(episode: SingleAgentEpisode, place: str) -> EpisodeRows:
     """Return one episode as rows; episodes hold module actions."""
     obs = episode.get_observations()
-    size = len(episode)
-    if not size:
+    if not len(episode):
         raise DataError(f"offline_data: {place} has no steps.")
-    stacked = obs if not isinstance(obs, list) else map_tree(lambda *leaf: np.stack(leaf), *obs)
-    actions = episode.get_actions()
-    stacked_actions = actions if not isinstance(actions, list) else map_tree(lambda *leaf: np.stack(leaf), *actions)
-    ends = np.zeros(size, np.bool_)
-    ends[-1] = True
+    ends = np.arange(len(episode)) == len(episode) - 1
     rows = rows_of_steps(
-        map_tree(lambda leaf: leaf[:-1], stacked),
-        stacked_actions,
-        np.asarray(episode.get_rewards(), np.float64),
+        map_tree(lambda leaf: leaf[:-1], obs),
+        episode.get_actions(),
+        episode.get_rewards(),
         ends & episode.is_terminated,
         ends & (not episode.is_terminated),
-        next_obs=map_tree(lambda leaf: leaf[1:], stacked),
+        next_obs=map_tree(lambda leaf: leaf[1:], obs),
         place=place,
     )
     rows.action_units = "module"
@@ -272,7 +272,4 @@ def _rows_of_episode(episode: SingleAgentEpisode, place: str) -> EpisodeRows:
 
 
 def _count(parts: Sequence[EpisodeRows]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for rows in parts:
-        counts[rows.module_id] = counts.get(rows.module_id, 0) + len(rows)
-    return counts
+    return _total({rows.module_id: len(rows)} for rows in parts)

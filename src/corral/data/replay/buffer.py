@@ -14,12 +14,12 @@ from corral.core.columns import check_new_column, describe, empty_column
 from corral.core.interrupts import interruptible
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree, named_leaves
-from corral.data.episodes.lanes import LaneRollout
+from corral.data.episodes.lane_rollout import LaneRollout
 from corral.data.replay.frames import MAX_FRAMES
 from corral.data.replay.layout import Layout
 from corral.data.replay.links import GridLinks, LaneLinks, Place
 from corral.data.replay.observations import Arrays, Observations, StackedObservations
-from corral.data.replay.storage import Column, Storage, array_of, arrays_of, columns_in, put_rows, with_arrays
+from corral.data.replay.storage import Column, Loaded, Storage, array_of, arrays_of, columns_in, put_rows, with_arrays
 from corral.errors import CheckpointError, ColumnError, ConfigError, CorralError
 
 if TYPE_CHECKING:
@@ -695,26 +695,24 @@ class ReplayBuffer:
     @interruptible
     def _load(self, state: Mapping[str, Any]) -> None:
         """Check all of a state, then restore it."""
-        rng, (num_rows, restore_links) = _rng_of(state["rng"]), self._links.load(state)
+        rng, links = _rng_of(state["rng"]), self._links.load(state)
+        num_rows = links.values["num_rows_in_use"]
         num_added = int(state["num_env_steps_added"])
         added = [(name, np.dtype(dtype), tuple(entry)) for name, dtype, entry in state["added"]]
         own = {name: column for name, column in self._columns.items() if name not in self._added}
         columns = with_arrays({**self._stored(), "columns": own}, state, num_rows)
         lead = num_rows, self._links.num_lanes
         more = [(*one, array_of(state["columns"][one[0]], one[1], (*lead, *one[2]))) for one in added]
-        restore_observations = self._observations.load(state["obs"], num_rows)
+        observations = self._observations.load(state["obs"], num_rows)
         # From here on nothing can fail.
-        restore_links()
         self._columns, self._added = own, []
         for name, dtype, entry, rows in more:
             self._make_added(name, entry, dtype)
             columns.append((self._columns[name], rows))
         self._columns["valid"].grid[num_rows:] = False
-        for column, rows in columns:
-            column.set_first_rows(rows)
-        restore_observations()
+        for loaded in (links, observations, Loaded(self, {"_rng": rng, "num_env_steps_added": num_added}, columns)):
+            loaded.restore()
         self._derived.clear()
-        self._rng, self.num_env_steps_added = rng, num_added
         self._num_valid = int(np.count_nonzero(self._columns["valid"].grid))
 
 

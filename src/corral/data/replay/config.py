@@ -24,7 +24,7 @@ from corral.data.replay.prioritized import PrioritizedReplayBuffer
 from corral.errors import ConfigError
 
 if TYPE_CHECKING:
-    from corral.core.goals import GoalFunctions
+    from corral.data.replay.hindsight import GoalFunctions
 
 SETTINGS_OF_TYPES = {"prioritized": ("alpha", "beta", "epsilon"), "hindsight": ("goal_strategy", "num_goals")}
 

@@ -21,8 +21,6 @@ class FrameStacks:
     Attributes:
         num_frames: Number of frames k of a stack.
         axes: Axis of the frames in an observation, for each leaf.
-        padding: `"reset"` if the first frame of an episode is repeated, `"zero"` if zeros fill the missing frames,
-            `None` while the observations fit both.
 
     Args:
         num_frames: Number of frames k, from 2 to `MAX_FRAMES`.
@@ -35,7 +33,6 @@ class FrameStacks:
     def __init__(self, num_frames: int, layout: Layout) -> None:
         """Find the axes."""
         self.num_frames, self._paths = num_frames, layout.paths
-        self.padding: str | None = None
         self.axes: list[int] = []
         self.frame_shapes: list[tuple[int, ...]] = []
         for path, (_, shape) in zip(layout.paths, layout.obs, strict=True):
@@ -63,13 +60,18 @@ class FrameStacks:
         return last
 
     def ages(
-        self, leaves: list[NDArray[np.generic]], first: NDArray[np.generic], in_use: NDArray[np.bool_] | None = None
+        self,
+        leaves: list[NDArray[np.generic]],
+        first: NDArray[np.generic],
+        padding: str | None,
+        in_use: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.uint8], str | None]:
         """Return the ages of observations.
 
         Args:
             leaves: Observations `[T + 1, N, ...]`.
             first: Ages of row 0, `[N]`.
+            padding: Kind of padding so far; see `StackedObservations`.
             in_use: Which observations count, bool `[T + 1, N]`; `None` is all.
 
         Returns:
@@ -85,7 +87,8 @@ class FrameStacks:
         if in_use is not None:
             starts &= in_use
         stacks = self.front(leaves, 2)
-        padding = self._padding_of([stack[starts] for stack in stacks], starts) if starts.any() else self.padding
+        if starts.any():
+            padding = self._padding_of([stack[starts] for stack in stacks], starts, padding)
         rows = np.arange(num_rows)[:, None]
         # The row on which the episode began; negative if row 0 continues an episode.
         began = np.maximum.accumulate(np.where(starts, rows, -np.asarray(first, np.int64)), axis=0)
@@ -104,16 +107,18 @@ class FrameStacks:
         result: NDArray[np.bool_] = equal.all(axis=2)
         return result
 
-    def _padding_of(self, firsts: list[NDArray[np.generic]], starts: NDArray[np.bool_]) -> str | None:
+    def _padding_of(
+        self, firsts: list[NDArray[np.generic]], starts: NDArray[np.bool_], before: str | None
+    ) -> str | None:
         """Return the kind of padding of first observations, leaves `[M, k, ...]`."""
         repeats, zeros = np.ones(len(firsts[0]), np.bool_), np.ones(len(firsts[0]), np.bool_)
         for stack in firsts:
             repeats &= _equal(stack[:, :-1], stack[:, -1:], 1)
             zeros &= _equal(stack[:, :-1], np.zeros((), stack.dtype), 1)
         kinds = [("reset", repeats), ("zero", zeros)]
-        fitting = [name for name, fits in kinds if fits.all() and self.padding in (None, name)]
+        fitting = [name for name, fits in kinds if fits.all() and before in (None, name)]
         if not fitting:
-            odd = np.flatnonzero(~(repeats if self.padding == "reset" else zeros if self.padding else repeats | zeros))
+            odd = np.flatnonzero(~(repeats if before == "reset" else zeros if before else repeats | zeros))
             where = np.argwhere(starts)[odd[0] if len(odd) else 0].tolist()
             raise ColumnError(
                 f"replay buffer: frame_stack={self.num_frames}, but the observations {list(self._paths)} are not "
@@ -122,7 +127,7 @@ class FrameStacks:
                 "which always pads with the first frame or always with zeros. Stack frames with that wrapper, or set "
                 "frame_stack=1."
             )
-        return fitting[0] if len(fitting) == 1 else self.padding
+        return fitting[0] if len(fitting) == 1 else before
 
     def check_final(self, final: list[NDArray[np.generic]], before: list[NDArray[np.generic]]) -> None:
         """Refuse final observations `[M, k, ...]` that do not continue the observations of their steps."""

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corral.core.columns import describe
-from corral.core.goals import ACHIEVED, DESIRED, GOAL_KEYS, GoalFunctions
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree
-from corral.data.replay.buffer import NumSteps, ReplayBuffer, RewardFn
+from corral.data.replay.buffer import ReplayBuffer, RewardFn
 from corral.data.replay.layout import Layout
 from corral.data.replay.links import Place
 from corral.data.replay.storage import array_of, put_rows
 from corral.errors import ConfigError
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+GOAL_KEYS = ("observation", ACHIEVED, DESIRED)
+"""Keys of the observations of envs with goals."""
+
+GoalFunction = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+"""Function of achieved goals and desired goals, both `[M, ...]`, that returns numbers `[M]`."""
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class GoalFunctions:
+    """The functions of an env.
+
+    Attributes:
+        rewards_of: Rewards of steps that led to achieved goals where other goals were desired, float `[M]`.
+        terminates: Whether these steps terminate their episodes, bool `[M]`; `None` if goals do not decide that.
+        close: Called when the functions are not needed any more.
+    """
+
+    rewards_of: GoalFunction
+    terminates: GoalFunction | None = None
+    close: Callable[[], None] = _do_nothing
+
 
 Strategy = Literal["future", "final", "episode"]
 """From which steps of an episode goals come."""
@@ -32,10 +58,11 @@ class HindsightReplayBuffer(ReplayBuffer):
     `observation`, `achieved_goal` and `desired_goal`.
 
     Args:
-        capacity: See `ReplayBuffer`, also for the arguments that are not listed here.
+        capacity: See `ReplayBuffer`.
         goals: What the env computes for other goals. Without `terminates`, `terminated` stays as it was.
         strategy: From which steps of the episode goals come.
         num_goals: Transitions that are relabelled for each one that is not.
+        **settings: Other arguments of `ReplayBuffer`; observations are whole, so that `frame_stack` is 1.
 
     Raises:
         ConfigError: A number is out of range, or the directory does not exist.
@@ -50,16 +77,14 @@ class HindsightReplayBuffer(ReplayBuffer):
         goals: GoalFunctions,
         strategy: Strategy = "future",
         num_goals: float = 4,
-        num_runners: int = 1,
-        directory: str | os.PathLike[str] | None = None,
-        seed: int | Sequence[int] | None = None,
+        **settings: Any,
     ) -> None:
         """Check the numbers."""
         if not num_goals > 0:
             raise ConfigError(f"replay buffer: num_goals={num_goals} must be more than 0.")
         self._goals = goals
         self.strategy, self.num_goals = strategy, num_goals
-        super().__init__(capacity, num_runners=num_runners, directory=directory, seed=seed)
+        super().__init__(capacity, frame_stack=1, **settings)
 
     def close(self) -> None:
         """Free memory and disk space, and close the env that computes rewards."""
@@ -139,44 +164,17 @@ class HindsightReplayBuffer(ReplayBuffer):
     # Batches out.
 
     def sample(
-        self,
-        batch_size: int,
-        *,
-        n_step: NumSteps = 1,
-        gamma: float = 1.0,
-        beta: float = 0.0,
-        reward_fn: RewardFn | None = None,
+        self, batch_size: int, *, gamma: float = 1.0, reward_fn: RewardFn | None = None, **how: Any
     ) -> dict[str, Tree]:
         """Return drawn transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
-        batch = super().sample(batch_size, n_step=n_step, gamma=gamma, beta=beta, reward_fn=reward_fn)
+        batch = super().sample(batch_size, gamma=gamma, reward_fn=reward_fn, **how)
         (at,) = (self._rng.random(batch_size) * (1 + self.num_goals) < self.num_goals).nonzero()
         if not len(at):
             return batch
         stamps: NDArray[np.int64] = batch["indices"][at]
         flat = stamps % self._links.size
         goals = self._achieved_later(flat, stamps // self._links.num_lanes)
-        self._relabel(batch, at, flat, goals, gamma, reward_fn)
-        return batch
-
-    def _relabel(
-        self,
-        batch: dict[str, Any],
-        at: NDArray[np.int64],
-        flat: NDArray[np.int64],
-        goals: NDArray[Any],
-        gamma: float,
-        reward_fn: RewardFn | None,
-    ) -> None:
-        """Give transitions of a batch other goals.
-
-        Args:
-            batch: The batch, which is changed.
-            at: Places of the transitions in the batch, `[M]`.
-            flat: Flat indices of their first steps, `[M]`.
-            goals: Their goals, `[M, ...]`.
-            gamma: Discount per step.
-            reward_fn: Function of the rewards of single steps.
-        """
+        # What the env says of the steps of each transition with its other goal.
         num_steps = batch["num_steps"][at]
         longest = int(num_steps.max(initial=1))
         steps = self._links.window(flat, longest)
@@ -191,6 +189,7 @@ class HindsightReplayBuffer(ReplayBuffer):
         if self._goals.terminates is not None:
             ended = _checked(self._goals.terminates(achieved, desired), "compute_terminated", len(achieved))
             terminated[within] = ended != 0
+        # The transition ends where its episode would have ended with this goal.
         batch["rewards"][at], taken, batch["discounts"][at] = n_step_returns(
             rewards, within, terminated | truncated, gamma=gamma
         )
@@ -202,6 +201,7 @@ class HindsightReplayBuffer(ReplayBuffer):
             map_tree(lambda leaf, now: leaf.__setitem__(at, now), batch["next_obs"], after)
         for name in ("obs", "next_obs"):
             batch[name][DESIRED][at] = goals
+        return batch
 
     # State.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.data.replay.storage import Storage, Where, arrays_of, spans, with_arrays
+from corral.data.replay.storage import Loaded, Storage, Where, arrays_of, spans, with_arrays
 from corral.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -158,19 +158,15 @@ class GridLinks:
         """Return the state as plain data, by its keys in the state of the buffer."""
         return {"workers": list(self.workers), "written": self.written.tolist()}
 
-    def load(self, state: dict[str, Any]) -> tuple[int, Callable[[], None]]:
-        """Check a state; return its number of rows in use, and the function that restores it.
+    def load(self, state: dict[str, Any]) -> Loaded:
+        """Check a state, and return what is to be restored; nothing is written.
 
         Raises:
             CheckpointError: The state is of a ring of another size, or damaged.
         """
-        written, workers = np.array(state["written"], np.int64).reshape(self.written.shape), list(state["workers"])
+        written = np.array(state["written"], np.int64).reshape(self.written.shape)
         num_rows = min(int(written.max()), self.num_rows)
-
-        def restore() -> None:
-            self.written, self.workers, self.num_rows_in_use = written, workers, num_rows
-
-        return num_rows, restore
+        return Loaded(self, {"written": written, "workers": list(state["workers"]), "num_rows_in_use": num_rows}, [])
 
 
 class LaneLinks(GridLinks):
@@ -312,21 +308,14 @@ class LaneLinks(GridLinks):
         tails = [[*key, position] for key, position in self.tails.items()]
         return {**super().get_state(), "lanes": {"num_rows": self.num_rows, **arrays, "tails": tails}}
 
-    def load(self, state: dict[str, Any]) -> tuple[int, Callable[[], None]]:
+    def load(self, state: dict[str, Any]) -> Loaded:
         """Check a state; see `GridLinks.load`."""
-        (num_rows, restore), lanes = super().load(state), state["lanes"]
+        loaded, lanes = super().load(state), state["lanes"]
         if lanes["num_rows"] != self.num_rows:
             raise CheckpointError(
                 f"the state is from a replay buffer of {lanes['num_rows']} rows, and this one has {self.num_rows}: use "
                 "the environment and the number of envs that it was made with, or continue without the state."
             )
         tails = {(int(runner), int(env), agent): int(position) for runner, env, agent, position in lanes["tails"]}
-        links = with_arrays(self._columns, lanes, num_rows)
-
-        def restore_lanes() -> None:
-            restore()
-            self.tails = tails
-            for column, rows in links:
-                column.set_first_rows(rows)
-
-        return num_rows, restore_lanes
+        pairs = with_arrays(self._columns, lanes, loaded.values["num_rows_in_use"])
+        return Loaded(self, {**loaded.values, "tails": tails}, pairs)

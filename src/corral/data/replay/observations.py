@@ -15,7 +15,7 @@ from corral.core.tree import Tree
 from corral.data.replay.frames import FrameStacks
 from corral.data.replay.layout import Layout
 from corral.data.replay.links import NONE, GridLinks, Place
-from corral.data.replay.storage import Column, Storage, array_of, arrays_of, columns_in, put_rows, with_arrays
+from corral.data.replay.storage import Column, Loaded, Storage, array_of, arrays_of, columns_in, put_rows, with_arrays
 from corral.errors import ColumnError
 
 Arrays = list[NDArray[Any]]
@@ -188,35 +188,34 @@ class Observations:
         final = [np.array(leaf, copy=copy or None) for leaf in self._final]
         return {**arrays_of(self._stored(), num_rows, copy=copy), "final": final, "free_slots": list(self._free)}
 
-    def load(self, state: dict[str, Any], num_rows: int) -> Callable[[], None]:
-        """Check a state that `get_state` returned, and return the function that restores it.
+    def load(self, state: dict[str, Any], num_rows: int) -> Loaded:
+        """Check a state that `get_state` returned, and return what is to be restored; nothing is written.
 
         Raises:
             CheckpointError: A shape differs.
         """
         slots = self._make_slots() if state["final_slots"] else None
         stored = {**self._stored(), "final_slots": [] if slots is None else [slots]}
-        columns, given = with_arrays(stored, state, num_rows), state["final"]
-        specs = zip(self._columns, self._entry_shapes(), given, strict=True) if given else ()
-        final = [array_of(leaf, column.dtype, (len(given[0]), *entry)) for column, entry, leaf in specs]
+        pairs, given, final = with_arrays(stored, state, num_rows), state["final"], []
+        for column, entry, leaf in zip(self._columns, self._entry_shapes(), given, strict=True) if given else ():
+            rows = array_of(leaf, column.dtype, (len(given[0]), *entry))
+            final.append(self._storage.zeros(rows.shape, rows.dtype))
+            final[-1][...] = rows
         free = [int(slot) for slot in state["free_slots"]]
-
-        def restore() -> None:
-            for column, rows in columns:
-                column.set_first_rows(rows)
-            self._slots, self._free = slots, free
-            self._final = [self._storage.zeros(leaf.shape, leaf.dtype) for leaf in final]
-            for held, leaf in zip(self._final, final, strict=True):
-                held[...] = leaf
-
-        return restore
+        return Loaded(self, {"_slots": slots, "_free": free, "_final": final}, pairs)
 
 
 class StackedObservations(Observations):
     """Stacks of k frames: columns of the newest frame of each stack and of its age, see `FrameStacks`.
 
     Before a stack that does not continue the row above it, k - 1 rows hold its older frames.
+
+    Attributes:
+        padding: `"reset"` if the first frame of an episode is repeated, `"zero"` if zeros fill the missing frames,
+            `None` while the observations fit both.
     """
+
+    padding: str | None = None
 
     def __init__(self, layout: Layout, storage: Storage, links: GridLinks) -> None:
         """Make the columns."""
@@ -237,7 +236,7 @@ class StackedObservations(Observations):
         stacks, num_older = self._frames.front(obs, 2), self._frames.num_frames - 1
         joined = place.tails >= 0
         first = np.where(joined, self._ages.at(place.tails), num_older)
-        ages, padding = self._frames.ages(obs, first, place.obs_in_use)
+        ages, padding = self._frames.ages(obs, first, self.padding, place.obs_in_use)
         rows = [stack[:, :, -1] for stack in stacks]
         if not joined.all():  # older frames that are in no row yet get rows before the others
             history = [np.moveaxis(stack[0, :, :-1], 1, 0) for stack in stacks]
@@ -253,7 +252,7 @@ class StackedObservations(Observations):
     def put(self, rows: Rows, place: Place) -> None:
         """Write stacks; see `Observations.put`."""
         super().put(rows, place)
-        self._frames.padding = rows.padding
+        self.padding = rows.padding
 
     def same(self, flat: NDArray[np.int64], first: Arrays, held: Arrays | None = None) -> bool | NDArray[np.bool_]:
         """Return which rows hold the stacks `[N, ...]` with all their frames; see `Observations.same`."""
@@ -281,7 +280,7 @@ class StackedObservations(Observations):
         ages = self._ages.at(flat)
         rows = self._links.stack(flat, ages)
         stacks = [column.at(rows) for column in self._columns]
-        if self._frames.padding == "zero":
+        if self.padding == "zero":
             before = self._back > ages[:, None]
             for stack in stacks:
                 stack[before] = 0
@@ -297,14 +296,10 @@ class StackedObservations(Observations):
 
     def get_state(self, num_rows: int, *, copy: bool = True) -> dict[str, Any]:
         """Return the first rows as plain data: copies, or views."""
-        return {**super().get_state(num_rows, copy=copy), "padding": self._frames.padding}
+        return {**super().get_state(num_rows, copy=copy), "padding": self.padding}
 
-    def load(self, state: dict[str, Any], num_rows: int) -> Callable[[], None]:
-        """Check a state, and return the function that restores it."""
-        restore, padding = super().load(state, num_rows), state["padding"]
-
-        def restore_stacks() -> None:
-            restore()
-            self._frames.padding = padding
-
-        return restore_stacks
+    def load(self, state: dict[str, Any], num_rows: int) -> Loaded:
+        """Check a state, and return what is to be restored."""
+        loaded = super().load(state, num_rows)
+        loaded.values["padding"] = state["padding"]
+        return loaded

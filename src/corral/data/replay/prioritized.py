@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     parts, and one transition is drawn from each (appendix B.2.1 of the paper).
 
     Args:
-        capacity: See `ReplayBuffer`, also for the arguments that are not listed here.
+        capacity: See `ReplayBuffer`.
         alpha: Exponent of the priorities; 0 draws uniformly.
         epsilon: Number added to priorities, so that transitions without TD error are drawn as well.
+        **settings: Other arguments of `ReplayBuffer`.
 
     Raises:
         ConfigError: A number is out of range, or the directory does not exist.
@@ -38,24 +38,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     kind = "prioritized"
 
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        alpha: float = 0.6,
-        epsilon: float = 1e-6,
-        num_runners: int = 1,
-        frame_stack: int = 1,
-        directory: str | os.PathLike[str] | None = None,
-        seed: int | Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, capacity: int, *, alpha: float = 0.6, epsilon: float = 1e-6, **settings: Any) -> None:
         """Check the numbers."""
         if not 0 <= alpha < math.inf:
             raise ConfigError(f"replay buffer: alpha={alpha} must be finite, and at least 0.")
         if not 0 < epsilon < math.inf:
             raise ConfigError(f"replay buffer: epsilon={epsilon} must be finite, and more than 0.")
         self.alpha, self.epsilon = alpha, epsilon
-        super().__init__(capacity, num_runners=num_runners, frame_stack=frame_stack, directory=directory, seed=seed)
+        super().__init__(capacity, **settings)
 
     def _forget(self) -> None:
         super()._forget()

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,28 @@ def with_arrays(nested: Any, state: Any, num_rows: int) -> list[tuple[Column, ND
     else:
         parts = list(zip(nested, state, strict=True))
     return [pair for part, given in parts for pair in with_arrays(part, given, num_rows)]
+
+
+@dataclass
+class Loaded:
+    """What a part of a buffer is restored to, after all of its state was checked.
+
+    Attributes:
+        part: The part.
+        values: Attributes of the part by name.
+        pairs: Columns, each with its first rows.
+    """
+
+    part: Any
+    values: dict[str, Any]
+    pairs: list[tuple[Column, NDArray[Any]]]
+
+    def restore(self) -> None:
+        """Set the attributes, and write the columns."""
+        for name, value in self.values.items():
+            setattr(self.part, name, value)
+        for column, rows in self.pairs:
+            column.set_first_rows(rows)
 
 
 def array_of(data: Any, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -178,11 +178,12 @@ class PolicyClient:
         """Begin an episode in some envs, and return their first actions.
 
         Args:
-            obs: First observations of the episodes, `[K, ...]`: an array, or a dict or tuple of arrays.
+            obs: First observations of the episodes, `[K, ...]`: an array, or a dict or tuple of arrays; with several
+                agents a list of K dicts by agent.
             envs: Numbers of the envs, K of them; `None` is all of them.
 
         Returns:
-            Actions `[K, ...]`, in the units of the env.
+            Actions `[K, ...]`, in the units of the env; with several agents a list of K dicts by agent.
 
         Raises:
             ClientError: The server refused the message.
@@ -224,7 +225,7 @@ class PolicyClient:
         ended = np.flatnonzero(terminated | truncated)
         if next_obs is None or not len(ended):
             return self.exchange(envs, obs, rewards=rewards, terminated=terminated, truncated=truncated)
-        order = _with_begun(len(envs), ended)
+        order = np.sort(np.append(np.arange(len(envs)), ended))  # entries whose episodes ended come twice
         begins = np.arange(len(order)) - np.searchsorted(order, order) > 0
         actions = self.exchange(
             np.asarray(envs)[order].tolist(),
@@ -277,12 +278,13 @@ class PolicyClient:
         Returns:
             Actions `[M, ...]` of the entries that did not end and have no action of their own, in their order.
         """
-        entries = {"rewards": rewards, "begins": begins, "terminated": terminated, "truncated": truncated}
+        flags = {"begins": begins, "terminated": terminated, "truncated": truncated, "counts": counts}
         if self._local is not None:
             if actions is None:
-                return self._local.exchange(envs, obs, **entries, infos=infos, counts=counts)
+                return self._local.exchange(envs, obs, rewards, infos, flags)
             self._local.flush()
-        answer = self._send(envs, obs, **entries, actions=actions, infos=infos, counts=counts)
+        acted = {} if actions is None else {"actions": pack_array(actions)}
+        answer = self._send(envs, obs, rewards, infos, flags, acted)
         try:
             self.weights_version = int(answer["weights_version"])
             return unpack_array(answer["actions"])
@@ -290,33 +292,27 @@ class PolicyClient:
             raise self._damaged(error) from error
 
     def _send(
-        self,
-        envs: Sequence[int],
-        obs: Any,
-        *,
-        rewards: Any,
-        begins: Any,
-        terminated: Any,
-        truncated: Any,
-        actions: Any = None,
-        infos: Sequence[Mapping[str, Any]] | None = None,
-        counts: Any = None,
-        acted: Mapping[str, Any] | None = None,
+        self, envs: Sequence[int], obs: Any, rewards: Any, infos: Any, flags: Mapping[str, Any], acted: dict[str, Any]
     ) -> dict[str, Any]:
         """Send one message `steps`, and return the answer; `acted` are its fields of a client that acts itself."""
-        message: dict[str, Any] = {"type": "steps", "envs": list(envs), "obs": pack_array(obs), **(acted or {})}
+        message = {"obs": pack_array(obs), **acted}
         if rewards is not None:
             message["rewards"] = np.asarray(rewards, np.float64).tolist()
-        for name, flags in (("begins", begins), ("terminated", terminated), ("truncated", truncated)):
-            if flags is not None and np.any(flags):
-                message[name] = np.asarray(flags, np.bool_).tolist()
-        if actions is not None:
-            message["actions"] = pack_array(actions)
+        return self._send_entries(envs, message, infos, flags)
+
+    def _send_entries(
+        self, envs: Sequence[int], message: dict[str, Any], infos: Any, flags: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Send one message `steps` with infos and flags of K entries, and return the answer.
+
+        Flags are left out where they say nothing: `counts` is true everywhere then, and the others are false.
+        """
+        for name, given in flags.items():
+            if given is not None and np.any(np.asarray(given, np.bool_) != (name == "counts")):
+                message[name] = np.asarray(given, np.bool_).tolist()
         if infos is not None and any(infos):
             message["infos"] = [dict(info) for info in infos]
-        if counts is not None and not np.all(counts):
-            message["counts"] = np.asarray(counts, np.bool_).tolist()
-        return self._request(message)
+        return self._request({"type": "steps", "envs": [*envs], **message})
 
     def close(self) -> None:
         """End the session; the server drops episodes that are not over."""
@@ -506,19 +502,6 @@ class MultiAgentPolicyClient(PolicyClient):
 
     agents: dict[str, dict[str, Any]]
 
-    def begin(self, obs: Any, envs: Sequence[int] | None = None) -> Any:
-        """Begin an episode in some envs, and return the first actions of their agents.
-
-        Args:
-            obs: First observations, a list of K dicts by agent.
-            envs: Numbers of the envs, K of them; `None` is all of them.
-
-        Returns:
-            Actions, a list of K dicts by agent.
-        """
-        envs = self._all(envs)
-        return self.exchange(envs, obs, begins=[True] * len(envs))
-
     def step(
         self,
         obs: Any,
@@ -601,18 +584,11 @@ class MultiAgentPolicyClient(PolicyClient):
             raise ValueError("clients of several agents take the actions that the server chooses")
         given = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "infos": infos}
         _check_dicts(len(envs), obs=obs, **given)
-        agents = _columns_of_agents(obs, **given)
-        message: dict[str, Any] = {"type": "steps", "envs": [*envs], "agents": agents}
-        if infos is not None and any(of_env.get(_COMMON) for of_env in infos):
-            message["infos"] = [dict(of_env.get(_COMMON) or {}) for of_env in infos]
-        for name, flags in (("terminated", terminated), ("truncated", truncated)):
-            if flags is not None and any(of_env.get(_ALL) for of_env in flags):
-                message[name] = [bool(of_env.get(_ALL)) for of_env in flags]
-        if begins is not None and any(begins):
-            message["begins"] = [bool(flag) for flag in begins]
-        if counts is not None and not all(counts):
-            message["counts"] = [bool(flag) for flag in counts]
-        answer = self._request(message)
+        flags = {"begins": begins, "counts": counts}
+        for name, of_all in (("terminated", terminated), ("truncated", truncated)):
+            flags[name] = None if of_all is None else [bool(of_env.get(_ALL)) for of_env in of_all]
+        common = None if infos is None else [of_env.get(_COMMON) or {} for of_env in infos]
+        answer = self._send_entries(envs, {"agents": _columns_of_agents(obs, **given)}, common, flags)
         ids = {str(agent): agent for of_env in obs for agent in of_env}
         try:
             self.weights_version = int(answer["weights_version"])
@@ -710,23 +686,25 @@ class _LocalActor:
         """Wait for another policy before the next actions; this one may be of another server."""
         self._session = None
 
-    def exchange(self, envs: Sequence[int], obs: Any, **entries: Any) -> Any:
+    def exchange(self, envs: Sequence[int], obs: Any, rewards: Any, infos: Any, given: Mapping[str, Any]) -> Any:
         """Keep the entries, and return the actions of those that did not end; send what was kept if it is enough."""
         if not self.has_policy:
             self._client.receive_policy()
         count = len(envs)
-        flags = {name: _flags(entries[name], count) for name in ("begins", "terminated", "truncated")}
+        flags = {
+            name: np.full(count, name == "counts") if of_all is None else np.asarray(of_all, np.bool_)
+            for name, of_all in given.items()
+        }
         wants = ~(flags["terminated"] | flags["truncated"])
         leaves = _leaves(self._client.observation_space, obs)
         inputs = zip(self._inputs, leaves, strict=True)
         feed: dict[str, Any] = {name: np.asarray(leaf, dtype)[wants] for (name, dtype), leaf in inputs}
         feed["uniform"] = self._rng.random((int(wants.sum()), self._num_uniform), np.float32)
         *actions, outputs, draws = self._session.run(None, feed)
-        rewards: Any = np.zeros(count) if entries["rewards"] is None else np.asarray(entries["rewards"], np.float64)
-        counts = np.ones(count, np.bool_) if entries["counts"] is None else np.asarray(entries["counts"], np.bool_)
-        kept = {"envs": np.asarray(envs), "obs": obs, "rewards": rewards, "counts": counts, **flags}
-        kept["infos"] = np.array(entries["infos"] or [{}] * count, object)
-        kept |= {"outputs": _spread(outputs, wants), "draws": _spread(draws, wants)}
+        rewards = np.zeros(count) if rewards is None else np.asarray(rewards, np.float64)
+        kept = {"envs": np.asarray(envs), "obs": obs, "rewards": rewards, "flags": flags}
+        kept["infos"] = np.array(infos or [{}] * count, object)
+        kept["acted"] = {"outputs": _spread(outputs, wants), "draws": _spread(draws, wants)}
         self._kept.append(_map(np.array, kept))  # copies, because simulators use their arrays again
         self._num_kept += count
         enough = self._num_kept >= self._steps_per_message * self._client.num_envs
@@ -738,13 +716,12 @@ class _LocalActor:
         """Send the steps that were kept; with the answer may come another policy."""
         if not self._kept:
             return
-        kept = {
-            name: _map(lambda *part: np.concatenate(part), *(one[name] for one in self._kept)) for name in self._kept[0]
-        }
+        kept = _map(lambda *part: np.concatenate(part), *self._kept)
         self.forget()
-        acted = {name: pack_array(kept.pop(name)) for name in ("outputs", "draws")}
-        acted["weights_version"] = self._client.weights_version
-        self._client._send(kept.pop("envs").tolist(), kept.pop("obs"), **kept, acted=acted)
+        kept["envs"] = kept["envs"].tolist()
+        kept["acted"] = {name: pack_array(array) for name, array in kept["acted"].items()}
+        kept["acted"]["weights_version"] = self._client.weights_version
+        self._client._send(**kept)
 
 
 def drive(client: PolicyClient, envs: Sequence[Any], *, num_steps: int | None = None) -> int:
@@ -810,10 +787,6 @@ def _is_over(flag: Any) -> bool:
     return bool(flag.get(_ALL) if isinstance(flag, Mapping) else flag)
 
 
-def _flags(given: Any, count: int) -> NDArray[np.bool_]:
-    return np.zeros(count, np.bool_) if given is None else np.asarray(given, np.bool_)
-
-
 def _spread(rows: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Return rows `[M, ...]` at M of K places, and zeros at the others."""
     found = np.zeros((len(where), *rows.shape[1:]), rows.dtype)
@@ -863,8 +836,3 @@ def _pick(actions: Any, index: int) -> Any:
 def _column(flags: NDArray[np.bool_], like: Any) -> NDArray[np.bool_]:
     """Return flags `[K]` with as many axes as an array `[K, ...]`."""
     return flags.reshape(-1, *[1] * (np.ndim(like) - 1))
-
-
-def _with_begun(num_envs: int, ended: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of all entries, those whose episodes ended twice, one after the other."""
-    return np.sort(np.append(np.arange(num_envs), ended))

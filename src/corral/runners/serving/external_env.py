@@ -18,7 +18,8 @@ from corral.envs.multi_agent_env import MultiAgentEnv
 from corral.envs.seats import Seats, SeatsSpace
 from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError, EnvError, nearest
-from corral.runners.serving.server import PolicyServer, ServerSettings, split_address
+from corral.runners.serving.listening import split_address
+from corral.runners.serving.server import PolicyServer, ServerSettings
 
 log = logging.getLogger("corral")
 

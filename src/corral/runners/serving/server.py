@@ -12,14 +12,12 @@ import contextlib
 import hmac
 import logging
 import math
-import os
 import secrets
 import selectors
 import socket
 import ssl
-import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from corral.envs.seats import SeatsSpace
 from corral.errors import ClientMessageError, ConfigError
 from corral.runners.serving.agent_messages import describe_spaces, read_agent_entries
 from corral.runners.serving.client import HEADER, PROTOCOL, pack_array, pack_message
+from corral.runners.serving.listening import listen, max_connections
 from corral.runners.serving.messages import Entries, read_entries, read_envs, read_message
 from corral.runners.serving.sessions import Connection, Session, Ways
 
@@ -43,7 +42,6 @@ log = logging.getLogger("corral")
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_HELLO_BYTES = 65_536
 """Size of the first message of a connection, whose sender is not known yet."""
-MAX_CONNECTIONS = 1024
 HELLO_TIMEOUT_S = 10.0
 SILENT_PATIENCE = 10.0
 """A client of RLlink may be silent for so many times `client_timeout_s`, because it collects steps meanwhile."""
@@ -583,24 +581,16 @@ class PolicyServer:
             elif now - session.left_s > self._settings.reconnect_timeout_s:
                 self._log(logging.WARNING, "client %s did not come back; its episodes are dropped.", session.name)
                 self._end_session(session)
-        elif not session.waits and now - session.heard_s > self._patience_s(session):
-            assert session.connection is not None
-            times = f"{SILENT_PATIENCE:g} times " if session.may_be_silent else ""
-            silent = f"it was silent for {times}client_timeout_s={self._settings.client_timeout_s:g} seconds."
-            self._refuse(session.connection, "timeout", silent)
+            return
+        factor, limit_s = SILENT_PATIENCE if session.may_be_silent else 1.0, self._settings.client_timeout_s
+        if session.left_s is None and not session.waits and now - session.heard_s > factor * limit_s:
+            times = f"{factor:g} times " if session.may_be_silent else ""
+            self.cut_off(session, "timeout", f"it was silent for {times}client_timeout_s={limit_s:g} seconds.")
 
-    def _patience_s(self, session: Session) -> float:
-        return self._settings.client_timeout_s * (SILENT_PATIENCE if session.may_be_silent else 1.0)
-
-    def refuse_policy(self, session: Session, problem: str) -> None:
-        """End the session of a client that cannot be given the policy, and tell it why."""
+    def cut_off(self, session: Session, code: str, problem: str) -> None:
+        """End the session of a client that cannot be served any more, and tell it code and text of the error."""
         if session.connection is not None:
-            self._refuse(session.connection, "policy", problem)
-
-    def cut_off(self, session: Session, problem: str) -> None:
-        """End the session of a client whose latest message cannot be used; see `_refuse`."""
-        if session.connection is not None:
-            self._refuse(session.connection, "protocol", problem)
+            self._refuse(session.connection, code, problem)
         else:
             self._end_session(session)
 
@@ -725,81 +715,3 @@ class _ClientLog:
         if text not in self._said or time.monotonic() - self._since_s > 60:
             self(logging.WARNING, "%s", text)
             self._said.add(text)
-
-
-def max_connections() -> int:
-    """Return how many connections there may be: a quarter of the files that the process may open stay free."""
-    try:
-        import resource  # here, because Windows has none
-    except ImportError:
-        return MAX_CONNECTIONS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(1, soft * 3 // 4))
-
-
-def listen(address: str) -> tuple[socket.socket, str]:
-    """Return a listening socket, and the address with the port that was found.
-
-    Raises:
-        ConfigError: The address is no address, or cannot be used.
-    """
-    if address.startswith("unix:"):
-        path = address.removeprefix("unix:")
-        _remove_stale(path)
-        listener, target, shown = socket.socket(socket.AF_UNIX), path, address
-    else:
-        host, port = split_address(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener, target = socket.socket(family), (host, port)  # type: ignore[assignment]
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        shown = ""
-    try:
-        with _private_files() if address.startswith("unix:") else contextlib.nullcontext():
-            listener.bind(target)
-        listener.listen(MAX_CONNECTIONS)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"env_config: the policy server cannot listen at {address}: {error.strerror or error}. Another address is "
-            "set with env_config={'address': 'host:port'}, or `corral serve --port`."
-        ) from None
-    listener.setblocking(False)
-    if not shown:
-        host = f"[{host}]" if ":" in host else host
-        shown = f"{host}:{listener.getsockname()[1]}"
-    return listener, shown
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `"host:port"`.
-
-    Raises:
-        ConfigError: It has no such form.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(
-            f"env_config: address must be 'host:port', such as '127.0.0.1:5555', or 'unix:/path', got {address!r}."
-        )
-    return host.strip("[]"), int(port)
-
-
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Make files that only this user can use."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket of a server that is gone; nothing else is removed."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            with socket.socket(socket.AF_UNIX) as probe:
-                try:
-                    probe.connect(path)
-                except OSError:
-                    os.unlink(path)

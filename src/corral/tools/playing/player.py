@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
 from corral.core.tree import Tree, map_tree
 from corral.envs.checks import mismatch
-from corral.envs.episode_resets import EpisodeReset, fill_queue, quotas
+from corral.envs.episode_resets import EpisodeReset, quotas
 from corral.envs.seats import SeatsSpace
 from corral.envs.step_checks import check_step_columns
 from corral.envs.step_timeout import StepTimer
@@ -154,7 +154,7 @@ def with_queues(env: VectorEnv[Any, Any, Any], resets: list[EpisodeReset] | None
     """Return the env, whose sub-envs have the reset arguments of their episodes."""
     if resets is not None:
         for i, sub_env in enumerate(env.unwrapped.envs):  # type: ignore[attr-defined]
-            fill_queue(sub_env, resets[i :: env.num_envs])
+            sub_env.fill_queue(resets[i :: env.num_envs])
     return env
 
 

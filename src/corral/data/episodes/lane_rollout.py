@@ -54,11 +54,6 @@ class LaneRollout(Rollout):
         self.waits: NDArray[np.bool_] = np.zeros(num_lanes, np.bool_)
         self.module_id = ""
 
-    @property
-    def env_rows(self) -> NDArray[np.int64]:
-        """Row of `parent` in which each action was taken, int64 `[T, L]`; -1 where no step counts, or taken before."""
-        return np.where(self.valid, np.maximum(self.obs_rows[: len(self.valid)], -1), -1)
-
     def latest_steps(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the row of the latest step of each lane, and whether its action was taken in this rollout."""
         begun = self.valid & (self.obs_rows[: len(self.valid)] >= 0)
