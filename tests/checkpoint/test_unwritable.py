@@ -110,7 +110,9 @@ def test_a_runner_whose_state_is_not_plain_costs_its_part_of_a_checkpoint(
 
     config = PPOConfig().environment(CountingEnv, env_config={"length": 99}).callbacks(on_episode_end=ends)
     config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2, episode_class=Own)
-    config.engine("local" if num_env_runners else "process").training(train_batch_size_per_learner=16, minibatch_size=None)
+    config.engine("local" if num_env_runners else "process").training(
+        train_batch_size_per_learner=16, minibatch_size=None
+    )
     with config.build() as algo:
         for _ in range(2):
             algo.train()
