@@ -223,20 +223,20 @@ class Follower:
     """Moves target networks towards the networks that they are copies of.
 
     Args:
-        followed: The network of each target network.
+        **followed: Name of the network that each target network follows, by name of the target network.
     """
 
-    def __init__(self, followed: Mapping[nn.Module, nn.Module]) -> None:
-        """Keep the networks."""
-        self._followed = dict(followed)
+    def __init__(self, **followed: str) -> None:
+        """Keep the names: a subclass of the module may replace its networks before the first move."""
+        self._followed = followed
         self._found: tuple[list[Any], list[Any]] | None = None
         self._with_buffers: list[tuple[nn.Module, nn.Module]] = []
 
     @torch.no_grad()
-    def move(self, tau: float) -> None:
-        """Move the targets by a fraction `tau` of the way, and copy all buffers; 1 copies the networks."""
+    def move(self, module: nn.Module, tau: float) -> None:
+        """Move the targets of a module by a fraction `tau` of the way, and copy all buffers; 1 copies the networks."""
         if self._found is None:  # to find the parameters takes longer than to move them
-            pairs = self._followed.items()
+            pairs = [tuple(map(module.get_submodule, names)) for names in self._followed.items()]
             self._found = (
                 [parameter for target, _ in pairs for parameter in target.parameters()],
                 [parameter for _, network in pairs for parameter in network.parameters()],

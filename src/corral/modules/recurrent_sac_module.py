@@ -70,7 +70,7 @@ class RecurrentSACModule(SACModule):
         config = SACMemoryConfig.parse(self.model_config)
         self.encoder = RecurrentEncoder(self.features_space, config.hiddens_for(self.features_space)[:-1], config)
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
-        self._targets = Follower({self.target_q: self.q, self.target_encoder: self.encoder})
+        self._targets = Follower(target_q="q", target_encoder="encoder")
         self._critics_are_frozen = False
 
     def _head_config(self) -> tuple[Any, Any]:

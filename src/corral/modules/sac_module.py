@@ -257,7 +257,7 @@ class ActorAndCritics:
             for critic in self.q
         )
         self.target_q = self.make_targets()
-        self._targets = Follower({self.target_q: self.q})
+        self._targets = Follower(target_q="q")
 
     def check_actions(self, action_space: spaces.Space[Any]) -> None:
         """Refuse an action space that the algorithm does not take.
@@ -330,7 +330,7 @@ class ActorAndCritics:
 
     def update_target(self, tau: float) -> None:
         """Move all targets towards their networks by a fraction `tau`; 1 copies the networks."""
-        self._targets.move(tau)
+        self._targets.move(self, tau)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of `actor` and `critic`, and of what else the module has."""

@@ -85,7 +85,7 @@ class TD3Module(ActorAndCritics, Module):
     ) -> None:
         """Build the networks; see `ActorAndCritics`."""
         super().__init__(observation_space, action_space, model_config)
-        self._targets = Follower({self.target_actor: self.actor, self.target_q: self.q})
+        self._targets = Follower(target_actor="actor", target_q="q")
 
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""

@@ -195,7 +195,7 @@ def _learn(
     """Take the gradient steps; return the root of the mean squared error of the last tenth, in units of `units`."""
     center, spread = units
     target = copy.deepcopy(network).requires_grad_(False)
-    follower = Follower({target: network})
+    both, follower = nn.ModuleDict({"network": network, "target": target}), Follower(target="network")
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     steps, num = np.flatnonzero(valid), settings.num_gradient_steps
     low, high = -math.inf, math.inf
@@ -216,7 +216,7 @@ def _learn(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        follower.move(tau)
+        follower.move(both, tau)
         if step >= 0.9 * num:
             errors.append(loss.item())
     return math.sqrt(sum(errors) / len(errors)) if errors else math.nan
