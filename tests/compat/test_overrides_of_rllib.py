@@ -402,7 +402,8 @@ def test_an_exploration_may_have_exactly_the_constructor_of_rllib() -> None:
 
 @pytest.mark.parametrize("name", REFUSED_OF_EXPLORATIONS)
 def test_a_method_of_an_exploration_that_is_never_called_is_refused(name: str) -> None:
-    cls = type("Mine", (Own,), {name: lambda self, *args, **kwargs: None})
+    base = type("Base", (Own,), {name: lambda self, *args, **kwargs: None})
+    cls = type("Mine", (base,), {})  # which inherits it from a class of the script
     with pytest.raises(ConfigError, match=rf"exploration Mine\.{name}: Corral does not call this method: override"):
         exploring(cls, constructor_arg="value").build()
 
