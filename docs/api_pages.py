@@ -20,8 +20,9 @@ TOPICS = {
         "Envs",
         "What envs are given, and envs with tasks or several agents.",
         "EnvContext TaskSettableEnv EpisodeReset MultiAgentEnv make_multi_agent TensorVectorEnv ExternalEnv "
-        "serving.client.PolicyClient serving.client.MultiAgentPolicyClient serving.client.drive "
-        "serving.client.ClientError serving.client.EpisodesLost serving.client.ServerStopped",
+        "runners.serving.client.PolicyClient runners.serving.client.MultiAgentPolicyClient "
+        "runners.serving.client.drive runners.serving.client.ClientError runners.serving.client.EpisodesLost "
+        "runners.serving.client.ServerStopped",
     ),
     "modules": (
         "Modules",
@@ -48,8 +49,8 @@ TOPICS = {
     "replay": (
         "Replay buffers",
         "Buffers, and what makes them from a config.",
-        "replay.ReplayBuffer replay.PrioritizedReplayBuffer replay.ReplayConfig replay.make_replay_buffer "
-        "replay.EmptyReplayBufferError",
+        "data.replay.ReplayBuffer data.replay.PrioritizedReplayBuffer data.replay.ReplayConfig "
+        "data.replay.make_replay_buffer data.replay.EmptyReplayBufferError",
     ),
     "callbacks": (
         "Callbacks",
@@ -57,11 +58,11 @@ TOPICS = {
         "Callback make_multi_callbacks callbacks.Event callbacks.keep_frames",
     ),
     "episodes": ("Episodes", "Views of what was sampled.", "SingleAgentEpisode MultiAgentEpisode"),
-    "metrics": ("Metrics", "The logger that callbacks and algorithms write to.", "metrics.logger.MetricsLogger"),
+    "metrics": ("Metrics", "The logger that callbacks and algorithms write to.", "core.metrics.logger.MetricsLogger"),
     "runners": (
         "Runners",
         "What samples, and what it returns.",
-        "SampleRequest runners.runner.EnvRunner runners.runner_group.EnvRunnerGroup episodes.rollout.Rollout",
+        "SampleRequest runners.runner.EnvRunner runners.runner_group.EnvRunnerGroup data.episodes.rollout.Rollout",
     ),
     "learners": (
         "Learners",
@@ -79,32 +80,35 @@ TOPICS = {
         "Policies in use",
         "Policies without training code, and parts of rounds of evaluation.",
         "Policy load_policy from_sb3 compat.sb3.models.SB3Model PolicyEvaluation evaluate_policy "
-        "evaluation.rounds.RoundPlan evaluation.rounds.play_round "
-        "evaluation.statistics.summarize_episodes OffPolicyEvaluation estimate_return "
-        "offline.off_policy_estimates.ValueEstimate offline.off_policy_estimates.Bootstrap "
-        "offline.off_policy_estimates.importance_sampling offline.off_policy_estimates.weighted_importance_sampling "
-        "offline.off_policy_estimates.per_decision_importance_sampling "
-        "offline.off_policy_estimates.weighted_per_decision_importance_sampling "
-        "offline.off_policy_estimates.doubly_robust offline.off_policy_estimates.weighted_doubly_robust "
-        "offline.fitted_values.fit_values offline.fitted_values.FittedValues offline.fitted_values.FitSettings",
+        "runners.evaluation.rounds.RoundPlan runners.evaluation.rounds.play_round "
+        "runners.evaluation.statistics.summarize_episodes OffPolicyEvaluation estimate_return "
+        "data.offline.off_policy_estimates.ValueEstimate data.offline.off_policy_estimates.Bootstrap "
+        "data.offline.off_policy_estimates.importance_sampling "
+        "data.offline.off_policy_estimates.weighted_importance_sampling "
+        "data.offline.off_policy_estimates.per_decision_importance_sampling "
+        "data.offline.off_policy_estimates.weighted_per_decision_importance_sampling "
+        "data.offline.off_policy_estimates.doubly_robust data.offline.off_policy_estimates.weighted_doubly_robust "
+        "data.offline.fitted_values.fit_values data.offline.fitted_values.FittedValues "
+        "data.offline.fitted_values.FitSettings",
     ),
     "curriculum": (
         "Curricula",
         "Callbacks that choose tasks.",
-        "curriculum.ThresholdCurriculum curriculum.LearningProgressSampler",
+        "callbacks.curriculum.ThresholdCurriculum callbacks.curriculum.LearningProgressSampler",
     ),
     "loggers": (
         "Loggers",
         "What writes results.",
-        "loggers.Logger loggers.CSVLogger loggers.JSONLinesLogger loggers.ImageLogger loggers.TensorBoardLogger "
-        "loggers.WandbLogger loggers.MLflowLogger loggers.TrackioLogger loggers.default_loggers loggers.classify "
-        "loggers.Run",
+        "runs.loggers.Logger runs.loggers.CSVLogger runs.loggers.JSONLinesLogger runs.loggers.ImageLogger "
+        "runs.loggers.TensorBoardLogger runs.loggers.WandbLogger runs.loggers.MLflowLogger runs.loggers.TrackioLogger "
+        "runs.loggers.default_loggers runs.loggers.classify runs.loggers.Run",
     ),
-    "report": ("Reports", "Pages and pictures of runs.", "report.write_report report.write_plot"),
+    "report": ("Reports", "Pages and pictures of runs.", "tools.report.write_report tools.report.write_plot"),
     "checkpoint": (
         "Checkpoints",
         "Files of the state of an algorithm.",
-        "checkpoint.Checkpoint checkpoint.find_checkpoint checkpoint.read_checkpoint checkpoint.write_checkpoint",
+        "runs.checkpoint.Checkpoint runs.checkpoint.find_checkpoint runs.checkpoint.read_checkpoint "
+        "runs.checkpoint.write_checkpoint",
     ),
     "engines": (
         "Engines",
@@ -115,7 +119,8 @@ TOPICS = {
     "tune": (
         "Ray Tune",
         "Algorithms as trials.",
-        "tune.trainable tune.configured tune.register tune.resources tune.reportable tune.AlgorithmTrainable",
+        "compat.tune.trainable compat.tune.configured compat.tune.register compat.tune.resources "
+        "compat.tune.reportable compat.tune.AlgorithmTrainable",
     ),
     "testing": (
         "Testing",
