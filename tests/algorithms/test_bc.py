@@ -320,6 +320,7 @@ def test_validation_is_in_evaluation_mode() -> None:
         assert InTraining.modes == [True, True, False]
         algorithm.train()
         assert InTraining.modes[3:] == [True, True, False]
+        assert algorithm.get_module().training
 
 
 def test_all_observations_of_batches_are_transformed() -> None:

@@ -87,6 +87,18 @@ def test_train_writes_a_run(
     ]
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_only_a_run_with_a_checkpoint_names_the_commands_that_need_one(
+    kept: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["training.train_batch_size_per_learner=16", "training.minibatch_size=null"]
+    settings += [f"checkpointing.num_checkpoints_kept={kept}", "checkpointing.best_checkpoint_metric=null"]
+    command = ["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--run-dir", str(tmp_path / "run")]
+    command += ["--stop", "training_iteration=1", "--set", "env_runners.num_envs_per_env_runner=2"]
+    assert main([*command, *(part for setting in settings for part in ("--set", setting))]) == 0
+    assert capsys.readouterr().out.count(f"{tmp_path / 'run'}\n") == 1 + 2 * kept  # `play` and `evaluate`
+
+
 def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = {

@@ -66,6 +66,13 @@ def test_files_may_have_the_names_of_commands_and_of_other_modules(
     assert f"Rename {' and '.join(f'{name}.py' for name in sorted(harmful))}: " in done.stderr
 
 
+def test_a_file_that_hides_a_module_of_a_command_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("", encoding="utf-8")
+    done = run_corral(tmp_path, "list", "algorithms")
+    assert done.returncode == 1
+    assert done.stderr.endswith("'rich' is not a package\ncorral: Rename rich.py: another module has the same name.\n")
+
+
 def test_processes_of_corral_do_not_import_files_with_its_name(tmp_path: Path) -> None:
     for name in ("corral", "typing", "os"):  # corral.errors imports typing
         (tmp_path / f"{name}.py").write_text(HARM, encoding="utf-8")

@@ -242,6 +242,36 @@ def test_save_and_restore_call_the_methods_of_checkpoints(tmp_path: Path) -> Non
             algo.save(tmp_path / "other")
 
 
+def test_a_trial_of_tune_saves_restores_and_changes_its_config_by_the_methods_of_the_class(tmp_path: Path) -> None:
+    """The calls that Tune makes of a trial, without Tune around it."""
+    pytest.importorskip("ray")
+    from corral.compat.rllib.tune import make_trainable
+
+    class Mine(PPO):
+        note = "begun"
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            super().save_checkpoint(checkpoint_dir)
+            (Path(checkpoint_dir) / "note.txt").write_text(self.note)
+
+        def load_checkpoint(self, checkpoint_dir: str) -> None:
+            super().load_checkpoint(checkpoint_dir)
+            self.note = (Path(checkpoint_dir) / "note.txt").read_text()
+
+        def reset_config(self, new_config: Any) -> bool:
+            self.note = f"lr={new_config['lr']}"
+            return True
+
+    trials = [make_trainable(Mine)(small(Mine).to_dict()) for _ in range(2)]
+    trials[0].train()
+    assert trials[0].reset({"lr": 0.5}) and trials[0].algorithm.note == "lr=0.5"
+    trials[0].save(str(tmp_path))
+    trials[1].restore(str(tmp_path))
+    assert trials[1].algorithm.note == "lr=0.5" and trials[1].algorithm.iteration == 1
+    for trial in trials:
+        trial.stop()
+
+
 def test_stop_calls_cleanup_and_ends_everything_whatever_it_does() -> None:
     class Mine(PPO):
         def cleanup(self) -> None:
@@ -372,7 +402,8 @@ def test_an_exploration_may_have_exactly_the_constructor_of_rllib() -> None:
 
 @pytest.mark.parametrize("name", REFUSED_OF_EXPLORATIONS)
 def test_a_method_of_an_exploration_that_is_never_called_is_refused(name: str) -> None:
-    cls = type("Mine", (Own,), {name: lambda self, *args, **kwargs: None})
+    base = type("Base", (Own,), {name: lambda self, *args, **kwargs: None})
+    cls = type("Mine", (base,), {})  # which inherits it from a class of the script
     with pytest.raises(ConfigError, match=rf"exploration Mine\.{name}: Corral does not call this method: override"):
         exploring(cls, constructor_arg="value").build()
 

@@ -120,6 +120,17 @@ def test_an_interrupt_in_foreign_code_is_raised_in_the_loop_around_it() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and sys.getprofile() is None
 
 
+def test_an_interrupt_is_raised_in_a_loop_that_a_training_step_of_the_user_called() -> None:
+    counted: list[int] = []
+
+    def training_step() -> None:
+        count_to(3, interrupt_in_foreign_code, counted)
+
+    with pytest.raises(EndingSignal), ending_signals_raised():
+        training_step()
+    assert counted == []
+
+
 def test_an_interrupt_is_not_raised_into_foreign_code_that_called_a_loop() -> None:
     inner: list[int] = []
     outer: list[int] = []

@@ -196,12 +196,17 @@ def test_a_plain_loop_that_fails_says_so_and_keeps_its_last_result(
     assert algo.run_dir is not None and "Run failed." in (algo.run_dir / "run.log").read_text()
 
 
-def test_fit_uses_the_loggers_of_the_config_and_an_argument_replaces_them(tmp_path: Path) -> None:
+def test_fit_uses_the_loggers_of_the_config_and_an_argument_replaces_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     notes = Notes()
     with small(notes).build() as algo:
         algo.fit(stop={"training_iteration": 1}, run_dir=tmp_path / "a", progress=False)
         algo.fit(stop={"training_iteration": 2}, run_dir=tmp_path / "b", loggers=["json"], progress=False)
-    assert notes.calls == [("open", tmp_path / "a", 0.25), ("result", 1), ("close",)]
+        algo.train()  # a plain loop after it has a run directory of its own
+    assert notes.calls[:3] == [("open", tmp_path / "a", 0.25), ("result", 1), ("close",)]
+    assert notes.calls[3:] == [("open", algo.run_dir, 0.25), ("result", 3), ("close",)]
     assert not (tmp_path / "a" / "progress.csv").exists() and (tmp_path / "b" / "result.jsonl").exists()
 
 

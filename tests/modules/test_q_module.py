@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from corral.errors import ConfigError
 from corral.modules.inference import Inference
 from corral.modules.networks import ACTIVATIONS
 from corral.modules.q_module import DuelingHead, NoisyLinear, QModule
+from corral.modules.sac_module import SACModule
+from corral.modules.td3_module import TD3Module
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
 FORMS: dict[str, dict[str, Any]] = {
@@ -69,22 +72,31 @@ def test_the_activation_is_the_one_asked_for(form: str) -> None:
     assert activations == [nn.SiLU, nn.SiLU]
 
 
-class Normalized(QModule):
-    """A network with running statistics."""
+def replaced(base: type[Any]) -> Any:
+    """Return a module whose networks a subclass has replaced by ones with running statistics."""
 
-    def make_network(self) -> nn.Module:
-        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, self.num_actions))
+    class Normalized(base):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.q = nn.ModuleList([nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))])
+            self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+
+    actions = spaces.Discrete(4) if base is QModule else spaces.Box(-1, 1, (2,))
+    return Normalized(OBS, actions, {})
 
 
-def test_the_target_has_the_running_statistics_of_the_network() -> None:
-    module = Normalized(OBS, spaces.Discrete(4), {})
-    module.train().q(torch.randn(64, 3) + 5)
+@pytest.mark.parametrize("base", [QModule, SACModule, TD3Module])
+def test_the_target_follows_the_network_and_has_its_running_statistics(base: type[Any]) -> None:
+    module = replaced(base)
+    module.train().q[0](torch.randn(64, 3) + 5)
     with torch.no_grad():
+        module.q[0][1].bias += 4.0
         module.update_target(0.25)
     own, target = dict(module.q.named_buffers()), dict(module.target_q.named_buffers())
-    assert own["0.running_mean"].min() > 0.3
+    assert own["0.0.running_mean"].min() > 0.3
     for name, value in own.items():
         torch.testing.assert_close(target[name], value)
+    torch.testing.assert_close(module.target_q[0][1].bias + 3.0, module.q[0][1].bias)
 
 
 def test_only_the_network_travels() -> None:

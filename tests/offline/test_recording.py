@@ -119,9 +119,16 @@ def test_log_probabilities_come_from_the_policy_that_acted(tmp_path: Path) -> No
             assert logp == pytest.approx(by_place[tuple(obs)], abs=1e-5)
 
 
-def test_transforms_do_not_change_what_is_recorded(tmp_path: Path) -> None:
-    config = ppo(tmp_path / "data", actions="box")
-    train(config.env_runners(transforms=[FrameStack(2), NormalizeObservations(), NormalizeRewards()]))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transforms": [FrameStack(2), NormalizeObservations(), NormalizeRewards()]},
+        {"exploration_config": {"type": "Curiosity", "feature_dim": 4}},
+    ],
+    ids=["transforms", "intrinsic_rewards"],
+)
+def test_what_changes_for_learning_is_recorded_as_the_env_gave_it(tmp_path: Path, settings: dict[str, Any]) -> None:
+    train(ppo(tmp_path / "data", actions="box").copy(**settings))
     assert_as_logged(read(tmp_path / "data"), Counting.log)
 
 

@@ -135,7 +135,10 @@ def test_transitions_match_each_agents_own_steps(
 ) -> None:
     world = World(2, ["a", "b", "c"], stacks=stacks, seed=rows)
     buffer = kind(10_000, frame_stack=stacks, seed=0)
-    for _ in range(60 // rows + 3):
+    for round_ in range(60 // rows + 3):
+        if round_ % 7 == 3:  # lanes continue in a restored buffer too
+            state, buffer = buffer.get_state(), kind(10_000, frame_stack=stacks, seed=0)
+            buffer.set_state(state)
         buffer.add(world.rollout(rows, p_acts, p_lane))
     assert len(buffer) == len(world.taken) == buffer.num_env_steps_added
     for n_step in (1, 3):

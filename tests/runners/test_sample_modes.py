@@ -118,6 +118,11 @@ class TestBegunEpisodes:
         rollout, _ = play(which, [".", ".", ".", ".", "E", "."], broken=[(2, 0)])
         assert valid(rollout) == ["-", "-", "-", "x", "x"]
 
+    def test_more_episodes_are_played_where_the_successor_of_a_broken_one_is_too_short(self) -> None:
+        which = mode(whole_episodes=True, num_timesteps=3)
+        rollout, _ = play(which, [".", ".", ".", ".", "E", ".", ".", "E", "."], broken=[(3, 0)])
+        assert valid(rollout) == ["-", "-", "-", "-", "x", "x", "x", "x"]
+
     def test_envs_that_break_all_the_time_are_an_error(self) -> None:
         table, broken = ["."] * 400, [(row, 0) for row in range(1, 400, 2)]
         for which in (mode(num_episodes=1), mode(whole_episodes=True, num_timesteps=10)):

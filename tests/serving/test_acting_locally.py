@@ -375,6 +375,12 @@ def test_a_connection_that_breaks_brings_the_policy_again() -> None:
     assert simulator.versions[-1] == 5
 
 
+def test_a_client_that_comes_back_is_sent_the_policy_again() -> None:
+    """The message may have been lost with the connection before."""
+    found = answers_to({"begins": [True]}, {"rewards": [1.0]}, wants_policy=True)
+    assert [message["type"] for message in found] == ["policy", "actions", "policy"]
+
+
 def test_a_simulator_may_use_its_arrays_again() -> None:
     obs, reward, ends = np.zeros((1, 4), np.float32), np.zeros(1), np.zeros(1, np.bool_)
 
@@ -466,27 +472,36 @@ def test_the_entry_of_an_action_that_no_policy_draws_is_named() -> None:
     assert "steps.draws[1]: stands for an action that a policy with these outputs never draws" in found["message"]
 
 
-def answer_to(fields: dict[str, Any], *, wants_policy: bool, config: Any = None) -> dict[str, Any]:
-    """Return what the server answers to a first message `steps` with these fields."""
-    answers: list[dict[str, Any]] = []
+def answers_to(*steps: dict[str, Any], wants_policy: bool, config: Any = None) -> list[dict[str, Any]]:
+    """Return what the server sends to a client after messages `steps` with these fields, each over a connection."""
+    found: list[dict[str, Any]] = []
     with runner_of(config or served(num_envs=1)) as runner:
 
         def ask() -> None:
-            stranger = Stranger(address_of(runner))
-            with stranger.socket:
-                stranger.say({"type": "hello", "protocol": 1, "wants_policy": wants_policy})
-                assert stranger.read()["type"] == "welcome"
-                if wants_policy:
-                    assert stranger.read()["type"] == "policy"
-                stranger.say({"type": "steps", "id": 1, "envs": [0], "obs": [[0.0] * 4], "begins": [True], **fields})
-                answers.append(stranger.read())
+            session = ""
+            for number, fields in enumerate(steps, 1):
+                stranger = Stranger(address_of(runner))
+                with stranger.socket:
+                    stranger.say({"type": "hello", "protocol": 1, "wants_policy": wants_policy, "session": session})
+                    session = stranger.read()["session"]
+                    if wants_policy and number == 1:
+                        found.append(stranger.read())
+                    stranger.say({"type": "steps", "id": number, "envs": [0], "obs": [[0.0] * 4], **fields})
+                    found.append(stranger.read())
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         while thread.is_alive():
             runner.collect(SampleRequest(num_timesteps=50, time_limit_s=0.1))
         thread.join()
-    return answers[0]
+    return found
+
+
+def answer_to(fields: dict[str, Any], *, wants_policy: bool, config: Any = None) -> dict[str, Any]:
+    """Return what the server answers to a first message `steps` with these fields."""
+    *before, answer = answers_to({"begins": [True], **fields}, wants_policy=wants_policy, config=config)
+    assert [message["type"] for message in before] == ["policy"] * wants_policy
+    return answer
 
 
 def make_cartpole() -> Any:

@@ -331,6 +331,7 @@ def test_serve_takes_the_options_of_train(option: str) -> None:
     [
         (["--host", "0.0.0.0"], {"address": "0.0.0.0:5555"}),
         (["--port", "7"], {"address": "127.0.0.1:7"}),
+        (["--port", "0"], {"address": "127.0.0.1:0"}),
         (["--host", "::1", "--port", "7"], {"address": "[::1]:7"}),
         (["--unix", "s"], {"address": "unix:s"}),
         (["--token-file", "t"], {"token_file": "t"}),

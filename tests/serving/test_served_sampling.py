@@ -15,7 +15,9 @@ from corral import DQNConfig
 from corral.modules.inference import RowStates
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
+from corral.runners.served_stepping import join_entries
 from corral.runners.serving.client import ClientError, PolicyClient
+from corral.runners.serving.messages import Entries
 
 
 def test_the_columns_hold_what_simulators_of_different_paces_did() -> None:
@@ -418,6 +420,17 @@ def test_an_episode_that_does_not_count_is_played_and_nobody_learns_from_it() ->
     assert steps == [0, 1, 20, 21, 30, 31]
     assert sorted(returns) == [3.0, 40.0]
     assert trace == [0.0, 1.0, 2.0, ("end", 3.0), 20.0, 30.0, 4.0, 8.0, 16.0, 32.0, ("end", 40.0)]
+
+
+def test_which_episodes_count_is_said_by_each_client_for_itself() -> None:
+    def begun(counts: list[bool] | None) -> Entries:
+        [yes, no] = np.ones(2, np.bool_), np.zeros(2, np.bool_)
+        said = None if counts is None else np.array(counts)
+        return Entries(np.arange(2), np.zeros((2, 1)), np.zeros(2), yes, no, no, counts=said)
+
+    whole = join_entries([begun(None), begun([False, True]), begun(None)])
+    assert whole.counts is not None and whole.counts.tolist() == [True, True, False, True, True, True]
+    assert join_entries([begun(None), begun(None)]).counts is None
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -324,7 +324,7 @@ class ServedStepping(Stepping):
             wants = entries.envs[:0] if entries.is_acted else entries.envs[~entries.ends]
             ends[len(parts) - 1].append((session, wants))
         for parts, sessions in zip(waves, ends, strict=True):
-            yield Wave(_join(parts), [part for part in parts if part.is_acted], sessions)
+            yield Wave(join_entries(parts), [part for part in parts if part.is_acted], sessions)
 
     def _parts_of(self, session: Session, entries: Entries) -> list[Entries]:
         """Return a message in parts, one after another in time; cut off the client of one that cannot be used.
@@ -519,7 +519,7 @@ def _without(entries: Entries, seats: NDArray[np.int64]) -> Entries:
     return _take(entries, ~np.isin(entries.envs, seats))
 
 
-def _join(parts: list[Entries]) -> Entries:
+def join_entries(parts: list[Entries]) -> Entries:
     """Return the entries of several clients, without actions that they took themselves."""
     if len(parts) == 1:
         return parts[0]

@@ -184,8 +184,7 @@ class Run:
                     logger.log_result(result)
                 except Exception as error:
                     if not _costs_a_warning(logger, error):
-                        self._check_there(error)
-                        raise
+                        raise  # if the directory was removed, the end of the run says so
                     self._warn_of(logger, error)
                     if logger.is_service:
                         now_s = time.monotonic()
@@ -198,18 +197,18 @@ class Run:
         if result.get("evaluation", {}).get("fresh") and (evaluated := evaluated_return(result)):
             log.info("Evaluation with iteration %d: mean return %s, 95%% interval %s.", iteration, *evaluated)
 
-    def _check_there(self, error: Exception | None = None) -> None:
+    def _check_there(self) -> None:
         """Refuse to continue if the directory was removed.
 
         Raises:
-            RunDirectoryError: It was; `error` is its cause.
+            RunDirectoryError: It was.
         """
         if not (self.path / CONFIG_FILE).exists():
             raise RunDirectoryError(
                 f"the run directory {self.path} was removed, or its disk is gone, while the run wrote it: its results "
-                f"so far are lost. The last state is written to {self.path} again, if there is room: "
+                f"so far are lost. `fit` and `corral train` write the last state to {self.path} again, if there is room: "
                 "Algorithm.from_checkpoint continues from it."
-            ) from error
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
