@@ -17,7 +17,7 @@ from forging import MODULE, data
 from safetensors.numpy import load_file
 
 from corral.errors import CheckpointError
-from corral.runs.checkpoint import directory, places, read_checkpoint, write_checkpoint
+from corral.runs.checkpoint import directory, read_checkpoint, write_checkpoint
 
 WEIGHTS = {
     "default_policy": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(4)},
