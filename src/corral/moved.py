@@ -15,6 +15,7 @@ MOVED = {
     "evaluation.evaluator": "algorithms.evaluator",
     "policies.evaluate": "tools.playing.evaluate",
     "policies.play": "tools.playing.play",
+    "testing.envs": "testing",
     "checkpoint": "runs.checkpoint",
     "cli": "tools.cli",
     "config": "algorithms.config",

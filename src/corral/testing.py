@@ -28,6 +28,8 @@ __all__ = [
     "TimeLimitCorridor",
 ]
 
+__path__: list[str] = []  # checkpoints of earlier versions name `corral.testing.envs`, which corral/moved.py finds
+
 # Action spaces for IdentityEnv and PoorHabit, by name.
 IDENTITY_ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(4),

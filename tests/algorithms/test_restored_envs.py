@@ -238,6 +238,44 @@ def test_episodes_of_several_agents_are_played_again(make: Callable[[], Any], se
     check_exact(of_agents(make(), **settings), 2, num_iterations=3)
 
 
+@pytest.mark.parametrize("agents", [1, 2])
+def test_only_the_actions_since_a_reset_of_all_envs_are_played_again(agents: int) -> None:
+    config = make_config("PPO", env=Drift)
+    if agents > 1:
+        config = of_agents(corral.make_multi_agent(Drift), env_config={"num_agents": agents})
+    with config.build() as algo:
+        algo.train()
+        assert algo.env_runner is not None
+        algo.env_runner.sample(num_timesteps=6, force_reset=True)
+        state = algo.get_state()
+    with restored_from(config, state) as algo:
+        assert algo.report.restored["num_envs_continued"] == config.num_envs_per_env_runner
+        assert not algo.report.restored["restarted"]
+
+
+def test_open_steps_of_agents_may_be_older_than_the_rollout() -> None:
+    class InTurn(corral.MultiAgentEnv):  # each agent acts in every third step
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.agents = self.possible_agents = ["a", "b", "c"]
+            self.observation_spaces = dict.fromkeys(self.agents, spaces.Box(-9, 9, (1,), np.float32))
+            self.action_spaces = dict.fromkeys(self.agents, spaces.Box(-9, 9, (1,), np.float32))
+
+        def _see(self) -> Any:
+            return {self.agents[self.t % 3]: np.array([self.place], np.float32)}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.t, self.place = 0, 0.0
+            return self._see(), {}
+
+        def step(self, actions: Any) -> Any:
+            [action] = actions.values()
+            self.t, self.place = self.t + 1, 0.5 * self.place + float(np.clip(action[0], -1, 1))
+            return self._see(), {}, {"__all__": False}, {"__all__": self.t == 50}, {}
+
+    check_exact(of_agents(InTurn, rollout_fragment_length=1), 2)
+
+
 # The env of the config of now.
 
 

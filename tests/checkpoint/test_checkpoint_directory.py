@@ -16,6 +16,7 @@ import pytest
 from forging import MODULE, data
 from safetensors.numpy import load_file
 
+from corral.core import places
 from corral.errors import CheckpointError
 from corral.runs.checkpoint import directory, read_checkpoint, write_checkpoint
 

@@ -21,6 +21,7 @@ def test_there_is_a_sample_of_each_algorithm() -> None:
         assert (SAMPLES / versions[-1] / algo / "metadata.json").is_file()
 
 
+@pytest.mark.filterwarnings("ignore:corral.testing.envs is corral.testing now:DeprecationWarning")
 @pytest.mark.parametrize(
     "sample", sorted(SAMPLES.glob("version-*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )

@@ -13,7 +13,10 @@ import forging
 import pytest
 from forging import data, number_of, write
 
+from corral import PPOConfig, SingleAgentEpisode
+from corral.core.metrics.logger import MetricsError
 from corral.runs.checkpoint import read_checkpoint
+from corral.testing import CountingEnv
 
 # How large a file can become, so that each of the files is the one that does not fit.
 FULL = """
@@ -92,3 +95,33 @@ def test_a_place_that_does_not_exist_and_cannot_be_made(tmp_path: Path) -> None:
     assert f"{tmp_path / 'file' / 'checkpoint'} was not written" in caught.value.__notes__[0]
     with pytest.raises(OSError):
         write("/proc/checkpoint")
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_a_runner_whose_state_is_not_plain_costs_its_part_of_a_checkpoint(
+    num_env_runners: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Own(SingleAgentEpisode):
+        def get_state(self) -> dict[str, Any]:
+            return {**super().get_state(), "own": object()}
+
+    def ends(prev_episode_chunks: list[Any], **_: Any) -> None:  # so that states have chunks
+        pass
+
+    config = PPOConfig().environment(CountingEnv, env_config={"length": 99}).callbacks(on_episode_end=ends)
+    config.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=2, episode_class=Own)
+    config.engine("local" if num_env_runners else "process").training(
+        train_batch_size_per_learner=16, minibatch_size=None
+    )
+    with config.build() as algo:
+        for _ in range(2):
+            algo.train()
+        path = algo.save(tmp_path / "checkpoint")
+    assert f"no state of runner {num_env_runners}, so that a restored run continues as with a new one" in caplog.text
+    with config.build() as algo:
+        algo.restore_from_path(path)
+        [logger] = algo.env_runner_group.foreach_env_runner(lambda runner: runner.metrics)
+        with pytest.raises(MetricsError, match=r"choose another name"):  # a logger that was saved empty has its names
+            logger.log_value("episode_return_mean", 1.0)
+        restored = algo.train()["restored"]
+    assert (restored["training_iteration"], restored["num_envs_restarted"]) == (2, 2)

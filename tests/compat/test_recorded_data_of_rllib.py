@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgpack
 import numpy as np
 import pytest
 
@@ -111,6 +112,33 @@ def test_episodes_whose_steps_take_turns_are_told_apart(tmp_path: Path) -> None:
     rows = np.argsort(np.concatenate([np.arange(25), np.arange(24), np.arange(14), np.arange(25)]), kind="stable")
     parquet.write_table(table.take(rows), tmp_path / "a.parquet")
     expected = as_texts(read(open_source(str(DATA / "cartpole_table"))))
+    assert as_texts(read(open_source(str(tmp_path)))) == expected
+
+
+def test_steps_before_a_packed_chunk_are_those_of_the_chunk_before(tmp_path: Path) -> None:
+    """A chunk of RLlib repeats the latest steps of the chunk before, its lookback."""
+    parquet, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    [file] = (DATA / "cartpole_episodes").rglob("*.parquet")
+    items = [msgpack.unpackb(item.as_py(), strict_map_key=False) for item in parquet.read_table(file)["item"]]
+
+    def cut(part: Any, rows: slice, lookback: int, more: int = 0) -> Any:
+        if "data" not in part:
+            return {name: cut(inner, rows, lookback) for name, inner in part.items()}
+        stop = None if rows.stop is None else rows.stop + more
+        return {**part, "data": part["data"][rows.start : stop], "lookback": lookback}
+
+    chunks = [
+        {
+            **state,
+            "observations": cut(state["observations"], rows, lookback, 1),
+            **{name: cut(state[name], rows, lookback) for name in ("actions", "rewards", "extra_model_outputs")},
+            **({} if rows.stop is None else {"is_terminated": False, "is_truncated": False}),
+        }
+        for state in items
+        for rows, lookback in ((slice(0, 5), 0), (slice(3, None), 2))
+    ]
+    parquet.write_table(pa.table({"item": [msgpack.packb(chunk) for chunk in chunks]}), tmp_path / "a.parquet")
+    expected = as_texts(read(open_source(str(DATA / "cartpole_episodes"))))
     assert as_texts(read(open_source(str(tmp_path)))) == expected
 
 

@@ -56,6 +56,23 @@ def test_only_what_a_name_needs_runs_and_once() -> None:
     assert "trains.py" not in sys.modules and "unused" not in vars(find_script("trains.py"))
 
 
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("sizes = [64]\nsizes += [32]\nfound = sizes", [64, 32]),
+        ("table, key = {}, 1\ntable[key] = 2\nfor n in 'bc': table[n] = [0 for key in 'x']\nfound = len(table)", 3),
+        ("class Net: pass\nclass Net(Net): more = 1\nNet.size = 3\nfound = Net.size, Net.more", (3, 1)),
+        ("try: import missing as fast\nexcept ImportError: fast = 5\nfound = fast", 5),
+        ("with open(__file__) as file: line = file.readline()\nfound = line[:4]", "with"),
+        ("if (limit := 7) > 0: found = limit", 7),
+        ("key = 1\nwide = [0 for key in 'xy']\nkey + undefined\nfound = key, len(wide)", (1, 2)),
+    ],
+)
+def test_all_statements_that_change_a_name_run(source: str, value: object, folder: Path) -> None:
+    (folder / "changes.py").write_text(source)
+    assert import_path("changes.py:found") == value
+
+
 def test_what_was_found_is_saved_by_its_name_again() -> None:
     net = import_path("trains.py:Net")
     assert path_of(net) == "trains.py:Net" and found_by_name(net)

@@ -86,7 +86,7 @@ def test_the_original_exception_is_chained_with_its_traceback(
         runner.sample(num_timesteps=40)
     assert type(caught.value.__cause__) is cause
     shown = "".join(traceback.format_exception(caught.value))
-    assert "testing/envs.py" in shown  # the line of the env that raised
+    assert "corral/testing.py" in shown  # the line of the env that raised
     assert "the simulator" in shown
 
 

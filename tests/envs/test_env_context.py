@@ -113,6 +113,11 @@ class Both(Line):
         self.given = {"config": config, "length": length}
 
 
+class Batch(Line):
+    def __init__(self, num_envs: int, device: str) -> None:
+        self.given = {"num_envs": num_envs, "device": device}
+
+
 class Star(Line):
     def __init__(self, *args: Any) -> None:
         self.given = {"args": args}
@@ -136,6 +141,8 @@ LENGTH = {"length": 7}
         (lambda config="easy", length=5: Line(length), LENGTH, LENGTH),
         (Both, LENGTH, {"config": LENGTH, "length": 7}),
         (Star, LENGTH, {"args": (LENGTH,)}),
+        (Batch, {}, {"num_envs": 4, "device": "cuda"}),
+        (Batch, {"device": "cpu"}, {"num_envs": 4, "device": "cpu"}),
         (partial(Line, render_mode="human"), LENGTH, LENGTH),
         (partial(Required, 4), {"width": 2}, {"length": 4, "width": 2}),
         (partial(Both, config={"a": 1}), LENGTH, {"config": {"a": 1}, "length": 7}),
@@ -146,7 +153,8 @@ LENGTH = {"length": 7}
 )
 def test_what_an_env_is_called_with(factory: Any, env_config: dict[str, Any], given: dict[str, Any]) -> None:
     check_env_config(factory, env_config, "Line")
-    assert call_factory(factory, EnvContext(env_config), "Line").given == given
+    of_runner = {"num_envs": 4, "device": "cuda"}
+    assert call_factory(factory, EnvContext(env_config), "Line", of_batch=lambda: of_runner).given == given
 
 
 def make_required(length: int) -> Line:

@@ -183,8 +183,7 @@ def ending_signals_raised(*, at_once: bool = False) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in ENDING}
     defaults = (signal.SIG_DFL, signal.default_int_handler)
     before = {number: handler for number, handler in before.items() if handler in defaults}
-    outer, request = _request, _Request(sys._getframe(2), at_once)
-    _request = request
+    _request = request = _Request(sys._getframe(2), at_once)
     with _second_signal_ends(request, frozenset(before)):
         for number in before:
             signal.signal(number, request.note)
@@ -202,7 +201,7 @@ def ending_signals_raised(*, at_once: bool = False) -> Iterator[None]:
             request.forget()
             if request.number is not None:
                 signal.signal(NUDGE, request.before_nudge)
-            request.base, _request = None, outer
+            request.base = _request = None
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 from corral.errors import ConfigError
 
 _known: dict[str, Script] = {}
+_WITH_OWN_NAMES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Script(ModuleType):
@@ -72,15 +73,15 @@ def found_script(name: str) -> Script | None:
 
 
 def _needed(statements: list[ast.stmt], name: str) -> list[int]:
-    """Return the indices of the statements that define a name, and what these need; nothing if none defines it."""
-    homes = {bound: index for index, each in enumerate(statements) for bound in bound_names(each)}
+    """Return the indices of the statements that define or change a name, and what these need."""
+    homes = homes_of(statements)
     needed: set[int] = set()
     waiting = [name]
     while waiting:
-        index = homes.get(waiting.pop())
-        if index is not None and index not in needed:
-            needed.add(index)
-            waiting += read_names(ast.unparse(statements[index]))
+        for index in homes.get(waiting.pop(), ()):
+            if index not in needed:
+                needed.add(index)
+                waiting += read_names(ast.unparse(statements[index]))
     return sorted(needed)
 
 
@@ -143,16 +144,27 @@ def _is_main(statement: ast.stmt) -> bool:
     )
 
 
-def bound_names(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement defines at its own level."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        yield from map(local_name, statement.names)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-    else:
-        nested = [each for name in ("body", "orelse", "handlers") for each in getattr(statement, name, [])]
-        for each in nested:
-            yield from bound_names(each)
+def homes_of(statements: list[ast.stmt]) -> dict[str, list[int]]:
+    """Return by name the indices of the statements that define or change it, such as `SIZES += [32]`."""
+    homes: dict[str, list[int]] = {}
+    for index, each in enumerate(statements):
+        for name in bound_names(each):
+            homes.setdefault(name, []).append(index)
+    return homes
+
+
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement, or a part of it, defines or changes at its own level."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from map(local_name, node.names)
+    elif not isinstance(node, _WITH_OWN_NAMES):
+        if isinstance(getattr(node, "ctx", None), ast.Store):
+            changed = node
+            while isinstance(changed, (ast.Attribute, ast.Subscript)):  # as in `TABLE["key"] = value`
+                changed = changed.value
+            if isinstance(changed, ast.Name):
+                yield changed.id
+        for part in ast.iter_child_nodes(node):
+            yield from bound_names(part)

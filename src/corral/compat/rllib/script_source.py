@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import corral
-from corral.core.scripts import bound_names, flat_statements, local_name, read_names
+from corral.core.scripts import flat_statements, homes_of, local_name, read_names
 
 _NATIVE = {"RLlibCallback": "Callback", "DefaultCallbacks": "Callback"}
 """Corral's names of classes of RLlib that scripts derive from."""
@@ -73,7 +73,7 @@ class Script:
         Raises:
             NotPortable: A name is of RLlib and not of Corral, or the script defines it only while it runs.
         """
-        homes = {name: index for index, each in enumerate(self._statements) for name in bound_names(each)}
+        homes = homes_of(self._statements)
         needed: dict[int, set[str]] = {}
         values: dict[str, None] = {}
         waiting = list(names)
@@ -81,15 +81,16 @@ class Script:
         sources = reader + "\n"
         while waiting:
             name = waiting.pop()
-            statement = self._statements[homes[name]] if name in homes else None
-            if statement is None or self._has_plain_value(name, statement):
+            statements = [self._statements[index] for index in homes.get(name, ())]
+            if not statements or self._has_plain_value(name, statements[-1]):
                 values[name] = None
                 continue
-            if name in needed.setdefault(homes[name], set()):
-                continue
-            needed[homes[name]].add(name)
-            if not isinstance(statement, (ast.Import, ast.ImportFrom)):
-                source = self._segment(statement)
+            new = [index for index in homes[name] if name not in needed.setdefault(index, set())]
+            for index in new:
+                needed[index].add(name)
+                if isinstance(self._statements[index], (ast.Import, ast.ImportFrom)):
+                    continue
+                source = self._segment(self._statements[index])
                 waiting += [each for each in read_names(source) if each in homes or each in self._variables]
                 called |= read_names(_without_annotations(source))
                 sources += source + "\n"
