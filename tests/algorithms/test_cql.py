@@ -200,7 +200,7 @@ def test_actions_that_were_never_tried_have_lower_values() -> None:
 def test_the_values_of_a_bandit_are_the_closed_form() -> None:
     """Half the squared error and the soft maximum are least where q - r = w (p_data - softmax(q)) / p_data."""
     with cql(one_sided(), cql_weight=0.5, lr=1e-2).build() as algorithm:
-        for _ in range(3):
+        for _ in range(2):
             algorithm.train()
         values = algorithm.get_module().q_values(torch.zeros(1, 2)).mean(0)[0].detach().numpy()
     soft = np.exp(values) / np.exp(values).sum()
