@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_cases import OPTIMIZERS, freeze
+from learner_cases import OPTIMIZERS, OTHER_PAIRS, freeze
 from torch import Tensor
 
 from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
@@ -95,14 +95,9 @@ def check_freezing(config: AlgorithmConfig) -> None:
             check_training(algo, then_frozen)
 
 
-# All optimizers of the fast tests move the weights of PPO, and those of DQN in NumPy.
 @pytest.mark.slow_cases(
     *("adadelta", "adagrad", "adamax", "adafactor", "asgd", "-rprop", "nadam", "radam"),
-    *(
-        f"{form}-{optimizer}"
-        for form in FORMS.keys() - {"ppo", "dqn"}
-        for optimizer in ("adamw", "rmsprop", "without default lr")
-    ),
+    *OTHER_PAIRS,
 )
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("form", FORMS)
