@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,9 +36,25 @@ def _absent(error: BaseException | None) -> str | None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Keep what is imported and collected away from the garbage collector, which else visits it again and again."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: Any) -> Any:
-    """Skip a file that imports a package which is not installed."""
+    """Skip a file that imports a package which is not installed.
+
+    Each worker begins with another folder, so that each test file is compiled by one of them, and read by the others.
+    """
     report = yield
+    if (worker := getattr(collector.config, "workerinput", None)) and collector.path == Path(__file__).parent:
+        first = len(report.result) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        report.result = [*report.result[first:], *report.result[:first]]
     if report.failed and (found := re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))):
         if found[1] != "corral" and _absent(ModuleNotFoundError(name=found[1])):
             report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: no package {found[1]}")
@@ -154,8 +172,10 @@ def pytest_collection_modifyitems(items: list[Any]) -> Any:
     """Leave to `make slow` what is `slow_on_ray` and `slow_cases`, and let `xdist_group` work.
 
     What starts on Ray takes seconds to start. And xdist 3.8 writes a test's group into an attribute that pytest 9.2
-    does not read.
+    does not read. All workers have one order again.
     """
+    if items and hasattr(items[0].config, "workerinput"):
+        items.sort(key=lambda item: str(item.path))
     for item in items:
         on_ray = any(mark.args == ("ray",) for mark in item.iter_markers("xdist_group"))
         if on_ray and item.get_closest_marker("slow_on_ray"):

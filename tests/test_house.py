@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 from code_lines import count_lines, lines_by_room, read_budget
 from corral import _HOMES
 
+# One process runs all of it, and reads each file once.
+pytestmark = pytest.mark.xdist_group("house")
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "corral"
 FILES = sorted(SRC.rglob("*.py"))
@@ -48,25 +51,36 @@ WITH_PARTS = {"algorithms", "algorithms/config", "compat/rllib", "engines", "mod
 RAY_HOMES = ("engines/ray", "compat/")
 
 
-def imports(source: str, path: str, *, annotations: bool = False) -> Iterator[str]:
-    """Yield the dotted names that a file imports, functions included; `path` is relative to src/corral.
+parse = functools.cache(ast.parse)
+
+
+@functools.cache
+def imports(source: str, path: str, *, annotations: bool = False) -> list[str]:
+    """Return the dotted names that a file imports, functions included; `path` is relative to src/corral.
 
     Imports under TYPE_CHECKING count only with `annotations`.
     """
     package = ["corral", *Path(path).parts[:-1]]
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = node.body if annotations else []
-    for node in ast.walk(tree):
+    nodes, found = [*ast.walk(parse(source))], []
+    guarded = {
+        inner
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for part in node.body
+        for inner in ast.walk(part)
+    }
+    for node in nodes:
+        if node in guarded and not annotations:
+            continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(part for part in (base, node.module) if part)
             for alias in node.names:
                 home = _HOMES.get(alias.name) if module == "corral" else None
-                yield home or f"{module}.{alias.name}"
+                found.append(home or f"{module}.{alias.name}")
+    return found
 
 
 def test_the_lowest_declared_versions_are_what_make_lowest_installs() -> None:
@@ -246,7 +260,7 @@ def namespace_owner(node: ast.expr) -> str | None:
 
 def reached(source: str, *, fills_namespaces: bool = False) -> list[str]:
     """Return what a file of compat/ writes to from outside: the class or the dict of an object, or the core."""
-    tree = ast.parse(source)
+    tree = parse(source)
     core, found = names_of_core(tree), []
     for node, owner in written(tree):
         is_form = isinstance(node, ast.Attribute) and node.attr in ("__class__", "__dict__")
@@ -306,7 +320,7 @@ def levels(sources: Iterable[str]) -> dict[str, int]:
     """Return the number of levels of classes above each class, by name; classes of other packages do not count."""
     bases: dict[str, list[str]] = {}
     for source in sources:
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parse(source)):
             if isinstance(node, ast.ClassDef):
                 bases.setdefault(node.name, []).extend(ast.unparse(base).partition("[")[0] for base in node.bases)
 

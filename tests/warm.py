@@ -113,6 +113,10 @@ class Popen:
         self._process.join(timeout)
         if self.poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self.printed()
+
+    def printed(self) -> tuple[str, str]:
+        """Return what it printed so far, and its errors."""
         output, errors = (Path(file.name).read_text(encoding="utf-8") for file in self._outputs)
         return output, errors
 

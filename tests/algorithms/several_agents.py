@@ -124,7 +124,8 @@ def config_of(base: type[AlgorithmConfig], **multi_agent: Any) -> AlgorithmConfi
         if base is APPOConfig:
             config.training(use_kl_loss=True, circular_buffer_num_batches=2, target_network_update_freq=3, tau=0.5)
         return config.reporting(min_sample_timesteps_per_iteration=48)
-    settings = {"num_steps_sampled_before_learning_starts": 20, "train_batch_size_per_learner": 16}
+    settings: dict[str, Any] = {"num_steps_sampled_before_learning_starts": 20, "train_batch_size_per_learner": 16}
+    settings["training_intensity"] = 4.0  # an update every 4 env steps
     return config.training(**settings).reporting(min_sample_timesteps_per_iteration=40)
 
 

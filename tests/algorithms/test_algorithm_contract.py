@@ -67,6 +67,8 @@ def test_it_solves_the_identity_env(algo: str, space: str) -> None:
 def test_the_same_seed_gives_the_same_results(algo: str, space: str) -> None:
     settings = {} if algo in ON_POLICY else {"num_steps_sampled_before_learning_starts": 32, "gamma": 0.9}
     config = small_config(algo, space, **settings, **(PRIORITIZED | {"noisy": True} if algo == "DQN" else {}))
+    if algo not in ON_POLICY:
+        config.reporting(min_sample_timesteps_per_iteration=24)  # it learns in the second iteration
 
     def results(seed: int) -> list[Any]:
         with config.copy().debugging(seed=seed).build() as algorithm:
@@ -79,14 +81,16 @@ def test_the_same_seed_gives_the_same_results(algo: str, space: str) -> None:
 
 @pytest.mark.parametrize(("algo", "space"), FORMS)
 def test_the_result_has_its_keys_before_anything_is_learned(algo: str, space: str) -> None:
-    with small_config(algo, space).build() as algorithm:
+    config = small_config(algo, space)
+    if algo not in ON_POLICY:
+        config.training(num_steps_sampled_before_learning_starts=32)
+        config.reporting(min_sample_timesteps_per_iteration=16)
+    with config.build() as algorithm:
         first, *_, last = (algorithm.train()["learners"]["default_policy"] for _ in range(3))
         assert sorted(first) == sorted(last)
         if algo not in ON_POLICY:  # which learn in each iteration
             assert sorted(first) == sorted(algorithm.METRICS)
-            starts = algorithm.config.num_steps_sampled_before_learning_starts
-            has_learned = algorithm.config.min_sample_timesteps_per_iteration >= starts
-            assert has_learned or np.isnan(list(first.values())).all()
+            assert np.isnan(list(first.values())).all()
     assert np.isfinite(list(last.values())).all()
 
 
@@ -105,6 +109,7 @@ def test_a_state_holds_all_that_updates_continue_from(algo: str, space: str) -> 
     config = small_config(
         algo, space, store_buffer_in_checkpoints=True, num_steps_sampled_before_learning_starts=32, gamma=0.9, **delay
     )
+    config.reporting(min_sample_timesteps_per_iteration=24)
     with config.build() as algorithm, config.copy().debugging(seed=9).build() as other:
         for _ in range(2):
             algorithm.train()

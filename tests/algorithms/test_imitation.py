@@ -152,7 +152,7 @@ def agreement(algorithm: Any, is_box: bool) -> float:
     return float((actions == data["actions"]).mean())
 
 
-@pytest.mark.slow_cases("SAC")
+@pytest.mark.slow_cases("SAC", "DDPG")
 @pytest.mark.parametrize("algo", ["DQN", "SAC", "TD3", "DDPG"])
 def test_the_policy_imitates_although_values_say_something_else(algo: str) -> None:
     """Rewards are higher for actions that were recorded in other states, or never."""

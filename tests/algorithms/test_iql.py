@@ -110,7 +110,7 @@ def bandit(num_steps: int = 3000) -> dict[str, Any]:
 def test_values_are_an_expectile_of_the_recorded_actions(expectile: float, expected: float) -> None:
     """For rewards -1, 0 and 1 the expectile v > 0 solves e (1 - v) = (1 - e) (v + 1 + v); at 0.9 v is 8/11."""
     with iql(bandit(), expectile=expectile, beta=1.0).build() as algorithm:
-        for _ in range(3):
+        for _ in range(2):
             algorithm.train()
         module = algorithm.get_module()
         value = module.value(torch.zeros(1, 2)).item()
@@ -143,7 +143,7 @@ def crossing_walks() -> dict[str, Any]:
 
 def test_walks_are_joined_where_they_cross() -> None:
     with iql(crossing_walks(), expectile=0.95, beta=3.0, gamma=0.9).build() as algorithm:
-        for _ in range(5):
+        for _ in range(4):
             algorithm.train()
         module = algorithm.get_module()
         places = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])

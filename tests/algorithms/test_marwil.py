@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from corral import Algorithm, BCConfig, ClipRewards, MARWILConfig, NormalizeObservations
+from corral import BCConfig, ClipRewards, MARWILConfig, NormalizeObservations
 from corral.algorithms.bc import bc_loss
 from corral.algorithms.marwil import marwil_loss
 from corral.algorithms.offline import OfflineAlgorithm
@@ -186,17 +185,6 @@ def test_the_mean_of_the_first_batch_stays_the_norm_at_a_rate_of_0() -> None:
     with config.training(moving_average_sqd_adv_norm_update_rate=0.0).build() as algorithm:
         first, *later = (algorithm.train()["learners"]["default_policy"]["sqd_adv_norm"] for _ in range(3))
     assert later == [first, first]
-
-
-def test_training_continues_exactly(tmp_path: Path) -> None:
-    config = marwil(walks(), num_updates_per_iteration=5).offline_data(validation_fraction=0.3)
-    with config.build() as algorithm:
-        algorithm.train()
-        path = algorithm.save(tmp_path / "checkpoint")
-        expected = [algorithm.train()["learners"] for _ in range(2)]
-    with Algorithm.from_checkpoint(path, input_=walks()) as restored:
-        found = [restored.train()["learners"] for _ in range(2)]
-    assert found == expected
 
 
 def test_the_discount_cannot_change_after_the_returns_were_summed() -> None:

@@ -194,8 +194,9 @@ def classes_with_state() -> set[str]:
     """The classes of the library that define `get_state`."""
     source, found = Path(corral.__file__).parent, set()
     for path in source.rglob("*.py"):
-        if "compat" not in path.parts:
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if "compat" not in path.parts and "def get_state" in text:
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.ClassDef):
                     names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
                     found |= {node.name} if "get_state" in names else set()

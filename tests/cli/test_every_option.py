@@ -313,29 +313,37 @@ def outcome(arguments: list[str], directory: Path, capsys: pytest.CaptureFixture
     return status, len(shown) if arguments[0] == "train" else shown, written
 
 
-@pytest.mark.parametrize(("command", "option"), CASES)
-def test_an_option_has_an_effect(
-    command: str,
-    option: str,
+BASES: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+for _case, (_base, _) in CASES.items():
+    BASES.setdefault(tuple(_base), []).append(_case)
+
+
+@pytest.mark.parametrize(
+    "cases", BASES.values(), ids=lambda cases: " ".join((cases[0][0], *(name for _, name in cases)))
+)
+def test_each_option_has_an_effect(
+    cases: list[tuple[str, str]],
     prepared: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    command, base = cases[0][0], CASES[cases[0]][0]
     if command == "plot":
         pytest.importorskip("matplotlib")
     if command == "play":
         pytest.importorskip("imageio")
-    found = []
-    base, more = CASES[command, option]
-    for name, arguments in (("without", base), ("again", base), ("with", [*base, *more])):
+
+    def found(name: str, *more: str) -> Any:
         directory = tmp_path / name
         shutil.copytree(prepared, directory)
         monkeypatch.chdir(directory)
         capsys.readouterr()
-        found.append(outcome(arguments, directory, capsys))
-    assert found[0] == found[1]  # without the option, nothing differs
-    assert found[0] != found[2]
+        return outcome([*base, *more], directory, capsys)
+
+    without_it = found("without")
+    assert found("again") == without_it
+    assert [case for case in cases if found(case[1], *CASES[case][1]) == without_it] == []
 
 
 def test_each_option_is_tested() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
+import warm
 from corral import PPOConfig
 from corral.envs.registration import registered_envs
 from corral.envs.vector import EnvContext, make_vector_env
@@ -58,7 +58,7 @@ def played(env: VectorEnv[Any, Any, Any], num_steps: int, seed: int = 5) -> dict
 class TestIds:
     def test_need_no_prefix_and_no_import(self) -> None:
         script = f"from corral.envs.vector import resolve_env; print(resolve_env({PONG!r}))"
-        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        found = warm.run([sys.executable, "-c", script])
         assert found.stdout.strip() == PONG
 
     def test_an_unknown_game_suggests_the_nearest(self) -> None:

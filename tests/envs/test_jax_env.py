@@ -18,6 +18,9 @@ from exact_runs import check_continuation
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
+# One process imports JAX, and compiles what several tests share.
+pytestmark = pytest.mark.xdist_group("jax")
+
 N = 6
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import fuzzing
 import pytest
+
+import warm
 
 NUM_CASES = 50  # `make campaign` takes 10,000
 SEED = 0
@@ -21,7 +22,7 @@ def test_every_damaged_file_is_read_or_refused(target: str, tmp_path: Path) -> N
     number = int(os.environ.get("NUM_FUZZED_FILES", NUM_CASES))
     current = tmp_path / "case"
     command = [sys.executable, fuzzing.__file__, target, f"{SEED}", f"{number}", "--current", f"{current}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path)
+    done = warm.run(command, timeout=DEADLINE_S, cwd=tmp_path)
     assert done.returncode == 0, f"case {current.read_text()}: {done.stderr[-2000:]}"
     *wrong, last = map(json.loads, done.stdout.splitlines())
     assert wrong == []
@@ -33,5 +34,5 @@ def test_the_watch_sees_code_that_runs(tmp_path: Path) -> None:
     program = "import fuzzing, os; done = []; fuzzing.watch_for_harm(done); os.system('true'); print(done)"
     paths = [str(Path(fuzzing.__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    done = warm.run([sys.executable, "-c", program], env=environment)
     assert "os.system" in done.stdout

@@ -273,6 +273,12 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adagrad": (torch.optim.Adagrad, {"weight_decay": 0.01}),
     "own": (SignedMomentum, {}),
 }
+# Every optimizer trains PPO, and DQN in NumPy; the other algorithms need not try them all.
+OTHER_PAIRS = [
+    f"{algorithm}-{optimizer}"
+    for algorithm in ("impala", "appo", "sac", "td3")
+    for optimizer in ("adamw", "sgd", "nadam", "own", "rmsprop", "without default lr")
+]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from corral.learners.losses import Batch
 from corral.modules.module import ActorCritic, Module
 from corral.testing import IdentityEnv
 
+# One process imports the compiler.
+pytestmark = pytest.mark.xdist_group("compile")
+
 
 @pytest.fixture(autouse=True)
 def forget_compiled() -> Any:

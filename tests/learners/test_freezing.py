@@ -11,6 +11,7 @@ import torch
 from learner_cases import (
     ALGORITHMS,
     OPTIMIZERS,
+    OTHER_PAIRS,
     PPO_COEFFICIENTS,
     Net,
     algorithm_batch,
@@ -144,7 +145,7 @@ def test_frozen_parameters_count_in_no_norm(optimizer: str, by: str) -> None:
     assert norm < 0.9 * whole
 
 
-@pytest.mark.slow_cases("rmsprop", "nadam", "radam", "adagrad")
+@pytest.mark.slow_cases("rmsprop", "nadam", "radam", "adagrad", *OTHER_PAIRS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def config(cls: type[AlgorithmConfig], **training: Any) -> AlgorithmConfig:
     if cls in (IMPALAConfig, APPOConfig):
         made.env_runners(num_env_runners=0, rollout_fragment_length=16)
     made.training(**{**given, **training}).debugging(seed=0)
-    return made.reporting(min_sample_timesteps_per_iteration=64)
+    return made.reporting(min_sample_timesteps_per_iteration=64 if cls in ON_POLICY else 24)
 
 
 def train(made: AlgorithmConfig, num_iterations: int = 2) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -143,7 +143,7 @@ def with_small_actions(module: Any, batch: Any, coefficients: Any, default_loss:
 def test_one_group_of_parameters_may_get_another_loss() -> None:
     def size_of_actions(loss: Any) -> float:
         with config(TD3Config, loss=loss, lr=3e-3).build() as algo:
-            for _ in range(3):
+            for _ in range(6):
                 algo.train()
             obs = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)
             return float(np.abs(algo.compute_actions(obs, explore=False)).mean())

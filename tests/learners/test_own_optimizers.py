@@ -122,8 +122,9 @@ def config(cls: type[AlgorithmConfig], **training: Any) -> AlgorithmConfig:
     made = cls().environment(IdentityEnv, env_config={"space": "box"}).rl_module(model_config={"fcnet_hiddens": [8]})
     sizes: dict[str, Any] = {"train_batch_size_per_learner": 32}
     sizes |= {"minibatch_size": 16, "num_epochs": 2} if cls is PPOConfig else {}
-    sizes |= {} if cls is PPOConfig else {"num_steps_sampled_before_learning_starts": 32}
-    return made.training(**sizes, **training).reporting(min_sample_timesteps_per_iteration=64).debugging(seed=0)
+    sizes |= {} if cls is PPOConfig else {"num_steps_sampled_before_learning_starts": 16}
+    made.reporting(min_sample_timesteps_per_iteration=64 if cls is PPOConfig else 20)
+    return made.training(**sizes, **training).debugging(seed=0)
 
 
 def rates_of(result: dict[str, Any]) -> dict[str, float]:

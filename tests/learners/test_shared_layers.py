@@ -18,6 +18,7 @@ from learner_cases import (
     OBS,
     ON_POLICY,
     OPTIMIZERS,
+    OTHER_PAIRS,
     PPO_COEFFICIENTS,
     SMALL,
     Net,
@@ -79,6 +80,7 @@ def steps_of_reference(
             yield
 
 
+@pytest.mark.slow_cases(*OTHER_PAIRS)
 @pytest.mark.parametrize("kind", ["adam", "sgd", "nadam", "own"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_modules_take_their_steps_in_turn(name: str, kind: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_cases import OPTIMIZERS, freeze
+from learner_cases import OPTIMIZERS, OTHER_PAIRS, freeze
 from torch import Tensor
 
 from corral import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
@@ -55,7 +55,7 @@ def make_config(form: str, optimizer: str = "adam") -> AlgorithmConfig:
     config = make().environment(IdentityEnv, env_config={"space": space}).debugging(seed=0)
     config.rl_module(model_config={"fcnet_hiddens": [4, 4], "fcnet_activation": "tanh"})
     config.training(optimizer=optimizer_class, optimizer_config=settings, lr=0.01)
-    return config.reporting(min_sample_timesteps_per_iteration=12)
+    return config.reporting(min_sample_timesteps_per_iteration=6)
 
 
 def own_parameters(module: Module) -> dict[str, Tensor]:
@@ -95,7 +95,10 @@ def check_freezing(config: AlgorithmConfig) -> None:
             check_training(algo, then_frozen)
 
 
-@pytest.mark.slow_cases("adadelta", "adagrad", "adamax", "adafactor", "asgd", "-rprop", "nadam", "radam")
+@pytest.mark.slow_cases(
+    *("adadelta", "adagrad", "adamax", "adafactor", "asgd", "-rprop", "nadam", "radam"),
+    *OTHER_PAIRS,
+)
 @pytest.mark.parametrize("optimizer", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_all_that_is_trainable_moves_and_nothing_else(form: str, optimizer: str) -> None:

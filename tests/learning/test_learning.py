@@ -60,8 +60,8 @@ def test_pendulum_improves_from_minus_1200_to_minus_350(seed: int, action_bounds
         assert train_to(algorithm, -350, 120_000) >= -350
 
 
-# The names of the spaces that other ones cover: a Discrete one, a Box and a MultiDiscrete one are left.
-SLOW_SPACES = ("box_uneven", "box_unbounded", "discrete_from_minus_2", "multi_binary", "multi_discrete_2d")
+# The names of the spaces that other ones cover; test_algorithm_contract.py has PPO with Discrete actions.
+SLOW_SPACES = ("discrete", "box_uneven", "box_unbounded", "discrete_from_minus_2", "multi_binary", "multi_discrete_2d")
 
 
 @pytest.mark.slow_cases("box")
@@ -73,7 +73,7 @@ def test_identity_is_solved_in_every_action_space(space: str) -> None:
     config = (
         PPOConfig()
         .environment(IdentityEnv, env_config={"space": space})
-        .training(gamma=0.0, lr=3e-3, minibatch_size=128)
+        .training(gamma=0.0, lr=3e-3, train_batch_size_per_learner=512, minibatch_size=128)
         .rl_module(model_config={"initial_log_std": -1.0} if space.startswith("box") else {})
         .debugging(seed=1)
     )
@@ -88,7 +88,7 @@ def test_time_limit_is_no_termination(autoreset_mode: str) -> None:
         PPOConfig()
         .environment(TimeLimitCorridor)
         .env_runners(autoreset_mode=autoreset_mode)
-        .training(gamma=0.9, lr=3e-3, minibatch_size=256, num_epochs=8)
+        .training(gamma=0.9, lr=1e-2, train_batch_size_per_learner=512, minibatch_size=256, num_epochs=8)
         .debugging(seed=0)
     )
     with config.build() as algorithm:
@@ -121,7 +121,7 @@ def test_same_seed_same_results(env: str, settings: dict[str, Any]) -> None:
             .environment(env)
             .env_runners(**settings)
             .engine("local")
-            .training(train_batch_size_per_learner=600, minibatch_size=100, num_epochs=2)
+            .training(train_batch_size_per_learner=120, minibatch_size=60, num_epochs=2)
             .debugging(seed=seed)
         )
         with config.build() as algorithm:

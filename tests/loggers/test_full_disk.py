@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import warm
 from corral.errors import RunDirectoryError
 from corral.runs.loggers import CSVLogger, JSONLinesLogger
 from corral.testing import CountingEnv
@@ -93,9 +93,7 @@ sys.exit(main(["train", "--algo", "PPO", "--env", "corral.testing:CountingEnv", 
 
 def test_a_run_without_room_trains_to_its_end_and_fails_since_it_kept_nothing(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    done = warm.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, timeout=DEADLINE_S)
     assert done.returncode == 7, done.stderr
     assert "Logging error" not in done.stderr  # what logging prints for each line that it cannot write
     assert "\nFailed after 12 iterations" in f"\n{done.stdout}" and "corral play" not in done.stdout

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+import warm
 from at_least import all_of
 from corral import (
     BCConfig,
@@ -236,7 +236,7 @@ def test_other_programs_read_the_files(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, sys
+import os, signal, sys
 from offline.recorded_envs import Counting
 from offline.test_recording import ppo
 config = ppo(sys.argv[1]).offline_data(output_max_rows_per_file=50)
@@ -244,18 +244,15 @@ with config.build() as algorithm:
     for _ in range(10):
         algorithm.train()
     print(len(Counting.log), sum(len(steps) + 1 for steps in Counting.log), flush=True)
-    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_killed_run_loses_the_open_file_at_most(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     command = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": path}, **pipes) as process:
-        assert process.stdout is not None
-        num_episodes, num_rows = map(int, process.stdout.readline().split())
-        process.kill()
+    done = warm.run(command, env={**os.environ, "PYTHONPATH": path})
+    num_episodes, num_rows = map(int, done.stdout.split())
     kept = read(tmp_path / "data")
     assert num_rows - sum(len(episode) for episode in kept) <= 50 + 30
     assert 0 < len(kept) <= num_episodes

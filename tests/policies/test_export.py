@@ -22,6 +22,9 @@ from corral.modules.q_module import QModule
 from corral.modules.sac_module import SACModule
 from corral.modules.td3_module import TD3Module
 
+# One process imports the exporters.
+pytestmark = pytest.mark.xdist_group("graphs")
+
 FLAT = spaces.Box(-1, 1, (4,))
 IMAGE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
 # One leaf is named like the output; the two parts of a Tuple are leaves of their own.

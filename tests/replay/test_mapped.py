@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from streams import Reference, Stream, assert_same
 
+import warm
 from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer
 from corral.errors import ConfigError
 
@@ -64,7 +64,7 @@ buffer.add(Stream().next(5))
 assert len(buffer)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", code])
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(tmp_path.iterdir()) == []
 

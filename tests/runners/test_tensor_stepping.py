@@ -166,7 +166,7 @@ def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str,
 @pytest.mark.parametrize("transforms", [[], TRANSFORMS["normalised"]])
 def test_transfers_to_the_host_are_as_many_however_long_the_iteration(transforms: list[Any]) -> None:
     found = []
-    for num_rows, num_epochs in ((8, 1), (32, 6)):
+    for num_rows, num_epochs in ((8, 1), (16, 3)):
         config = make_config(train_batch_size_per_learner=num_rows * N, minibatch_size=N, num_epochs=num_epochs)
         algo = config.env_runners(transforms=transforms).build()
         for _ in range(3):  # the first episodes end

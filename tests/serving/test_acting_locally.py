@@ -31,6 +31,9 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.runners.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
 
+# One process exports the graphs of policies, each of them once.
+pytestmark = pytest.mark.xdist_group("graphs")
+
 BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
 PARTS = spaces.Dict({"gear": spaces.Discrete(3), "wheel": BOX})
 OBS = spaces.Dict({"action_mask": spaces.Box(0, 1, (3,), np.int8), "observations": spaces.Box(-1, 1, (4,), np.float32)})

@@ -18,6 +18,9 @@ from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
 from corral.runners.serving.client import ClientError, EpisodesLost
 
+# One process exports the graphs of policies, each of them once.
+pytestmark = pytest.mark.xdist_group("graphs")
+
 
 def obs(value: float) -> Any:
     return np.full(4, value, np.float32)

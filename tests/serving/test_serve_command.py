@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import yaml
 from gymnasium.spaces import Box, Discrete
 from simulators import free_ports, runner_of
 
+import warm
 from at_least import all_of
 from console_script import corral_command
 from corral import PPOConfig
@@ -38,32 +37,18 @@ SERVE = ["serve", "--algo", "PPO", "--env", "corral.testing:CountingEnv", "--num
 
 
 class Server:
-    """A process of `corral serve`; what it prints is read by a thread."""
+    """A process of `corral serve`."""
 
     def __init__(self, arguments: list[str], directory: Path) -> None:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            corral_command(*arguments),
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.printed: list[str] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        self.process = warm.Popen(corral_command(*arguments), cwd=directory)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.printed.extend(iter(self.process.stdout.readline, ""))
+    @property
+    def printed(self) -> str:
+        return "".join(self.process.printed())
 
-    def wait(self) -> int:
-        status = self.process.wait(DEADLINE_S)
-        self._thread.join(DEADLINE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return status
+    def wait(self) -> int | None:
+        self.process.communicate(DEADLINE_S)
+        return self.process.returncode
 
 
 @pytest.fixture
@@ -133,9 +118,8 @@ def test_simulators_train_the_policy_of_a_run(serve: Any, tmp_path: Path) -> Non
     server = serve(*SERVE, "--unix", str(socket), "--stop", "training_iteration=3", "--run-dir", "run")
     player = Player(f"unix:{socket}")
     assert server.wait() == 0, server.printed
-    printed = "".join(server.printed)
-    assert f'PolicyClient("unix:{socket}")' in printed
-    assert "corral evaluate run\n" in printed
+    assert f'PolicyClient("unix:{socket}")' in server.printed
+    assert "corral evaluate run\n" in server.printed
     last = results(tmp_path / "run")[-1]
     sampled = last["num_env_steps_sampled_lifetime"]
     assert 3 * 64 <= sampled <= player.join() <= sampled + 2
@@ -155,7 +139,7 @@ def test_a_server_that_is_killed_continues_and_its_simulator_finds_it_again(serv
     assert server.wait() == -signal.SIGKILL
     again = serve(*command)
     assert again.wait() == 0, again.printed
-    assert "sub-envs 0 to 1: its episodes are played by other programs, which begin new ones" in "".join(again.printed)
+    assert "sub-envs 0 to 1: its episodes are played by other programs, which begin new ones" in again.printed
     lines = results(run)
     assert [line["training_iteration"] for line in lines] == list(range(1, 13))
     counts = [line["num_env_steps_sampled_lifetime"] for line in lines]
@@ -172,7 +156,7 @@ def test_a_signal_ends_the_server_and_its_simulators(serve: Any, tmp_path: Path,
     wait_for_results(run, 2, server)
     server.process.send_signal(number)
     assert server.wait() == 128 + number
-    assert "corral serve --resume run" in "".join(server.printed)
+    assert "corral serve --resume run" in server.printed
     assert player.join() > 0
     assert not socket.exists()
 
@@ -181,7 +165,7 @@ def test_a_signal_ends_the_server_and_its_simulators(serve: Any, tmp_path: Path,
 def test_a_signal_ends_a_server_that_waits_for_its_first_simulator(serve: Any, tmp_path: Path) -> None:
     server = serve(*SERVE, "--port", "0", "--stop", "training_iteration=1", "--run-dir", "run")
     ends_s = time.monotonic() + DEADLINE_S
-    while not any("Simulators connect to 127.0.0.1:" in line for line in [*server.printed]):
+    while "Simulators connect to 127.0.0.1:" not in server.printed:
         assert time.monotonic() < ends_s and server.process.poll() is None, server.printed
         time.sleep(0.02)
     server.process.send_signal(signal.SIGINT)
@@ -197,7 +181,7 @@ def test_runners_in_processes_have_ports_of_their_own(serve: Any, tmp_path: Path
     )  # fmt: skip
     players = [Player(f"127.0.0.1:{port + i}") for i in range(2)]
     assert server.wait() == 0, server.printed
-    addresses = re.findall(r"Simulators connect to (\S+),", "".join(server.printed))
+    addresses = re.findall(r"Simulators connect to (\S+),", server.printed)
     assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     sampled = results(tmp_path / "run")[-1]["num_env_steps_sampled_lifetime"]
     assert sampled >= 3 * 64
@@ -295,7 +279,7 @@ def test_an_experiment_of_several_agents_is_served(
     with MultiAgentPolicyClient(f"unix:{socket}", 2) as client:
         num_steps = drive(client, [made(), made()])
     assert server.wait() == 0, server.printed
-    assert f'for instance with MultiAgentPolicyClient("unix:{socket}").' in server.printed[0]
+    assert f'for instance with MultiAgentPolicyClient("unix:{socket}").' in server.printed
     last = results(tmp_path / "run")[-1]
     assert 128 <= last["num_env_steps_sampled_lifetime"] <= num_steps
     assert last["env_runners"]["episode_return_mean"] == 9.0

@@ -224,6 +224,7 @@ class WatchingWholeSeats(WatchingSeats, WatchingWholes):
     pass
 
 
+@pytest.mark.slow_cases("25-0.0")
 @pytest.mark.parametrize("watching_class", [WatchingSeats, WatchingWholeSeats])
 @pytest.mark.parametrize(("num_timesteps", "drops"), [(4, 0.0), (25, 0.0), (12, 0.03)])
 def test_events_of_the_episodes(watching_class: Any, num_timesteps: int, drops: float) -> None:

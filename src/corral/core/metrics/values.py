@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from corral.core.metrics.reduction_settings import ELEMENTWISE, MetricsError, Pa
 Key = str | tuple[Any, ...]
 """A name, or a (nested) tuple of names."""
 
-_HOME = str(FilePath(__file__).parent)
+_HOME = os.path.dirname(__file__)
 
 
 def as_path(key: Key) -> Path:
@@ -93,6 +93,6 @@ def fit(path: Path, reduction: Reduction, value: Any) -> Any:
 def call_site() -> str:
     """Return `file.py:line` of the innermost call that comes from outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and str(FilePath(frame.f_code.co_filename).parent) == _HOME:
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == _HOME:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
