@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from corral.data.offline import off_policy_estimates
 from corral.data.offline.off_policy_estimates import (
     Bootstrap,
-    Steps,
     ValueEstimate,
     discounted_returns,
+    doubly_robust,
+    importance_sampling,
     mean_estimate,
+    per_decision_importance_sampling,
+    weighted_doubly_robust,
+    weighted_importance_sampling,
+    weighted_per_decision_importance_sampling,
 )
 from corral.errors import DataError
 
@@ -31,20 +35,6 @@ TARGET = np.array([[0.2, 0.8], [0.9, 0.1]])
 FEW = Bootstrap(num_resamples=20)
 
 Simple = Callable[..., ValueEstimate]
-
-
-def of_columns(estimate: Callable[[Steps, Bootstrap], ValueEstimate]) -> Simple:
-    """An estimate as a function of columns and settings."""
-    return lambda *, bootstrap=None, **given: estimate(Steps(**given), bootstrap or Bootstrap())
-
-
-importance_sampling = of_columns(off_policy_estimates.importance_sampling)
-weighted_importance_sampling = of_columns(off_policy_estimates.weighted_importance_sampling)
-doubly_robust = of_columns(off_policy_estimates.doubly_robust)
-weighted_doubly_robust = of_columns(off_policy_estimates.weighted_doubly_robust)
-# The same without values.
-per_decision_importance_sampling = of_columns(off_policy_estimates.doubly_robust)
-weighted_per_decision_importance_sampling = of_columns(off_policy_estimates.weighted_doubly_robust)
 WITHOUT_VALUES: list[Simple] = [
     importance_sampling,
     weighted_importance_sampling,
@@ -148,13 +138,13 @@ def test_with_exact_values_actions_add_no_variance() -> None:
     for a0, a1 in itertools.product(range(2), range(2)):
         actions = np.array([[0, 1], [a0, a1]])
         found = doubly_robust(
-            rewards=np.array([q0[a0] - GAMMA * v1, q1[a1]]),
-            starts=np.array([True, False]),
-            behaviour_logp=np.log(BEHAVIOUR[actions[0], actions[1]]),
-            target_logp=np.log(TARGET[actions[0], actions[1]]),
-            q_values=np.array([q0[a0], q1[a1]]),
-            state_values=np.array([v0, v1]),
-            gamma=GAMMA,
+            np.array([q0[a0] - GAMMA * v1, q1[a1]]),
+            np.array([True, False]),
+            np.log(BEHAVIOUR[actions[0], actions[1]]),
+            np.log(TARGET[actions[0], actions[1]]),
+            np.array([q0[a0], q1[a1]]),
+            np.array([v0, v1]),
+            GAMMA,
         )
         assert found.value == pytest.approx(v0, rel=1e-12)
 
@@ -252,7 +242,7 @@ def called(estimate: Simple, columns: dict[str, NDArray[Any]], **settings: Any) 
 def test_estimates_agree_with_a_plain_reference(seed: int, gamma: float) -> None:
     columns = random_columns(np.random.default_rng(seed), 1 + 6 * seed)
     for estimate, expected in reference(columns, gamma).items():
-        assert called(estimate, columns, gamma=gamma).value == pytest.approx(expected, rel=1e-9)
+        assert called(estimate, columns, gamma=gamma).value == pytest.approx(expected, rel=1e-9), estimate.__name__
 
 
 def test_long_data_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,11 +266,11 @@ def test_equal_policies_give_the_recorded_mean() -> None:
 
 def test_ratios_are_clipped_only_when_asked_to() -> None:
     rewards, starts = np.ones(2), np.array([True, True])
-    arguments = {"behaviour_logp": np.log([0.1, 0.5]), "target_logp": np.log([0.9, 0.5]), "gamma": 1.0}
-    arguments |= {"rewards": rewards, "starts": starts}
-    assert importance_sampling(**arguments).value == pytest.approx((9 + 1) / 2)
-    assert importance_sampling(**arguments, max_ratio=2).value == pytest.approx((2 + 1) / 2)
-    assert importance_sampling(**arguments).effective_sample_size == pytest.approx(10**2 / (81 + 1))
+    behaviour, target = np.log([0.1, 0.5]), np.log([0.9, 0.5])
+    arguments = (rewards, starts, behaviour, target, 1.0)
+    assert importance_sampling(*arguments).value == pytest.approx((9 + 1) / 2)
+    assert importance_sampling(*arguments, max_ratio=2).value == pytest.approx((2 + 1) / 2)
+    assert importance_sampling(*arguments).effective_sample_size == pytest.approx(10**2 / (81 + 1))
 
 
 # Errors and intervals.

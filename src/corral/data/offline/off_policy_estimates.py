@@ -72,8 +72,19 @@ class ValueEstimate:
     num_episodes: int
 
 
-class Steps:
-    """Checked columns of the steps of whole episodes, one episode after the other, with the weights of the episodes.
+def importance_sampling(
+    rewards: NDArray[Any],
+    starts: NDArray[Any],
+    behaviour_logp: NDArray[Any],
+    target_logp: NDArray[Any],
+    gamma: float,
+    *,
+    max_ratio: float | None = None,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> ValueEstimate:
+    """Return the mean of weight times return over the episodes (Precup, Sutton and Singh 2000, ICML).
+
+    It is unbiased, but its variance grows exponentially with the length of the episodes.
 
     Args:
         rewards: Rewards `[S]`.
@@ -81,9 +92,167 @@ class Steps:
         behaviour_logp: Log-probability (or log-density) of the actions under the policy that was recorded, `[S]`.
         target_logp: The same under the policy that is evaluated, `[S]`; minus infinity where it never takes the action.
         gamma: Discount per step.
-        max_ratio: Bound to which the ratio of each step is clipped, which makes estimates biased; `None` clips none.
-        q_values: Values of the recorded actions under the policy that is evaluated, `[S]`; `None` is 0.
-        state_values: Values of the observations under this policy, `[S]`; `None` is 0.
+        max_ratio: Bound to which the ratio of each step is clipped, which makes the estimate biased; `None` clips none.
+        bootstrap: How the interval is found.
+
+    Raises:
+        DataError: The columns are empty or differ in length, or hold a value that makes no sense.
+    """
+    steps = _Steps(rewards, starts, behaviour_logp, target_logp, gamma, max_ratio)
+    scale, weights = steps.episode_weights()
+    returns = steps.sum_by_episode(steps.discounts * steps.rewards)
+    return _estimate(lambda: iter([((weights * returns)[:, None], None)]), weights, bootstrap, scale)
+
+
+def weighted_importance_sampling(
+    rewards: NDArray[Any],
+    starts: NDArray[Any],
+    behaviour_logp: NDArray[Any],
+    target_logp: NDArray[Any],
+    gamma: float,
+    *,
+    max_ratio: float | None = None,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> ValueEstimate:
+    """Return the mean of the returns of the episodes by their weights (Precup, Sutton and Singh 2000, ICML).
+
+    It is consistent and lies between the lowest and the highest return, but biased with few episodes. See
+    `importance_sampling` for the arguments.
+    """
+    steps = _Steps(rewards, starts, behaviour_logp, target_logp, gamma, max_ratio)
+    _, weights = steps.episode_weights()
+    returns = steps.sum_by_episode(steps.discounts * steps.rewards)
+    return _estimate(lambda: iter([((weights * returns)[:, None], weights[:, None])]), weights, bootstrap)
+
+
+def per_decision_importance_sampling(
+    rewards: NDArray[Any],
+    starts: NDArray[Any],
+    behaviour_logp: NDArray[Any],
+    target_logp: NDArray[Any],
+    gamma: float,
+    *,
+    max_ratio: float | None = None,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> ValueEstimate:
+    """Return the mean of the sums of rewards, each by the weight up to its step (Precup et al. 2000).
+
+    It is unbiased, as `importance_sampling` is, with less variance: no reward depends on later actions. See
+    `importance_sampling` for the arguments.
+    """
+    zeros = np.zeros(len(rewards))
+    return doubly_robust(
+        *(rewards, starts, behaviour_logp, target_logp, zeros, zeros, gamma), max_ratio=max_ratio, bootstrap=bootstrap
+    )
+
+
+def weighted_per_decision_importance_sampling(
+    rewards: NDArray[Any],
+    starts: NDArray[Any],
+    behaviour_logp: NDArray[Any],
+    target_logp: NDArray[Any],
+    gamma: float,
+    *,
+    max_ratio: float | None = None,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> ValueEstimate:
+    """Return the sum over time of the rewards at each time, averaged by the weights up to it.
+
+    It is consistent, and biased with few episodes. An episode that is over keeps its last weight, and has rewards of 0
+    (the consistent form of Thomas 2015, "Safe Reinforcement Learning", chapter 3). See `importance_sampling` for the
+    arguments.
+    """
+    zeros = np.zeros(len(rewards))
+    return weighted_doubly_robust(
+        *(rewards, starts, behaviour_logp, target_logp, zeros, zeros, gamma), max_ratio=max_ratio, bootstrap=bootstrap
+    )
+
+
+def doubly_robust(
+    rewards: NDArray[Any],
+    starts: NDArray[Any],
+    behaviour_logp: NDArray[Any],
+    target_logp: NDArray[Any],
+    q_values: NDArray[Any],
+    state_values: NDArray[Any],
+    gamma: float,
+    *,
+    max_ratio: float | None = None,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> ValueEstimate:
+    """Return the doubly robust estimate for sequences (Jiang and Li 2016, arXiv:1511.03722).
+
+    From the last step of each episode to its first one: estimate = V(s) + ratio * (reward + gamma * estimate of the
+    next step - Q(s, a)), and 0 after the last step. Wrong action values cost variance but no bias, as long as
+    `state_values` are their means over the actions of the target policy. With values of 0 it is per-decision importance
+    sampling.
+
+    Args:
+        rewards: Rewards `[S]`.
+        starts: Flags of the first steps of episodes, bool `[S]`.
+        behaviour_logp: Log-probability (or log-density) of the actions under the policy that was recorded, `[S]`.
+        target_logp: The same under the policy that is evaluated, `[S]`.
+        q_values: Values of the recorded actions under the policy that is evaluated, `[S]`.
+        state_values: Values of the observations under this policy, `[S]`.
+        gamma: Discount per step.
+        max_ratio: Bound to which the ratio of each step is clipped; `None` clips none.
+        bootstrap: How the interval is found.
+
+    Raises:
+        DataError: The columns are empty or differ in length, or hold a value that makes no sense.
+    """
+    steps = _Steps(rewards, starts, behaviour_logp, target_logp, gamma, max_ratio, q_values, state_values)
+    scale = max(0.0, steps.largest_log_weight())
+    after = np.exp(steps.log_weights - scale) * (steps.rewards - steps.q_values)
+    before = np.exp(steps.log_weights_before() - scale) * steps.state_values
+    sums = steps.sum_by_episode(steps.discounts * (after + before))
+    return _estimate(lambda: iter([(sums[:, None], None)]), steps.episode_weights()[1], bootstrap, scale)
+
+
+def weighted_doubly_robust(
+    rewards: NDArray[Any],
+    starts: NDArray[Any],
+    behaviour_logp: NDArray[Any],
+    target_logp: NDArray[Any],
+    q_values: NDArray[Any],
+    state_values: NDArray[Any],
+    gamma: float,
+    *,
+    max_ratio: float | None = None,
+    bootstrap: Bootstrap = Bootstrap(),
+) -> ValueEstimate:
+    """Return the weighted doubly robust estimate (Thomas and Brunskill 2016, arXiv:1604.00923).
+
+    As `doubly_robust`, with the weights of all episodes at each time divided by their mean. It is consistent, and
+    biased with few episodes. An episode that is over keeps its last weight. See `doubly_robust` for the arguments.
+    """
+    steps = _Steps(rewards, starts, behaviour_logp, target_logp, gamma, max_ratio, q_values, state_values)
+    return _estimate(steps.terms_by_time, steps.episode_weights()[1], bootstrap)
+
+
+def mean_estimate(values: NDArray[Any], bootstrap: Bootstrap = Bootstrap()) -> ValueEstimate:
+    """Return the mean of one value for each episode, `[E]`, such as the recorded returns, or values of first steps.
+
+    Raises:
+        DataError: There are no values, or one is not finite.
+    """
+    column = np.asarray(values, np.float64)
+    if not len(column) or not np.isfinite(column).all():
+        raise DataError(
+            f"off-policy estimates: give at least one value, and only finite ones; got {len(column)} values."
+        )
+    return _estimate(lambda: iter([(column[:, None], None)]), None, bootstrap)
+
+
+def discounted_returns(rewards: NDArray[Any], starts: NDArray[Any], gamma: float) -> Column:
+    """Return the discounted sum of the rewards of each episode, float64 `[E]`, from columns `[S]`."""
+    zeros = np.zeros(len(rewards))
+    steps = _Steps(rewards, starts, zeros, zeros, gamma, None)
+    return steps.sum_by_episode(steps.discounts * steps.rewards)
+
+
+class _Steps:
+    """Checked columns of steps.
 
     Attributes:
         rewards: float64 `[S]`.
@@ -91,9 +260,6 @@ class Steps:
         log_weights: Logarithm of the weight of the episode up to a step, float64 `[S]`.
         q_values: float64 `[S]`.
         state_values: float64 `[S]`.
-
-    Raises:
-        DataError: The columns are empty or differ in length, or hold a value that makes no sense.
     """
 
     def __init__(
@@ -103,12 +269,10 @@ class Steps:
         behaviour_logp: NDArray[Any],
         target_logp: NDArray[Any],
         gamma: float,
-        *,
-        max_ratio: float | None = None,
+        max_ratio: float | None,
         q_values: NDArray[Any] | None = None,
         state_values: NDArray[Any] | None = None,
     ) -> None:
-        """Check the columns, and add up the logarithms of the ratios."""
         given = {
             "rewards": rewards,
             "behaviour_logp": behaviour_logp,
@@ -148,14 +312,14 @@ class Steps:
             # Each episode alone: the difference of two sums over all steps would lose digits, and minus infinity.
             np.cumsum(log_ratios[first : first + length], out=self.log_weights[first : first + length])
 
-    def returns(self) -> Column:
-        """Return the discounted sum of the rewards of each episode, `[E]`."""
-        return self.sum_by_episode(self.discounts * self.rewards)
-
     def sum_by_episode(self, column: Column) -> Column:
         """Return the sums `[E]` of a column `[S]`."""
         sums: Column = np.add.reduceat(column, self._firsts)
         return sums
+
+    def largest_log_weight(self) -> float:
+        """Return the largest logarithm of the weights up to any step; 0 if all weights are 0."""
+        return _finite_or_zero(float(self.log_weights.max()))
 
     def log_weights_before(self) -> Column:
         """Return the logarithms of the weights up to the step before each step, `[S]`."""
@@ -191,83 +355,6 @@ class Steps:
                 top = logs.max(0)
                 weights = np.exp(logs - np.where(np.isfinite(top), top, 0.0))
                 yield weights * counts * values, weights
-
-
-def importance_sampling(steps: Steps, bootstrap: Bootstrap = Bootstrap()) -> ValueEstimate:
-    """Return the mean of weight times return over the episodes (Precup, Sutton and Singh 2000, ICML).
-
-    It is unbiased, but its variance grows exponentially with the length of the episodes.
-
-    Args:
-        steps: The steps; values have no effect.
-        bootstrap: How the interval is found.
-    """
-    scale, weights = steps.episode_weights()
-    return _estimate(lambda: iter([((weights * steps.returns())[:, None], None)]), weights, bootstrap, scale)
-
-
-def weighted_importance_sampling(steps: Steps, bootstrap: Bootstrap = Bootstrap()) -> ValueEstimate:
-    """Return the mean of the returns of the episodes by their weights (Precup, Sutton and Singh 2000, ICML).
-
-    It is consistent and lies between the lowest and the highest return, but biased with few episodes. See
-    `importance_sampling` for the arguments.
-    """
-    _, weights = steps.episode_weights()
-    return _estimate(lambda: iter([((weights * steps.returns())[:, None], weights[:, None])]), weights, bootstrap)
-
-
-def doubly_robust(steps: Steps, bootstrap: Bootstrap = Bootstrap()) -> ValueEstimate:
-    """Return the doubly robust estimate for sequences (Jiang and Li 2016, arXiv:1511.03722).
-
-    From the last step of each episode to its first one: estimate = V(s) + ratio * (reward + gamma * estimate of the
-    next step - Q(s, a)), and 0 after the last step. Wrong action values cost variance but no bias, as long as the state
-    values are their means over the actions of the target policy.
-
-    With values of 0 it is per-decision importance sampling, the mean of the sums of rewards, each by the weight up to
-    its step (Precup et al. 2000). It is unbiased too, with less variance than `importance_sampling`: no reward depends
-    on later actions.
-
-    Args:
-        steps: The steps.
-        bootstrap: How the interval is found.
-    """
-    scale = max(0.0, _finite_or_zero(float(steps.log_weights.max())))  # 0 if all weights are 0
-    after = np.exp(steps.log_weights - scale) * (steps.rewards - steps.q_values)
-    before = np.exp(steps.log_weights_before() - scale) * steps.state_values
-    sums = steps.sum_by_episode(steps.discounts * (after + before))
-    return _estimate(lambda: iter([(sums[:, None], None)]), steps.episode_weights()[1], bootstrap, scale)
-
-
-def weighted_doubly_robust(steps: Steps, bootstrap: Bootstrap = Bootstrap()) -> ValueEstimate:
-    """Return the weighted doubly robust estimate (Thomas and Brunskill 2016, arXiv:1604.00923).
-
-    As `doubly_robust`, with the weights of all episodes at each time divided by their mean. It is consistent, and
-    biased with few episodes. An episode that is over keeps its last weight. See `doubly_robust` for the arguments.
-
-    With values of 0 it is weighted per-decision importance sampling: the sum over time of the rewards at each time,
-    averaged by the weights up to it (the consistent form of Thomas 2015, "Safe Reinforcement Learning", chapter 3).
-    """
-    return _estimate(steps.terms_by_time, steps.episode_weights()[1], bootstrap)
-
-
-def mean_estimate(values: NDArray[Any], bootstrap: Bootstrap = Bootstrap()) -> ValueEstimate:
-    """Return the mean of one value for each episode, `[E]`, such as the recorded returns, or values of first steps.
-
-    Raises:
-        DataError: There are no values, or one is not finite.
-    """
-    column = np.asarray(values, np.float64)
-    if not len(column) or not np.isfinite(column).all():
-        raise DataError(
-            f"off-policy estimates: give at least one value, and only finite ones; got {len(column)} values."
-        )
-    return _estimate(lambda: iter([(column[:, None], None)]), None, bootstrap)
-
-
-def discounted_returns(rewards: NDArray[Any], starts: NDArray[Any], gamma: float) -> Column:
-    """Return the discounted sum of the rewards of each episode, float64 `[E]`, from columns `[S]`."""
-    zeros = np.zeros(len(rewards))
-    return Steps(rewards, starts, zeros, zeros, gamma).returns()
 
 
 def _check_numbers(columns: dict[str, Column]) -> None:

@@ -21,14 +21,15 @@ from corral.data.offline.episode_rows import EpisodeRows
 from corral.data.offline.fitted_values import FitSettings, FittedValues, fit_values
 from corral.data.offline.off_policy_estimates import (
     Bootstrap,
-    Steps,
     ValueEstimate,
     discounted_returns,
     doubly_robust,
     importance_sampling,
     mean_estimate,
+    per_decision_importance_sampling,
     weighted_doubly_robust,
     weighted_importance_sampling,
+    weighted_per_decision_importance_sampling,
 )
 from corral.data.offline.source import Source
 from corral.data.offline.sources import open_source
@@ -54,11 +55,11 @@ METHODS: dict[str, str] = {
 }
 """Names of the methods in words."""
 
-_BY_RATIOS: dict[str, Callable[[Steps, Bootstrap], ValueEstimate]] = {
+_BY_RATIOS: dict[str, Callable[..., ValueEstimate]] = {
     "is": importance_sampling,
     "wis": weighted_importance_sampling,
-    "pdis": doubly_robust,  # with values of 0
-    "wpdis": weighted_doubly_robust,
+    "pdis": per_decision_importance_sampling,
+    "wpdis": weighted_per_decision_importance_sampling,
     "dr": doubly_robust,
     "wdr": weighted_doubly_robust,
 }
@@ -458,7 +459,7 @@ def _estimates(
     valid = recorded.column("valid")
     first_rows = np.concatenate([[True], ~valid[:-1]])
     rewards, starts = recorded.column("rewards")[valid], first_rows[valid]
-    columns: dict[str, Any] = {"rewards": rewards, "starts": starts, "gamma": gamma, "max_ratio": max_ratio}
+    columns: dict[str, NDArray[Any]] = {"rewards": rewards, "starts": starts}
     if any(method in _BY_RATIOS for method in methods):
         columns["behaviour_logp"] = np.concatenate([part.added["logp"][part.valid] for part in recorded.rows])
         columns["target_logp"] = _target_logp(policy, recorded, explore)
@@ -472,8 +473,8 @@ def _estimates(
             assert fitted is not None
             estimates[method] = mean_estimate(fitted.state_values[first_rows], bootstrap)
         else:
-            steps = Steps(**columns, **(values if method in _BY_VALUES else {}))
-            estimates[method] = _BY_RATIOS[method](steps, bootstrap)
+            given = {**columns, **(values if method in _BY_VALUES else {})}
+            estimates[method] = _BY_RATIOS[method](**given, gamma=gamma, max_ratio=max_ratio, bootstrap=bootstrap)
     return {
         "estimates": estimates,
         "recorded": mean_estimate(discounted_returns(rewards, starts, gamma), bootstrap),
