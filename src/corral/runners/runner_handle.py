@@ -405,7 +405,8 @@ class RunnerHandle:
     def send_weights(self, weights: SentWeights) -> None:
         """Send weights, and note the call, which tells how long they take to arrive."""
         start = time.perf_counter()
-        self.syncs.append(PendingCall(self.call("set_weight_parts", weights.parts, weights.version), start))
+        future = self.handle.call("set_weight_parts", weights.parts, weights.version, timeout_s=self.limits.limit_s())
+        self.syncs.append(PendingCall(future, start))
         self.costs.sync_bytes += weights.num_bytes
         self.weights_version = weights.version
 
