@@ -17,10 +17,12 @@ import torch
 
 import warm
 from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
+from corral.algorithms.checkpoint_settings import unnamed
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.envs.torch_envs import TorchCartPole
 from corral.errors import CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
+from corral.modules.module import ActorCritic
 from corral.runs.checkpoint import read_checkpoint, write_checkpoint
 from corral.testing import CountingEnv, IdentityEnv
 from user_files import MY_ALGO, SMALL, write_my_algo
@@ -339,6 +341,21 @@ def test_from_checkpoint_has_the_config(tmp_path: Path) -> None:
     with PPO.from_checkpoint(path) as other:
         assert other.config.to_dict() == resolved
         assert other.training_iteration == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policies": {"one": {"module_class": ActorCritic}, "other": {}}},
+        {
+            "policies": ["one", "other"],
+            "algorithm_config_overrides_per_module": {"one": {"optimizer": torch.optim.SGD}},
+        },
+        {"evaluation_config": {"env": CountingEnv}},
+    ],
+)
+def test_classes_in_settings_of_parts_are_saved_by_name(settings: dict[str, Any]) -> None:
+    assert unnamed(config(**settings)) == {}
 
 
 @pytest.mark.parametrize(

@@ -393,8 +393,9 @@ def test_a_vector_env_that_steps_as_a_whole_says_so() -> None:
     )
 
 
+@pytest.mark.parametrize("num_steps", [29, 34], ids=["ended", "in_the_middle"])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "phys2d/CartPole-v1", "phys2d/Pendulum-v0"])
-def test_gymnasiums_own_vector_envs_continue(env_id: str) -> None:
+def test_gymnasiums_own_vector_envs_continue(env_id: str, num_steps: int) -> None:
     if "phys2d" in env_id:
         pytest.importorskip("flax")
 
@@ -407,7 +408,7 @@ def test_gymnasiums_own_vector_envs_continue(env_id: str) -> None:
 
     one, other = make(), make()
     one.reset(seed=4)
-    play(one, 30)
+    play(one, num_steps)
     state = codec.decode(codec.encode(get_env_state(one)))
     check_env_state(state)
     other.reset(seed=9)
