@@ -20,6 +20,7 @@ def green_to_new(agent_id: str, episode: Any, **_: Any) -> str:
     return "new" if agent_id == "green" else module_of(agent_id, episode)
 
 
+@pytest.mark.slow_cases("DQNConfig")
 @pytest.mark.parametrize("base", CONFIGS)
 def test_a_module_that_was_added_plays_and_learns(base: type[AlgorithmConfig]) -> None:
     with config_of(base).build() as algo:
@@ -137,6 +138,7 @@ def test_a_run_whose_modules_changed_is_resumed_exactly(last: int, tmp_path: Pat
                 assert one[column] == other[column], column
 
 
+@pytest.mark.slow_cases("SACConfig")
 @pytest.mark.parametrize("base", CONFIGS)
 def test_a_run_whose_agents_changed_modules_continues_exactly(base: type[AlgorithmConfig], tmp_path: Path) -> None:
     with config_of(base).build() as one:
@@ -152,6 +154,7 @@ def test_a_run_whose_agents_changed_modules_continues_exactly(base: type[Algorit
             assert same(weights_of(one)["red"], weights_of(other)["red"])
 
 
+@pytest.mark.slow_cases("SACConfig")
 @pytest.mark.parametrize("base", CONFIGS)
 def test_a_copy_begins_with_the_weights_and_is_then_on_its_own(base: type[AlgorithmConfig], tmp_path: Path) -> None:
     policies: dict[str, Any] = {"red": {"model_config": {"fcnet_hiddens": [5]}}, "blue": {}, "rest": {}}

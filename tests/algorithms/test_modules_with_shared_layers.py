@@ -153,6 +153,7 @@ def test_a_learner_of_another_process_builds_modules_that_share() -> None:
         assert all(same(part, weights[name]) for name, part in worker.get_weights().items())
 
 
+@pytest.mark.slow_cases("SACConfig")
 @pytest.mark.parametrize("base", CONFIGS)
 def test_modules_that_share_can_be_added_and_removed(base: type[AlgorithmConfig], tmp_path: Path) -> None:
     with sharing_config(base).build() as algo:

@@ -448,6 +448,7 @@ def test_evaluation_may_map_agents_to_other_modules() -> None:
         algo.train()
 
 
+@pytest.mark.slow_cases("PPOConfig-1", "APPOConfig-1", "SACConfig-1", "DQNConfig-3")
 @pytest.mark.parametrize("num_modules", [1, 3])
 @pytest.mark.parametrize("base", CONFIGS)
 def test_results_have_the_same_keys_before_and_after_the_first_evaluation(

@@ -129,7 +129,7 @@ def check_arrays(env: SeatedEnv, given: Any, obs: Any, rewards: Any, terminateds
 
 
 @each_of(seed=st.integers(0, 2**16), num_steps=st.integers(1, 30))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_arrays_are_what_the_agents_received_and_only_agents_that_have_to_act_are_asked(
     seed: int, num_steps: int
 ) -> None:

@@ -15,7 +15,7 @@ from handmade import plain
 
 RANDOMS = st.randoms(use_true_random=False)  # which Hypothesis can make simpler
 LONG = [HealthCheck.too_slow, HealthCheck.data_too_large]
-fuzzed = settings(max_examples=30, deadline=None, suppress_health_check=LONG)
+fuzzed = settings(max_examples=15, deadline=None, suppress_health_check=LONG)
 
 
 def check(episode: MultiAgentEpisode, played: Played, stop: int | None = None) -> None:
@@ -130,7 +130,7 @@ def test_slices(rng: random.Random, ends: bool) -> None:
     assert joined.get_terminateds() == whole.get_terminateds()
 
 
-@settings(fuzzed, max_examples=20)
+@settings(fuzzed, max_examples=12)
 @given(rng=RANDOMS, lookback=st.integers(0, 3))
 def test_built_from_lists(rng: random.Random, lookback: int) -> None:
     played = play(rng, ends=False)

@@ -45,7 +45,7 @@ def given_settings(name: str, kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("together", [True, False], ids=["one_call", "a_call_each"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_aggregating_workers_gives_what_one_logger_of_all_values_gives(
     name: str, kind: str, together: bool, data: st.DataObject
 ) -> None:

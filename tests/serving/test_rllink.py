@@ -380,6 +380,7 @@ class Actor:
 CARTPOLE = {"observation_space": gym.make("CartPole-v1").observation_space, "action_space": spaces.Discrete(2)}
 
 
+@pytest.mark.xdist_group("graphs")
 @pytest.mark.parametrize("config", [PPOConfig(), DQNConfig()])
 def test_steps_of_a_client_that_acts_by_the_policy_are_ordinary_samples(config: Any) -> None:
     with connected(config, num_envs=2, **CARTPOLE) as (runner, client):

@@ -63,7 +63,8 @@ def serve(config: Any, env: str, num_iterations: int, *, num_runners: int = 0, *
 OFF_POLICY = {"num_steps_sampled_before_learning_starts": 50, "train_batch_size_per_learner": 16}
 
 
-@pytest.mark.slow_cases("TD3Config-client")
+@pytest.mark.xdist_group("graphs")
+@pytest.mark.slow_cases("TD3Config-client", "DDPGConfig-server")
 @pytest.mark.parametrize(
     ("algo", "where"),
     [(SACConfig, "server"), (SACConfig, "client"), (TD3Config, "client"), (DDPGConfig, "server")],
