@@ -70,6 +70,8 @@ def test_the_data_comes_first_alone_and_then_in_each_batch(algo: str) -> None:
             result = algorithm.train()
             assert len(shares) == 4 * iteration and set(shares) == {1.0}
             assert result["num_env_steps_sampled_lifetime"] == 0
+            # The first steps that are sampled are of the policy that the data gave.
+            assert result["runner_group"]["weights_version"] == algorithm.learner_group.weights_version == 4 * iteration
         shares.clear()
         result = algorithm.train()
         assert result["num_env_steps_sampled_lifetime"] == 40
