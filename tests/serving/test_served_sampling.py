@@ -433,6 +433,22 @@ def test_which_episodes_count_is_said_by_each_client_for_itself() -> None:
     assert join_entries([begun(None), begun(None)]).counts is None
 
 
+def test_any_episode_takes_the_place_of_one_that_was_dropped() -> None:
+    def play(address: str) -> None:
+        with PolicyClient(address, 2) as client:
+            client.exchange([0], rows(0), begins=[True])
+            client.drop([0])  # and nobody plays in this env again
+            client.exchange([1], rows(10), begins=[True])
+            client.exchange([1], rows(11), rewards=[3.0], terminated=[True])
+
+    with runner_of(served(num_envs=2)) as runner:
+        thread, found = run_in_thread(partial(play, address_of(runner)))
+        rollout = runner.collect(SampleRequest(num_episodes=1, time_limit_s=20.0))
+        answer(runner, thread)
+    assert found == [None]
+    assert [step.reward for _, step in steps_of(rollout)] == [3.0]
+
+
 @pytest.mark.parametrize("leaves", [True, False])
 def test_episodes_that_do_not_count_are_none_of_those_that_are_wanted(leaves: bool) -> None:
     def play(address: str) -> None:

@@ -522,10 +522,9 @@ class PolicyServer:
             return
         if session in self.lacking:
             self.lacking.remove(session)
-        # What it sent before it left, and nobody has looked at yet, is lost with its episodes.
-        self._received.entries = [pair for pair in self._received.entries if pair[0] is not session]
         self._drop(session.seats)
-        # All of its seats, because that message may have ended an episode in which the runner still waits for a step.
+        # All of its seats, because what it sent last may have ended an episode in which the runner still waits for a
+        # step. `receive` has returned that: it takes one message of a connection, and then nothing more.
         self._received.dropped += session.seats.tolist()
         self._free += session.seats.tolist()
 
