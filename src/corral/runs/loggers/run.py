@@ -206,13 +206,8 @@ class Run:
         if not (self.path / CONFIG_FILE).exists():
             raise RunDirectoryError(
                 f"the run directory {self.path} was removed, or its disk is gone, while the run wrote it: its results "
-<<<<<<< HEAD
-                f"so far are lost. `fit` and `corral train` write the last state to {self.path} again, if there is "
-                "room: Algorithm.from_checkpoint continues from it."
-=======
                 "so far are lost. `fit` and `corral train` write the last state there again, if there is room: "
                 "Algorithm.from_checkpoint continues from it."
->>>>>>> attack3
             )
 
     def __exit__(
