@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +12,6 @@ from gymnasium import spaces
 
 from at_least import all_of
 from corral import (
-    Algorithm,
     AlgorithmConfig,
     APPOConfig,
     ClipRewards,
@@ -137,19 +135,6 @@ def test_the_module_gives_in_learning_what_it_gave_in_acting(
             impala_loss(algorithm.get_module(), tensors, none, vf_loss_coeff=0.5, outputs=outputs)
         np.testing.assert_allclose(outputs["logp"].detach().numpy(), batch["logp"], atol=1e-5)
         np.testing.assert_allclose(outputs["values"].detach().numpy(), batch["values"], atol=1e-5)
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_a_saved_run_with_memory_transforms_and_masks_continues_exactly(
-    base: type[AlgorithmConfig], tmp_path: Path
-) -> None:
-    config = small(base, model_config=LSTM, transforms=PIPELINES["previous"])
-    with config.environment(DoorCorridor, env_config={"length": 3}).build() as algorithm:
-        algorithm.train()
-        path = algorithm.save(tmp_path / "saved")
-        expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
-    with Algorithm.from_checkpoint(path) as restored:
-        assert [restored.train()["learners"]["default_policy"] for _ in range(2)] == expected
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -41,6 +41,9 @@ from corral.learners.learner import Learner
 from corral.learners.ready_optimizers import ready_optimizers
 from corral.learners.settings import LearningSpec
 
+# One process makes each run that others are compared with.
+pytestmark = pytest.mark.xdist_group("every_setting")
+
 PARTS, INITIALIZERS = ("fcnet", "conv", "head", "rnn"), ("kernel_initializer", "bias_initializer")
 
 

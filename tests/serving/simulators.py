@@ -105,7 +105,7 @@ class Stranger:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), 30)
+        self.socket = socket.create_connection((host, int(port)), 120)  # the export of a graph takes seconds
 
     def say(self, message: dict[str, Any]) -> None:
         self.socket.sendall(pack_message(message))

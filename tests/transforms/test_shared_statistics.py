@@ -184,21 +184,6 @@ def test_runners_get_the_merged_statistics_in_other_processes() -> None:
                 np.testing.assert_array_equal(state["NormalizeObservations"][name], array)
 
 
-def test_a_saved_run_continues_exactly(tmp_path: Path) -> None:
-    config = make_config("PPO", transforms=BOTH)
-    with config.build() as algorithm:
-        for _ in range(2):
-            algorithm.train()
-        path = algorithm.save(tmp_path / "saved")
-        expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
-        after = algorithm.modules.get_transform_states()
-    with Algorithm.from_checkpoint(path) as restored:
-        found = [restored.train()["learners"]["default_policy"] for _ in range(2)]
-        assert found == expected
-        for one, other in zip(leaves(restored.modules.get_transform_states()), leaves(after), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 def test_a_loaded_policy_has_the_statistics(tmp_path: Path) -> None:
     with make_config("PPO", transforms=[NormalizeObservations(clip=2.0), NormalizeRewards()]).build() as algorithm:
         for _ in range(2):

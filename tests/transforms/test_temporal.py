@@ -15,7 +15,6 @@ from gymnasium.wrappers import FrameStackObservation
 from tests.exact_runs import Drift, StatefulDrift, limited, make_config
 
 from corral import (
-    Algorithm,
     FrameStack,
     NormalizeObservations,
     PrevActionsPrevRewards,
@@ -125,21 +124,6 @@ def test_several_previous_actions_and_rewards_equal_a_loop_over_episodes(num_act
 def test_no_previous_action_and_no_reward_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_actions=0 and num_rewards=0 have no effect"):
         PrevActionsPrevRewards(num_actions=0, num_rewards=0)
-
-
-@pytest.mark.parametrize(
-    "transforms",
-    [[FrameStack(3), NormalizeObservations()], [PrevActionsPrevRewards()], [PrevActionsPrevRewards(3, 2)]],
-)
-@pytest.mark.parametrize("algo", ["PPO", "DQN"])
-def test_a_saved_run_continues_exactly(algo: str, transforms: list[Any], tmp_path: Path) -> None:
-    with make_config(algo, transforms=transforms).build() as algorithm:
-        for _ in range(2):
-            algorithm.train()
-        path = algorithm.save(tmp_path / "saved")
-        expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
-    with Algorithm.from_checkpoint(path) as restored:
-        assert [restored.train()["learners"]["default_policy"] for _ in range(2)] == expected
 
 
 @pytest.mark.parametrize("transforms", [[FrameStack(3), NormalizeObservations()], [PrevActionsPrevRewards()]])

@@ -75,15 +75,6 @@ def test_ratios_are_1_before_the_first_gradient_step(
         np.testing.assert_allclose(outputs["values"].detach().numpy(), batch["values"], atol=1e-5)
 
 
-def test_a_saved_run_with_memory_transforms_and_masks_continues_exactly(tmp_path: Path) -> None:
-    with masked_ppo(PIPELINES[1]).build() as algorithm:
-        algorithm.train()
-        path = algorithm.save(tmp_path / "saved")
-        expected = [algorithm.train()["learners"]["default_policy"] for _ in range(2)]
-    with Algorithm.from_checkpoint(path) as restored:
-        assert [restored.train()["learners"]["default_policy"] for _ in range(2)] == expected
-
-
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_dqn_learns_from_stacks_with_masks(mode: str) -> None:
     config = DQNConfig().environment(DoorCorridor, env_config={"length": 3}).debugging(seed=0)
