@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corral import DQNConfig, SACConfig
+from corral import DQNConfig, NormalizeObservations, SACConfig
 from corral.algorithms.dqn import DQN, dqn_loss
 from corral.algorithms.off_policy import OffPolicyConfig
 from corral.core.tree import map_tree
@@ -48,6 +48,21 @@ def steps_at_first_update(config: OffPolicyConfig, max_rounds: int = 40) -> int 
 def test_learning_starts_after_as_many_steps_as_asked_for(algorithm: str, n_step: int, type: str, starts: int) -> None:
     made = config(algorithm, starts, type=type).training(n_step=n_step)
     assert steps_at_first_update(made) in range(starts, starts + 4)
+
+
+@pytest.mark.parametrize("algorithm", CONFIGS)
+def test_both_observations_of_a_batch_are_as_the_module_sees_them(algorithm: str) -> None:
+    made = config(algorithm, 8).env_runners(transforms=[NormalizeObservations()])
+    with made.build() as algo:
+        algo.train()
+        buffer, pipeline = algo.local_replay_buffer, algo.get_pipeline()
+        before = buffer.get_rng_state()
+        batch = algo._draw("default_policy")
+        buffer.set_rng_state(before)
+        stored: Any = buffer.sample(8, n_step=made.n_step, gamma=made.gamma)
+        for name in ("obs", "next_obs"):
+            np.testing.assert_array_equal(batch[name], pipeline.from_stored(stored[name]))
+            assert not np.array_equal(batch[name], stored[name])
 
 
 @pytest.mark.parametrize("runners", [{"num_env_runners": 2}, {"num_envs_per_env_runner": 3}])
