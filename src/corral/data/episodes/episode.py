@@ -218,6 +218,10 @@ class SingleAgentEpisode(Noted):
         self._start = self._first = row
         self._start_time_s = self._last_time_s = now_s
 
+    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
+        """End the view: say whether its last env step ended the episode, and the row after that step."""
+        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
+
     def continue_from(self, t_started: int, return_before: float) -> None:
         """Set the env steps and the sum of rewards before this chunk."""
         self.t_started, self.return_before = t_started, return_before

@@ -229,6 +229,10 @@ class MultiAgentEpisode(Noted):
         self._lanes[agent_id] = lanes
         return episode
 
+    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
+        """End the view: say whether its last env step ended the episode for all agents, and the row after that step."""
+        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
+
     def continue_from(self, t_started: int, return_before: float) -> None:
         """Set the env steps before this chunk, and the sum of the rewards of all agents, hanging ones included."""
         self.env_t_started, self._return_before = t_started, return_before

@@ -31,17 +31,6 @@ class Noted:
     notes: Notes
     is_terminated: bool
     is_truncated: bool
-    _stop: int | None
-
-    def end(self, terminated: bool, truncated: bool, stop: int) -> None:
-        """End the view of a runner's columns.
-
-        Args:
-            terminated: Whether its last env step terminated the episode, for all agents.
-            truncated: Whether its last env step truncated the episode, for all agents.
-            stop: Row after its last env step.
-        """
-        self.is_terminated, self.is_truncated, self._stop = terminated, truncated, stop
 
     @property
     def is_done(self) -> bool:
