@@ -379,8 +379,7 @@ class Encoder(nn.Module):
         if self.extractor is not None:
             return cast(Tensor, self.mlp(self.extractor(obs)))
         if not self._is_nested:
-            has_rows = self.is_flat and obs.ndim == 2  # of numbers, which `Flat` leaves as they are
-            return cast(Tensor, self.mlp(obs.float() if has_rows else self.parts[0](obs)))
+            return cast(Tensor, self.mlp(self.parts[0](obs)))
         # In the order of the space: the keys of a user's dict may come in any other.
         ordered = leaves(map_tree(lambda _, leaf: leaf, self._space, obs))
         parts = [part(leaf) for part, leaf in zip(self.parts, ordered, strict=True)]
