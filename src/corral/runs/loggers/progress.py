@@ -374,7 +374,7 @@ def _show_in_notebook(panel: Panel) -> Callable[[Panel], Any]:
     """Show a panel in the output of a cell, and return what replaces it."""
     from IPython.display import display
 
-    handle: Any = display(panel, display_id=True)  # type: ignore[no-untyped-call]
+    handle: Any = display(panel, display_id=True)
     update: Callable[[Panel], Any] = handle.update
     return update
 
