@@ -73,8 +73,9 @@ def make_config(algo: str, **model: Any) -> Any:
     elif algo == "PPO":
         config.training(train_batch_size_per_learner=64, minibatch_size=32)
     else:
-        config.training(num_steps_sampled_before_learning_starts=32, train_batch_size_per_learner=16)
+        config.training(num_steps_sampled_before_learning_starts=8, train_batch_size_per_learner=8)
         config.training(replay_buffer_config={"capacity": 500})
+        return config.reporting(min_sample_timesteps_per_iteration=16)
     return config.reporting(min_sample_timesteps_per_iteration=64)
 
 

@@ -77,7 +77,7 @@ def make_config(config_class: Any = SACConfig, *, arrays: bool = False, **settin
     config.training(
         **{
             "train_batch_size_per_learner": 32,
-            "training_intensity": 8,
+            "training_intensity": 4,
             "num_steps_sampled_before_learning_starts": 10 * N,
             "replay_buffer_config": {"capacity": 40 * N},
             **settings,
@@ -173,7 +173,7 @@ def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, setti
         algo = make_config(config_class, arrays=arrays, **training).env_runners(transforms=transforms).build()
         assert type(algo.local_replay_buffer) is (ReplayBuffer if arrays else DeviceReplayBuffer)
         # CrossQ, with batch statistics and a large learning rate, multiplies differences of rounding soon.
-        results.append([numbers_of(algo.train()) for _ in range(2 if config_class is CrossQConfig else 4)])
+        results.append([numbers_of(algo.train()) for _ in range(2 if config_class is CrossQConfig else 3)])
         algo.stop()
     assert results[0][-1]["td_error_mean"] > 0
     for on_device, on_arrays in zip(*results, strict=True):
@@ -195,7 +195,7 @@ def test_random_actions_end_within_a_sample_where_they_end_on_arrays(config_clas
 @pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
 def test_transfers_to_the_host_are_as_many_however_many_updates_an_iteration_has(config_class: Any) -> None:
     found = []
-    for intensity in (4, 12):
+    for intensity in (2, 6):
         config = make_config(config_class, training_intensity=intensity)
         algo = config.env_runners(rollout_fragment_length=20).build()
         for _ in range(2):
