@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def _main(command: Sequence[str], start: Mapping[str, Any], outputs: Sequence[st
         atexit._run_exitfuncs()
 
 
+def _make_file(owner: Any) -> str:
+    """Make an empty file that is there as long as its owner, and return its name."""
+    descriptor, name = tempfile.mkstemp()
+    os.close(descriptor)
+    weakref.finalize(owner, Path(name).unlink, missing_ok=True)
+    return name
+
+
 class Popen:
     """A process that runs a command, with the methods of `subprocess.Popen` for text from pipes.
 
@@ -85,11 +94,10 @@ class Popen:
         before: str = "",
     ) -> None:
         self.args = [*map(str, command)]
-        self._outputs = [tempfile.NamedTemporaryFile("r", encoding="utf-8") for _ in range(2)]
+        self._outputs = [_make_file(self) for _ in range(2)]
         start = {"cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env), "before": before}
         start["start_new_session"] = start_new_session
-        names = [file.name for file in self._outputs]
-        self._process = _CONTEXT.Process(target=_main, args=(self.args, start, names), daemon=True)
+        self._process = _CONTEXT.Process(target=_main, args=(self.args, start, self._outputs), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -117,7 +125,7 @@ class Popen:
 
     def printed(self) -> tuple[str, str]:
         """Return what it printed so far, and its errors."""
-        output, errors = (Path(file.name).read_text(encoding="utf-8") for file in self._outputs)
+        output, errors = (Path(name).read_text(encoding="utf-8") for name in self._outputs)
         return output, errors
 
 
