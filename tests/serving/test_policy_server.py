@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -313,6 +314,39 @@ def test_a_client_that_was_started_again_waits_for_its_seats() -> None:
         with pytest.raises(ClientError, match="2 of 2 seats are free: set env_runners") as caught:
             PolicyClient(address_of(runner), 3)
         assert caught.value.code == "full"
+
+
+def test_seats_are_kept_for_so_many_seconds_although_the_server_listens_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between two looks at its clients a runner steps and a learner learns: then it listens for a part of the time."""
+    now_s = 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 0.02
+        return now_s
+
+    settings = ServerSettings(address="127.0.0.1:0", reconnect_timeout_s=30.0)
+    server = PolicyServer(settings, Box(-1, 1, (4,)), Discrete(2), 1)
+    with contextlib.closing(server):
+        thread = threading.Thread(target=lambda: PolicyClient(server.address)._disconnect())
+        thread.start()
+        while thread.is_alive() or any(session.left_s is None for session in server.sessions.values()):
+            server.receive(0.01)
+        [session] = server.sessions.values()
+        session.last_id = 0  # it has begun an episode
+        monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock))
+        server._left_s = server._away_s = server._checked_s = 0.0
+        session.left_s, session.heard_s = clock(), server._now_s
+        ended_s = []
+        while server.sessions and now_s < 200:
+            now_s += 1.0
+            server.receive(0.1)
+            ended_s.append(now_s)
+    assert not server.sessions
+    assert 30 < ended_s[-1] < 45
+    assert "did not come back" in caplog.text
 
 
 def test_a_client_that_is_silent_is_cut_off() -> None:

@@ -71,7 +71,8 @@ class ServerSettings:
         key: File of its private key.
         max_message_bytes: Size of the largest message that a client may send.
         client_timeout_s: Seconds after which a client that is silent is cut off.
-        reconnect_timeout_s: Seconds for which the episodes of a client whose connection broke are kept.
+        reconnect_timeout_s: Seconds for which the episodes of a client whose connection broke are kept, or more if the
+            server listened for less than a tenth of them.
         policy_interval_s: Seconds between two versions of the policy that a client is sent, at least.
     """
 
@@ -533,14 +534,17 @@ class PolicyServer:
         session = connection.session
         self._close(connection)
         if session is not None and session.connection is connection:
-            session.connection, session.left_s = None, self._now_s
+            session.connection, session.left_s, session.heard_s = None, time.monotonic(), self._now_s
             self._log(logging.INFO, "client %s %s.", session.name, reason)
 
     def _refuse(self, connection: Connection, code: str, message: str) -> None:
         """Tell a client what was wrong, and end its session and its connection."""
         session, message = connection.session, printable(message[:_MAX_TEXT])
         name = connection.peer if session is None else session.name
-        self._log(logging.WARNING, "client %s was cut off: %s", name, message)
+        if code == "busy":  # it asks again, each second
+            self._log.once(f"a client waits: {message}")
+        else:
+            self._log(logging.WARNING, "client %s was cut off: %s", name, message)
         if session is not None:
             self._end_session(session)
         connection.is_ending, connection.since_s = True, self._now_s
@@ -577,7 +581,11 @@ class PolicyServer:
         if session.left_s is not None:
             if session.may_be_silent and not session.waits:
                 self._end_session(session)
-            elif now - session.left_s > self._settings.reconnect_timeout_s:
+                return
+            # In all: a client that was started again waits for these seats. While the server did not listen at all,
+            # nobody could come back.
+            limit_s = self._settings.reconnect_timeout_s
+            if time.monotonic() - session.left_s > limit_s and now - session.heard_s > limit_s / 10:
                 self._log(logging.WARNING, "client %s did not come back; its episodes are dropped.", session.name)
                 self._end_session(session)
             return

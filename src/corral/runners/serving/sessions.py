@@ -48,7 +48,8 @@ class Session:
         last_id: Number of its latest message.
         waits: Whether that message is not answered yet.
         answer: The answer to that message as bytes.
-        heard_s: When it last sent a message, or was answered, in seconds for which the server listened.
+        heard_s: When it last sent a message, was answered, or left, in seconds for which the server listened.
+        left_s: When its connection broke, in seconds of the monotonic clock; `None` while it has one.
         may_be_silent: Whether the client may be silent for longer, and does not come back, as one of RLlink.
         wants_policy: Whether it acts itself, by the policy that the server sends.
         policy: What the latest policy that it was sent is made of, or `None`.
