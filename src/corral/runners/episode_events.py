@@ -17,7 +17,6 @@ from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_id
 
 if TYPE_CHECKING:
     from corral.callbacks.dispatch import Dispatcher
-    from corral.data.episodes.served_rollout import ServedSteps
     from corral.envs.env_host import EnvHost
     from corral.runners.lanes import Lanes
 
@@ -164,7 +163,7 @@ class EpisodeEvents:
     def continue_all(self, rollout: Rollout, paused_s: float) -> None:
         """Continue the unfinished episodes as chunks in another rollout, `paused_s` seconds after the last one."""
         last_time_s = float(self._rollout.row_times_s[-1]) if len(self._rollout.row_times_s) else 0.0
-        returns, read = self._enter(rollout).returns.tolist(), rollout.written
+        returns, read = self._enter(rollout).returns.tolist(), rollout if rollout.written is None else rollout.written
         for i, episode in enumerate(self._episodes):
             if episode is None:
                 continue
@@ -314,11 +313,11 @@ class EpisodeEvents:
 
     # Episodes that clients begin.
 
-    def fire_steps(self, rollout: ServedSteps, row: int, playing: NDArray[np.bool_] | None) -> None:
+    def fire_steps(self, rollout: Rollout, row: int, playing: NDArray[np.bool_] | None) -> None:
         """Fire the events of the steps of one row, in which clients reported them.
 
         Args:
-            rollout: What happened in the sub-envs.
+            rollout: The exchanges of messages; see `Rollout.written`.
             row: Row, in which the steps were just written.
             playing: Sub-envs whose episodes are still wanted, bool `[N]`; `None` is all.
         """
@@ -329,9 +328,8 @@ class EpisodeEvents:
                 episode.end(False, False, read.num_rows_of(i) - 1)
                 self._episodes[i] = None
             self._counts[i] += 1
-        counted = rollout["stepped"][row] & rollout["counted"][row]
         done = rollout.terminated[row] | rollout.truncated[row]
-        for i in np.flatnonzero(counted).tolist():
+        for i in np.flatnonzero(rollout["stepped"][row]).tolist():
             if (episode := self._episodes[i]) is None or not (playing is None or playing[i]):
                 continue
             if not done[i]:
@@ -344,15 +342,13 @@ class EpisodeEvents:
             self._fire_end(i)
             self._episodes[i] = None
 
-    def fire_begun(self, rollout: ServedSteps, row: int) -> None:
-        """Fire the events of the episodes that begin in a row; see `fire_steps`."""
-        read = rollout.written
-        begun = [i for begun_row, i in rollout.begun if begun_row == row]
+    def fire_begun(self, rollout: Rollout, begun: Sequence[int]) -> None:
+        """Fire the events of the episodes that begin in some sub-envs, in this order; `rollout` is what they read."""
         for i in begun:
-            self._create(i, read)
+            self._create(i, rollout)
         self._view_agents(())
         for i in begun:
-            self._start(i, read.num_rows_of(i), read)
+            self._start(i, rollout.num_rows_of(i), rollout)
 
     # Several agents, which join and leave the episodes.
 

@@ -56,13 +56,10 @@ class Lanes:
         rollout: The rollout that is being written.
         played: What the rollout that was finished last played: distribution, columns of actions `[T, L, ...]` and
             of rows of observations, which rows hold an action, bool `[T, L]`, and sub-env and place of each lane.
-        rows_of_envs: Rows of the env steps of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of
-            their own; `None` where all have as many.
     """
 
     rollout: LaneRollout
     played: tuple[Any, ...]
-    rows_of_envs: NDArray[np.int64] | None = None
 
     def __init__(
         self,
@@ -254,8 +251,8 @@ class Lanes:
         counts = parent.valid[np.clip(rows, 0, parent.num_rows - 1), self.envs]
         # An action of an earlier rollout has no row here. Where envs have clocks of their own, its episode may not
         # count; row 0 belongs to the same one.
-        done.valid &= counts if self.rows_of_envs is not None else (rows < 0) | counts
-        stops = parent.num_rows if self.rows_of_envs is None else self.rows_of_envs[self.envs[open_lanes]]
+        done.valid &= counts if parent.lane_rows is not None else (rows < 0) | counts
+        stops = parent.num_rows if parent.lane_rows is None else parent.lane_rows[self.envs[open_lanes]]
         self.open_rows[open_lanes] = rollout.obs_rows[self._clock[open_lanes], open_lanes] - stops
         done.num_env_steps = int(np.count_nonzero(done.valid))
         _, self._carry = episode_statistics(done, self._carry)
@@ -397,7 +394,7 @@ class Lanes:
         self._write(steps, lanes, rollout.obs, self.obs)
         if self._history.has_columns:  # `act` writes the initial states where episodes begin
             self._write_all(steps, lanes, self._history.get_next(self.obs, self.begins))
-        rows = self.rows_of_envs
+        rows = rollout.parent.lane_rows
         _flat(rollout.obs_rows)[steps] = rollout.parent.num_rows if rows is None else rows[self.envs[lanes]]
         clock += closes & ends  # the row after the last step holds only the final observation
         self.acts = self.acts | (seen & ~ends)

@@ -44,14 +44,12 @@ class MultiAgentStepping(Stepping):
 
     Attributes:
         ended: Row, sub-env, returns of the agents and their modules of each episode that ended in this rollout.
-        rows_of_envs: Rows of each sub-env that are written, int64 `[N]`, where sub-envs have clocks of their own, as
-            the envs of clients have; `None` where all have as many.
-        episodes_over: Episodes of each sub-env that are over in this rollout, int64 `[N]`, in the same case.
+        open_infos: Infos of observations that the next rollout begins with, by its row <= 0.
+        num_over: Episodes of each sub-env that are over in this rollout, int64 `[N]`.
     """
 
     _module_of: NDArray[np.int64]
-    rows_of_envs: NDArray[np.int64] | None = None
-    episodes_over: NDArray[np.int64] | None = None
+    num_over: NDArray[np.int64]
     ended: list[tuple[int, int, NDArray[np.float64], NDArray[np.int64]]]
 
     def __init__(self, *args: Any, **tools: Any) -> None:
@@ -62,7 +60,7 @@ class MultiAgentStepping(Stepping):
         self._block_of_seat: list[SeatBlock] = [block for block in self._seats.blocks for _ in block.agents]
         self._actions: Any = create_empty_array(self.host.env.single_action_space, self.host.num_envs, np.zeros)
         self._forget_seats()
-        self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
+        self.open_infos: dict[int, Infos] = {}
 
     # Modules.
 
@@ -113,7 +111,7 @@ class MultiAgentStepping(Stepping):
             "seat_returns": self._returns.copy(),
             "infos": [
                 [row, *copy_nested([infos.of_lanes, infos.final])]
-                for row, infos in self._open_infos.items()
+                for row, infos in self.open_infos.items()
                 if is_plain([infos.of_lanes, infos.final])
             ],
             **({"played": self._get_played()} if self.host.plays_again else {}),
@@ -184,7 +182,7 @@ class MultiAgentStepping(Stepping):
         """Continue from a state of `get_unfinished`."""
         self._forget_seats()
         self._returns = state["seat_returns"].copy()
-        self._open_infos = {row: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
+        self.open_infos = {row: Infos(*copy_nested(infos)) for row, *infos in state["infos"]}
         index_of = {module_id: index for index, module_id in enumerate(self.lanes)}
         self._module_of = np.array([[index_of.get(name, -1) for name in row] for row in state["modules"]])
         for module_id, lanes in self.lanes.items():
@@ -217,6 +215,7 @@ class MultiAgentStepping(Stepping):
     def begin_lanes(self, rollout: Rollout) -> None:
         """Let the lanes write into a rollout from now on."""
         self._episodes = [None] * self.host.num_envs  # they would keep the last rollout
+        self.num_over = np.zeros(self.host.num_envs, np.int64)
         assert isinstance(rollout, MultiAgentRollout)
         module_ids = np.array([*self.lanes, None], object)[self._module_of]
         rollout.seat_carry = SeatCarry(self._seats.agents, self._returns.copy(), module_ids)
@@ -239,7 +238,7 @@ class MultiAgentStepping(Stepping):
     def resume(self, rollout: Rollout) -> None:
         """Begin with the steps that are open in the lanes."""
         self.begin_lanes(rollout)
-        rollout.info_rows.update(self._open_infos)
+        rollout.info_rows.update(self.open_infos)
 
     @interruptible
     def step_rows(self, rollout: Rollout, num_rows: int, mode: SampleMode) -> None:
@@ -341,8 +340,9 @@ class MultiAgentStepping(Stepping):
                 flags[1][:, part],
                 ends[:, part],
             )
+        rows = rollout.lane_rows
         for i in over.nonzero()[0].tolist():
-            stop = rollout.num_rows if self.rows_of_envs is None else int(self.rows_of_envs[i])
+            stop = rollout.num_rows if rows is None else int(rows[i])
             self.ended.append((stop - 1, i, self._returns[i].copy(), self._module_of[i].copy()))
             self._end_episode(i)
         return over
@@ -350,6 +350,7 @@ class MultiAgentStepping(Stepping):
     def _end_episode(self, env_index: int) -> None:
         self._module_of[env_index], self._returns[env_index] = -1, 0.0
         self._episodes[env_index] = None
+        self.num_over[env_index] += 1
 
     def drop(self, env_index: int) -> None:
         """Forget the episode of a sub-env that failed."""
@@ -384,12 +385,8 @@ class MultiAgentStepping(Stepping):
         if (episode := self._episodes[env_index]) is None:
             carry = rollout.carry
             assert carry is not None
-            if self.episodes_over is not None:
-                over = int(self.episodes_over[env_index])
-            else:
-                over = int(np.count_nonzero(rollout.done[: rollout.num_rows, env_index]))
-                over += sum(i == env_index for _, i in rollout.broken)
-            id_ = episode_id(carry.id_prefix, env_index, int(carry.counts[env_index]) + over)
+            count = int(carry.counts[env_index] + self.num_over[env_index])
+            id_ = episode_id(carry.id_prefix, env_index, count)
             episode = None if self.events is None else self.events.episode(env_index)
             if episode is None or episode.id_ != id_:  # the callbacks still have the one of an env that failed
                 episode = self.make_episode(id_, env_index, rollout)
@@ -447,7 +444,7 @@ class MultiAgentStepping(Stepping):
         rollout.num_agent_steps = sum(steps.values())
         oldest = min(lanes.oldest_row for lanes in self.lanes.values())
         rows = {row - rollout.num_rows: infos for row, infos in rollout.info_rows.items()}
-        self._open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
+        self.open_infos = {row: infos for row, infos in rows.items() if row >= oldest}
         if self.host.plays_again:
             self.keep_played(kept, rollout)
         log_agent_counts(self.metrics, steps, of_agents)

@@ -7,7 +7,7 @@ decides what is valid: not the runner, and not the vector env.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -197,12 +197,16 @@ class SampleMode:
         num_samplers: Runners that sample at the same time: a step of this one stands for so many.
         keeps_infos: Whether the rollout keeps the infos of the envs.
         takes_tensors: Whether who asked for the rollout takes one of tensors.
+        begun: Sub-envs in which clients of a policy server began episodes in the last row, in the order of time.
+        unfinished: Where such an episode continues after it, bool `[N]`; `None` where the runner steps the sub-envs.
     """
 
     playing: NDArray[np.bool_] | None = None
     explore = True
     random_actions = keeps_infos = takes_tensors = False
     timestep = num_samplers = 0
+    begun: Sequence[int] = ()
+    unfinished: NDArray[np.bool_] | None = None
 
     def __init__(self, num_wanted: int, name: str) -> None:
         """Take the number of steps or episodes, and the name of the env for errors."""
@@ -279,7 +283,7 @@ class BegunEpisodes(SampleMode):
         if self.playing is None:
             self._drop_broken(rollout)
             if self.num_steps >= self._num_wanted:
-                self.playing = rollout.unfinished_in(last)
+                self.playing = rollout.unfinished_in(last) if self.unfinished is None else self.unfinished
             return
         rollout.valid[last] &= self.playing
         self._drop_broken(rollout)

@@ -12,7 +12,6 @@ from corral.core.action_masks import NO_LEGAL_ACTION
 from corral.core.tree import Tree, map_tree
 from corral.data.episodes.infos import Infos
 from corral.data.episodes.rollout import Rollout
-from corral.data.episodes.served_rollout import ServedMultiAgentRollout, ServedSteps
 from corral.runners.multi_agent_stepping import MultiAgentStepping
 from corral.runners.requests import SampleMode
 from corral.runners.served_stepping import ServedStepping
@@ -26,7 +25,9 @@ class ServedMultiAgentStepping(ServedStepping):
     """Exchanges messages with clients whose envs have several agents.
 
     What a client reports of an env is a step of that sub-env, which `MultiAgentStepping` takes as if the other sub-envs
-    had not been stepped. Its rollout has a clock for each sub-env.
+    had not been stepped. The rollout that is handed out has a clock for each sub-env: row t is its t-th step. After the
+    last step of an episode comes a row that is not valid, as where an env resets itself; the rows after the last one of
+    a sub-env are not valid either.
 
     Attributes:
         agents: Maps agents to modules, and writes the steps of each agent.
@@ -42,7 +43,6 @@ class ServedMultiAgentStepping(ServedStepping):
         self._step: Any = create_empty_array(space, self.host.num_envs, np.zeros)
         shape = self.host.num_envs, len(self._seats.agents)
         self._wants, self._joined, self._ended = (np.zeros(shape, np.bool_) for _ in range(3))
-        self._open_infos: dict[int, Infos] = {}  # of observations that the next rollout begins with, by its row <= 0
 
     def set_modules(self) -> bool:
         """Use the actors as they are now, and return whether an episode lost one: its clients begin new episodes."""
@@ -57,29 +57,33 @@ class ServedMultiAgentStepping(ServedStepping):
 
     # A rollout.
 
-    def allocate(self, num_rows: int) -> Rollout:
-        """Return what is written of the exchanges, with room for so many rows."""
-        self.agents.ended = []
-        self._whole = ServedMultiAgentRollout(0, self.host.num_envs)  # until the sample begins
-        return super().allocate(num_rows)
+    def _allocate_whole(self) -> Rollout:
+        """Return the rollout that is handed out, without rows."""
+        whole = self.agents.allocate(0)
+        whole.columns["row_times_s"] = np.zeros((0, self.host.num_envs))
+        whole.lane_rows = np.zeros(self.host.num_envs, np.int64)
+        return whole
 
-    def _forget_totals(self) -> None:
-        for lanes in self.lanes.values():
-            lanes.begin_counting()
+    @staticmethod
+    def _resize(whole: Rollout, num_rows: int) -> None:
+        """Give the rollout that is handed out so many rows; new ones are zeros."""
+        before = whole.num_rows
+        whole.resize(num_rows)
+        whole.num_rows = num_rows
+        for column in whole.columns.values():
+            column[before:] = 0
 
     def _enter(self, rollout: Rollout) -> None:
-        assert isinstance(rollout, ServedSteps)
+        """Begin the rollout that is handed out; the totals of earlier episodes do not count after a reset."""
         self._server.weights_version = rollout.weights_version
         self.agents.events = self.events
-        self._whole = whole = ServedMultiAgentRollout(rollout.capacity + 3, self.host.num_envs)
+        rollout.written = whole = self._allocate_whole()
+        self._resize(whole, rollout.capacity + 3)
         for name in ("carry", "continues", "episode_class", "weights_version", "worker_index"):
             setattr(whole, name, getattr(rollout, name))
-        rollout.written = whole
-        whole.info_rows.update(self._open_infos)
-        self.agents.rows_of_envs, self.agents.episodes_over = whole.clock, whole.episodes_over
-        self.agents.begin_lanes(whole)
-        for lanes in self.lanes.values():
-            lanes.rows_of_envs = whole.clock
+        for lanes in () if rollout.continues else self.lanes.values():
+            lanes.begin_counting()
+        self.agents.resume(whole)
 
     # Actions.
 
@@ -143,27 +147,32 @@ class ServedMultiAgentStepping(ServedStepping):
                 return f"steps.agents.{block.agents[place]}.obs: entry {index}: {NO_LEGAL_ACTION}."
         return ""
 
-    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> int:
+    def _apply_steps(self, rollout: Rollout, row: int, entries: Entries, mode: SampleMode) -> int:
         """Write the steps that a wave reports, and return their number."""
         number = super()._apply_steps(rollout, row, entries, mode)
-        # A row that is only a reset, as in envs that reset themselves.
-        self._whole.skip(entries.envs[entries.ends])
+        rollout.written.lane_rows[entries.envs[entries.ends]] += 1  # a row that is only a reset
         return number
 
-    def _write_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
+    def _write_steps(self, rollout: Rollout, row: int, steps: Entries) -> None:
+        """Write the steps of seats into both rollouts."""
         super()._write_steps(rollout, row, steps)
-        whole = self._whole
-        whole.write(rollout, row, steps.envs)
-        over = steps.envs[steps.ends]
-        whole.episodes_over[over] += ~self._stale[over]
+        whole, seats, over = rollout.written, steps.envs, steps.envs[steps.ends]
+        if int(whole.lane_rows.max()) >= whole.num_rows:
+            self._resize(whole, 2 * int(whole.lane_rows.max()) + 3)
+        at = whole.lane_rows[seats], seats
+        for name in ("rewards", "terminated", "truncated"):
+            whole.columns[name][at] = rollout.columns[name][row, seats]
+        whole.valid[at], whole.row_times_s[at] = rollout.columns["stepped"][row, seats], rollout.row_times_s[row]
+        whole.lane_rows[seats] += 1
+        self.agents.num_over[over] -= self._stale[over]  # `agents` counts all
 
     def _use(self, seats: NDArray[np.int64]) -> None:
         """Forget the agents of the episodes before."""
         self._joined[seats] = self._ended[seats] = False
 
-    def _receive(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> None:
+    def _receive(self, rollout: Rollout, row: int, entries: Entries, mode: SampleMode) -> None:
         """Give what was said of the agents of some seats to the lanes."""
-        step, seats, whole = self._step, entries.envs, self._whole
+        step, seats, whole = self._step, entries.envs, rollout.written
         for name in ("observed", "rewards", "terminated", "truncated"):
             step[name][:] = 0
         said: Tree = entries.obs
@@ -173,34 +182,37 @@ class ServedMultiAgentStepping(ServedStepping):
         if entries.infos is not None and mode.keeps_infos:
             for seat, info in zip(seats.tolist(), entries.infos, strict=True):
                 if info:
-                    whole.info_rows.setdefault(int(whole.clock[seat]), Infos({})).of_lanes[seat] = info
+                    whole.info_rows.setdefault(int(whole.lane_rows[seat]), Infos({})).of_lanes[seat] = info
         self.agents.receive(whole, step, terminated, truncated)
         observed, ends = (step["observed"] > 0)[seats], (step["terminated"] | step["truncated"]).astype(np.bool_)[seats]
         self._joined[seats] |= observed
         self._ended[seats] |= ends
         self._wants[seats] = observed & ~self._ended[seats]
 
-    def _drop_seat(self, seat: int) -> None:
+    def _drop_seat(self, rollout: Rollout, seat: int) -> None:
         """Drop the open steps of the agents of a seat."""
-        whole = self._whole
+        whole = rollout.written
         self.agents.drop(seat)
+        self.agents.num_over[seat] -= self._stale[seat]
         if not self._stale[seat]:
-            whole.broken.append((int(whole.clock[seat]), seat))
-            whole.episodes_over[seat] += 1
-        whole.skip(seat)
+            whole.broken.append((int(whole.lane_rows[seat]), seat))
+        whole.lane_rows[seat] += 1
 
     def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the complete rollouts of the modules; the lanes keep the latest observations and the open steps."""
-        whole = self._whole
-        if not whole.capacity:  # no step was asked for
-            return whole
+        whole: Rollout | None = rollout.written
+        if whole is None:  # no step was asked for
+            return self._allocate_whole()
+        # One row at least, which does not count, also if nobody reported a step.
+        self._resize(whole, max(1, int(whole.lane_rows.max())))
+        counted = whole.valid.T.copy()  # in the order of time in each sub-env, as in the record
+        whole.valid.T[counted] = rollout.valid.T[rollout.columns["stepped"].T]
         whole.num_env_steps = rollout.num_env_steps
-        whole.complete(rollout.valid)
         self.agents.finish(whole, mode)
         oldest = min(lanes.oldest_row for lanes in self.lanes.values())
-        self._open_infos = {}
+        self.agents.open_infos = {}  # each sub-env has rows of its own
         for row, infos in whole.info_rows.items():
             for seat, info in infos.of_lanes.items():
-                if (next_row := row - int(whole.clock[seat])) >= oldest:
-                    self._open_infos.setdefault(next_row, Infos({})).of_lanes[seat] = info
+                if (next_row := row - int(whole.lane_rows[seat])) >= oldest:
+                    self.agents.open_infos.setdefault(next_row, Infos({})).of_lanes[seat] = info
         return whole

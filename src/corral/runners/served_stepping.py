@@ -27,7 +27,7 @@ from corral.core.spaces import blank_array
 from corral.core.tree import Tree, map_tree
 from corral.data.episodes.infos import Infos
 from corral.data.episodes.rollout import Rollout
-from corral.data.episodes.served_rollout import ServedSteps
+from corral.data.episodes.step_columns import outcomes
 from corral.errors import CorralError
 from corral.runners.lanes import Lanes
 from corral.runners.requests import Episodes, SampleMode, SampleRequest, make_mode
@@ -78,7 +78,7 @@ class FirstEpisodes(Episodes):
     def settle(self, rollout: Rollout) -> None:
         """Fill `valid` of the last row, and choose the episodes that begin in it while some are wanted."""
         SampleMode.settle(self, rollout)
-        assert self.playing is not None and isinstance(rollout, ServedSteps)
+        assert self.playing is not None
         last = rollout.num_rows - 1
         rollout.valid[last] &= self.playing
         ended = rollout.valid[last] & rollout.done[last]
@@ -86,7 +86,7 @@ class FirstEpisodes(Episodes):
         self.playing = self.playing & ~ended
         self.playing[rollout.broken_in(last)] = False
         self._drop_broken(rollout)
-        for _, seat in (pair for pair in rollout.begun if pair[0] == last):
+        for seat in self.begun:
             if self._num_over + np.count_nonzero(self.playing) < self._num_wanted:
                 self.playing[seat] = True
 
@@ -166,12 +166,17 @@ class ServedStepping(Stepping):
     # A rollout.
 
     def allocate(self, num_rows: int) -> Rollout:
-        """Return what is written of the exchanges, with room for so many rows."""
-        return ServedSteps(num_rows, self.host.num_envs)
+        """Return the record of the exchanges, with room for so many rows; see `Rollout.written`."""
+        columns = outcomes(num_rows, self.host.num_envs)
+        record = Rollout(columns | {"stepped": np.empty_like(columns["valid"])})
+        record.same_step = True  # no row only resets a seat
+        return record
 
     def _enter(self, rollout: Rollout) -> None:
-        assert isinstance(rollout, ServedSteps)
+        """Begin the rollout that is handed out; the totals of earlier episodes do not count after a reset."""
         self._server.weights_version = rollout.weights_version
+        if not rollout.continues:
+            self._lanes.begin_counting()
         self._lanes.begin(rollout.capacity, rollout)
         rollout.written = self._lanes.rollout
         rollout.written.episode_class = rollout.episode_class
@@ -179,12 +184,7 @@ class ServedStepping(Stepping):
     def begin(self, rollout: Rollout) -> None:
         """Count episodes that begin from now on. Clients cannot be reset, so they play the others to their ends."""
         self._stale |= self._in_episode
-        self._forget_totals()
         self._enter(rollout)
-
-    def _forget_totals(self) -> None:
-        """Forget the totals of the episodes so far, which do not count any more."""
-        self._lanes.begin_counting()
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Do nothing: first observations come from clients."""
@@ -196,7 +196,6 @@ class ServedStepping(Stepping):
     @interruptible
     def step_rows(self, rollout: Rollout, num_rows: int, mode: SampleMode) -> None:
         """Exchange messages with clients until `num_rows` rows are written, or nothing comes for a moment."""
-        assert isinstance(rollout, ServedSteps)
         clock, seconds, start, events = time.perf_counter, self.timers.seconds, rollout.num_rows, self.events
         timestep = mode.timestep + mode.num_samplers * mode.num_steps
         while rollout.num_rows < start + num_rows:
@@ -213,7 +212,9 @@ class ServedStepping(Stepping):
             if wave is None and not dropped:
                 break
             # What came is a row: first the steps that it closes, then the episodes that begin.
-            row = rollout.num_rows
+            row, begun = rollout.num_rows, list[int]()
+            for column in rollout.columns.values():
+                column[row] = 0
             rollout.row_times_s[row] = arrived
             rollout.num_rows = row + 1
             self._drop(rollout, row, dropped)
@@ -224,13 +225,13 @@ class ServedStepping(Stepping):
                 events.fire_steps(rollout, row, mode.playing)
             stored = clock()
             if wave is not None:
-                self._begin_episodes(rollout, row, wave.entries, mode)
+                begun = self._begin_episodes(rollout, row, wave.entries, mode)
                 self._note_answers(wave)
-            rollout.unfinished = self._in_episode & ~self._stale
+            mode.begun, mode.unfinished = begun, self._in_episode & ~self._stale
             after = clock()
             seconds["storage"] += after - arrived - (stored - fired)
             if events is not None:
-                events.fire_begun(rollout, row)
+                events.fire_begun(rollout.written, begun)
                 seconds["callbacks"] += clock() - after + (stored - fired)
         if rollout.num_rows > start:
             mode.settle(rollout)
@@ -383,7 +384,7 @@ class ServedStepping(Stepping):
         legal = legal_actions(entries.obs) | entries.ends[:, None]  # an entry that ended has no action
         return first_illegal(legal, self._actor.action_space, taken)
 
-    def _apply_steps(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> int:
+    def _apply_steps(self, rollout: Rollout, row: int, entries: Entries, mode: SampleMode) -> int:
         """Write the steps that a wave reports, and return their number."""
         steps = _take(entries, ~entries.begins) if np.count_nonzero(entries.begins) else entries
         if not len(steps):
@@ -395,26 +396,26 @@ class ServedStepping(Stepping):
             self._in_episode[over] = self._stale[over] = False
         return len(steps)
 
-    def _write_steps(self, rollout: ServedSteps, row: int, steps: Entries) -> None:
+    def _write_steps(self, rollout: Rollout, row: int, steps: Entries) -> None:
         """Write what belongs to the seats, not to agents."""
         seats = steps.envs
         rollout.rewards[row, seats] = steps.rewards
         rollout.terminated[row, seats], rollout.truncated[row, seats] = steps.terminated, steps.truncated
-        rollout["stepped"][row, seats] = True
-        rollout["counted"][row, seats] = ~self._stale[seats]
+        rollout.columns["stepped"][row, seats] = ~self._stale[seats]
 
-    def _begin_episodes(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> None:
-        """Begin the episodes of a wave with their first observations."""
+    def _begin_episodes(self, rollout: Rollout, row: int, entries: Entries, mode: SampleMode) -> list[int]:
+        """Begin the episodes of a wave with their first observations, and return the seats of those that count."""
         if not np.count_nonzero(entries.begins):
-            return
+            return []
         begun = _take(entries, entries.begins)
         seats = begun.envs
         self._use(seats)
         self._in_episode[seats] = True
         if begun.counts is not None:
             self._stale[seats] = ~begun.counts
-        rollout.begun += [(row, seat) for seat in seats[~self._stale[seats]].tolist()]
         self._receive(rollout, row, begun, mode)
+        counted: list[int] = seats[~self._stale[seats]].tolist()
+        return counted
 
     def _use(self, seats: NDArray[np.int64]) -> None:
         """Let the module act in episodes that begin."""
@@ -427,7 +428,7 @@ class ServedStepping(Stepping):
         for part in wave.acted:
             self._note_actions(part)
 
-    def _receive(self, rollout: ServedSteps, row: int, entries: Entries, mode: SampleMode) -> None:
+    def _receive(self, rollout: Rollout, row: int, entries: Entries, mode: SampleMode) -> None:
         """Give the observations of some seats to the lanes."""
         seats, shape = entries.envs, (self.host.num_envs, 1)
         map_tree(lambda here, given: here.__setitem__((seats, 0), given), self._obs, entries.obs)
@@ -452,31 +453,33 @@ class ServedStepping(Stepping):
             self._by_policy[seats], self._own_outputs[seats] = True, entries.outputs[acts]
             self._versions[seats] = entries.weights_version
 
-    def _drop(self, rollout: ServedSteps, row: int, seats: list[int]) -> None:
+    def _drop(self, rollout: Rollout, row: int, seats: list[int]) -> None:
         """Forget the episodes of clients that left."""
         for seat in seats:
             if not self._in_episode[seat]:
                 continue
-            self._drop_seat(seat)
+            self._drop_seat(rollout, seat)
             if not self._stale[seat]:
                 rollout.broken.append((row, seat))
             self._in_episode[seat] = self._stale[seat] = self._own[seat] = self._by_policy[seat] = False
 
-    def _drop_seat(self, seat: int) -> None:
+    def _drop_seat(self, rollout: Rollout, seat: int) -> None:
         """Drop the open step of the episode of a seat."""
         self._lanes.drop(seat)
 
     def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the complete rollout of the lanes, which keep the latest observations and the open steps."""
-        assert isinstance(rollout, ServedSteps) and rollout.carry is not None
+        assert rollout.carry is not None
         if self._lags:
             self._log_lags()
         notes = self._lanes.rollout.notes
         part = self._lanes.finish(rollout)
         assert part.carry is not None
         part.carry = replace(part.carry, id_prefix=rollout.carry.id_prefix, start_times_s=rollout.carry.start_times_s)
-        part.parent, part.notes, part.episode_class = rollout.times(), notes, rollout.episode_class
-        part.info_rows, part.module_id = rollout.info_rows, DEFAULT_MODULE_ID
+        # Of the exchanges, what is handed out needs the times of the rows, and the infos.
+        part.parent = Rollout({"row_times_s": rollout.row_times_s}, num_rows=rollout.num_rows)
+        part.parent.info_rows = part.info_rows = rollout.info_rows
+        part.notes, part.episode_class, part.module_id = notes, rollout.episode_class, DEFAULT_MODULE_ID
         part.pipeline = None if self._actor.transforms is None else self._actor.transforms.pipeline
         self.complete(DEFAULT_MODULE_ID, part, mode)
         return part

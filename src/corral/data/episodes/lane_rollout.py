@@ -31,7 +31,6 @@ class LaneRollout(Rollout):
     Attributes:
         lane_envs: Index of the sub-env of each lane, int64 `[L]`.
         lane_agents: Agent of each lane, a list of L ids.
-        lane_rows: Rows of each lane that are written, int64 `[L]`.
         obs_rows: Row of `parent` whose actions saw the observation, int64 `[T + 1, L]`; negative if the observation
             came in an earlier rollout: -1 is the last row before this one.
         waits: Whether the agent of a lane has begun a step that is not over, while the rollout is written, bool `[L]`.
@@ -39,7 +38,7 @@ class LaneRollout(Rollout):
         module_id: Id of the module, once the rollout is complete.
     """
 
-    __slots__ = ("lane_agents", "lane_envs", "lane_rows", "module_id", "obs_rows", "parent", "waits")
+    __slots__ = ("lane_agents", "lane_envs", "module_id", "obs_rows", "parent", "waits")
 
     parent: Any
 
@@ -49,7 +48,7 @@ class LaneRollout(Rollout):
         num_lanes = self.num_lanes
         self.lane_envs: NDArray[np.int64] = np.zeros(num_lanes, np.int64)
         self.lane_agents: list[AgentID] = []
-        self.lane_rows: NDArray[np.int64] = np.zeros(num_lanes, np.int64)
+        self.lane_rows = np.zeros(num_lanes, np.int64)
         self.obs_rows: NDArray[np.int64] = np.full((self.capacity + 1, num_lanes), -1)
         self.waits: NDArray[np.bool_] = np.zeros(num_lanes, np.bool_)
         self.module_id = ""
@@ -65,10 +64,6 @@ class LaneRollout(Rollout):
         for name in ("lane_agents", "lane_envs", "lane_rows", "module_id", "obs_rows", "parent", "waits"):
             setattr(kept, name, getattr(self, name))
         return kept
-
-    def num_rows_of(self, lane: int) -> int:
-        """Return the number of rows of a lane written so far."""
-        return int(self.lane_rows[lane])
 
     def time_at(self, row: int, lane: int) -> float:
         """Return the clock reading at the end of the env step that ended a step."""

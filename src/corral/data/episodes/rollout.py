@@ -43,7 +43,8 @@ class Rollout(StepColumns):
             and was recreated, or the step is not part of the requested episodes.
         dist_inputs: float32 `[T, N, D]`, the policy's outputs.
         logp: float32 `[T, N]`, log-probability of the actions; filled when the rollout is complete.
-        row_times_s: float64 `[T]`, clock readings at the end of each row.
+        row_times_s: float64 `[T]`, clock readings at the end of each row; `[T, N]` where sub-envs have clocks of their
+            own.
         states: For a module with memory, a tree of `[T + 1, N, ...]`: row t is the state in which the module saw the
             observation of row t.
         final_states: By (row, sub-env) as in `final_obs`, the state in which the final observation would be seen.
@@ -61,6 +62,9 @@ class Rollout(StepColumns):
         episode_class: Class of the episodes that `episodes` makes; of a runner's rollouts the setting `episode_class`.
         weights_version: Version of the weights that chose the actions.
         worker_index: Index of the runner that made the rollout.
+        written: Where clients of a policy server play the envs, the rollout that is handed out, which episodes read.
+            Rows of this one are then exchanges of messages, and its column `stepped`, bool `[T, N]`, says in which of
+            them a sub-env took a step that counts. `None` for any other rollout.
         continues: Whether row 0 continues where the runner's previous rollout stopped; False after a reset of all envs.
         broken: Row and sub-env of each step that failed, in the order of time. The sub-env was recreated there. Its
             episode ended before that row, neither terminated nor truncated, and another begins with the next row.
@@ -101,7 +105,7 @@ class Rollout(StepColumns):
             "reward_pipeline",
             "same_step",
         ),
-        *("weights_version", "worker_index"),
+        *("weights_version", "worker_index", "written"),
     )
 
     def __init__(self, columns: dict[str, Tree], *, num_rows: int = 0) -> None:
@@ -111,6 +115,7 @@ class Rollout(StepColumns):
         self.episode_class: type[Any] = SingleAgentEpisode
         self.weights_version = 0
         self.worker_index = 0
+        self.written: Any = None
         self.continues = False
         self.num_env_steps = 0
         self.host: Rollout | None = None
@@ -204,9 +209,11 @@ class Rollout(StepColumns):
     def steps_from(self, row: int) -> NDArray[np.bool_]:
         """Return where a step was taken in the rows from `row` on that are written, bool `[K, N]`.
 
-        No step was taken where a row only reset the sub-env, and where a sub-env failed.
+        No step was taken where a row only reset the sub-env, where a sub-env failed, and where a client reported none.
         """
         stop = self.num_rows
+        if self.written is not None:
+            return np.array(self.columns["stepped"][row:stop])
         steps = np.ones((stop - row, self.rewards.shape[1]), np.bool_)
         if stop > row:
             steps[0] = ~self.resets_in(row)
@@ -224,8 +231,8 @@ class Rollout(StepColumns):
 
     def drop_episode(self, row: int, lane: int) -> None:
         """Mark the steps of the episode that broke in a row as not valid."""
-        before = np.flatnonzero(self.done[:row, lane] | ~self.valid[:row, lane])
-        self.valid[before[-1] + 1 if len(before) else 0 : row, lane] = False
+        over = np.flatnonzero(self.done[:row, lane])  # an earlier one that broke is not valid already
+        self.valid[over[-1] + 1 if len(over) else 0 : row, lane] = False
 
     def broken_in(self, row: int) -> list[int]:
         """Return the sub-envs that failed in a row."""
@@ -245,11 +252,6 @@ class Rollout(StepColumns):
     def by_module(self) -> dict[str, Rollout]:
         """Return the rollouts of the modules, by module id: with a single agent, this one."""
         return {DEFAULT_MODULE_ID: self}
-
-    @property
-    def written(self) -> Rollout:
-        """The rollout whose rows episodes read while it is written: this one, unless clients play the episodes."""
-        return self
 
     def to_arrays(self) -> Rollout:
         """Return the rollout with arrays as columns, which are arrays already."""

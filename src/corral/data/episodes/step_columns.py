@@ -8,7 +8,7 @@ entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
@@ -52,17 +52,11 @@ def column_attribute(name: str) -> Any:
     return property(attrgetter(f"_at.{name}"), lambda store, value: store.__setitem__(name, value))
 
 
-def outcomes(num_rows: int, num_lanes: int, make: Callable[..., Any] = np.empty) -> dict[str, Any]:
-    """Return the columns of what steps led to: rewards, flags and times, for `num_rows` rows.
-
-    Args:
-        num_rows: Rows T.
-        num_lanes: Lanes L.
-        make: Function that makes an array of a shape and a dtype: `np.empty`, or `np.zeros`.
-    """
+def outcomes(num_rows: int, num_lanes: int) -> dict[str, Any]:
+    """Return uninitialised columns of what steps led to: rewards, flags and times, for `num_rows` rows of lanes."""
     shape = num_rows, num_lanes
-    flags = {name: make(shape, np.bool_) for name in ("terminated", "truncated", "valid")}
-    return {"rewards": make(shape, np.float64), **flags, "row_times_s": make(num_rows, np.float64)}
+    flags = {name: np.empty(shape, np.bool_) for name in ("terminated", "truncated", "valid")}
+    return {"rewards": np.empty(shape), **flags, "row_times_s": np.empty(num_rows)}
 
 
 class StepColumns:
@@ -84,7 +78,11 @@ class StepColumns:
         observation_space: Space of one observation, if known.
         action_space: Space of one module action, if known.
         num_rows: Rows written so far.
+        lane_rows: Rows of each lane that are written, int64 `[L]`, where lanes have clocks of their own; `None` where
+            all have `num_rows`.
     """
+
+    lane_rows: Any
 
     obs = column_attribute("obs")
     actions = column_attribute("actions")
@@ -96,6 +94,7 @@ class StepColumns:
         "action_space",
         "final_obs",
         "info_rows",
+        "lane_rows",
         "num_rows",
         "observation_space",
     )
@@ -107,7 +106,7 @@ class StepColumns:
         self.info_rows: dict[int, Infos] = {}
         self.observation_space: spaces.Space[Any] | None = None
         self.action_space: spaces.Space[Any] | None = None
-        self.num_rows = num_rows
+        self.num_rows, self.lane_rows = num_rows, None
 
     def _set_columns(self, columns: Mapping[str, Tree]) -> None:
         self._at = SimpleNamespace(**columns)
@@ -177,11 +176,11 @@ class StepColumns:
 
     def num_rows_of(self, lane: int) -> int:
         """Return the number of rows of a lane written so far."""
-        return self.num_rows
+        return self.num_rows if self.lane_rows is None else int(self.lane_rows[lane])
 
     def time_at(self, row: int, lane: int) -> float:
         """Return the clock reading at the end of a step."""
-        return float(self.columns["row_times_s"][row])
+        return float(self.columns["row_times_s"][row if self.lane_rows is None else (row, lane)])
 
     def resize(self, capacity: int) -> None:
         """Give the columns room for `capacity` rows, and keep the rows written so far."""
