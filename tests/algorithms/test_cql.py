@@ -15,6 +15,7 @@ from gymnasium import spaces
 from corral import Algorithm, CQLConfig
 from corral.algorithms.cql import cql_loss
 from corral.algorithms.sac import SACSettings, sac_loss
+from corral.data.offline.episode_rows import rows_of_steps
 from corral.errors import ConfigError
 from corral.modules.cql_module import CQLModule
 from corral.modules.sac_module import SACModule
@@ -273,3 +274,25 @@ def test_the_actor_imitates_in_exactly_the_first_updates() -> None:
     with config.build() as algorithm:
         algorithm.train()
     assert [bool(each) for each in seen] == [True, True, False, False]
+
+
+def test_the_actor_of_a_module_that_comes_back_imitates_at_first() -> None:
+    seen: list[float] = []
+
+    def watched(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        seen.append(coefficients["imitates"])
+        return default_loss(module, batch, coefficients)[:2]
+
+    both: dict[str, Any] = {"observation_space": OBS, "action_space": THREE}
+    data = [rows_of_steps(**one_sided(40), module_id=name) for name in ("one", "two")]
+    config = cql(data, num_imitation_updates=1, num_updates_per_iteration=2, train_batch_size_per_learner=8)
+    overrides = {"two": {"loss": watched}}
+    config.environment(observation_space=None, action_space=None).multi_agent(
+        policies={"one": both, "two": both}, algorithm_config_overrides_per_module=overrides
+    )
+    with config.build() as algorithm:
+        algorithm.train()
+        algorithm.remove_module("two")
+        algorithm.add_module("two", **both, overrides=overrides["two"])
+        algorithm.train()
+    assert seen == [1.0, 0.0, 1.0, 0.0]

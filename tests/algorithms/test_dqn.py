@@ -211,6 +211,19 @@ class TestAtoms:
         assert reported["td_error"].tolist() == pytest.approx([-log(0.5), -log(0.2)], rel=1e-5)
         assert loss.item() == pytest.approx((-log(0.5) - 0.25 * log(0.2)) / 2, rel=1e-5)
 
+    @pytest.mark.parametrize("double_q", [False, True])
+    def test_the_next_action_is_one_that_the_next_observation_allows(self, double_q: bool) -> None:
+        obs = spaces.Dict(action_mask=spaces.MultiBinary(2), observations=OBS)
+        module = QModule(obs, spaces.Discrete(2), {"num_atoms": 3, "v_min": -1.0, "v_max": 1.0, "fcnet_hiddens": [4]})
+        next_obs = {"action_mask": torch.tensor([[1, 0], [0, 1]]), "observations": torch.ones(2, 1)}
+        batch = make_batch(rewards=[0.0, 0.0], discounts=[1.0, 1.0])
+        # Each observation allows only the other action than the one after it.
+        batch |= {"obs": {**next_obs, "action_mask": 1 - next_obs["action_mask"]}, "next_obs": next_obs}
+        outputs: dict[str, Tensor] = {}
+        c51_loss(module, batch, {}, double_q=double_q, outputs=outputs)
+        probs = module.logits(next_obs, target=True).softmax(-1)
+        torch.testing.assert_close(outputs["targets"], probs[[0, 1], [0, 1]])
+
     def test_rows_count_by_their_weights(self) -> None:
         # Row 0 terminates with a return of 1, row 1 with a return of -1: one atom each, so minus its log-probability.
         rows = [[*np.log([0.2, 0.3, 0.5]), 0.0, 0.0, 0.0]] * 2

@@ -249,6 +249,24 @@ def test_modules_have_constants_of_their_own() -> None:
     assert learned["two"]["total_loss"] == pytest.approx(learned["two"]["policy_loss"])
 
 
+def test_a_module_that_comes_back_begins_with_the_first_norm() -> None:
+    from corral.data.offline.episode_rows import rows_of_steps
+
+    spaces = {"observation_space": OBS, "action_space": ACTIONS}
+    data = [rows_of_steps(**walks(), module_id=name) for name in ("one", "two")]
+    settings = {"moving_average_sqd_adv_norm_start": 7.0, "moving_average_sqd_adv_norm_update_rate": 0.5}
+    config = marwil(data, num_updates_per_iteration=1, **settings).environment(
+        observation_space=None, action_space=None
+    )
+    with config.multi_agent(policies={"one": spaces, "two": spaces}).build() as algorithm:
+        norms = [algorithm.train()["learners"]["two"]["sqd_adv_norm"] for _ in range(2)]
+        algorithm.remove_module("two")
+        kept = algorithm.train()["learners"]["one"]["sqd_adv_norm"]
+        algorithm.add_module("two", **spaces)
+        norms.append(algorithm.train()["learners"]["two"]["sqd_adv_norm"])
+    assert norms[0] == norms[2] == 7.0 != norms[1] and kept != 7.0
+
+
 def test_memory_is_refused() -> None:
     config = marwil(walks()).rl_module(model_config={"use_lstm": True})
     with pytest.raises(ConfigError, match="MARWIL"):

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,6 +205,15 @@ class TestNumbers:
             for index in (1, 2):
                 play.note(index, [0], played[index])
             assert [record.worker_index for record in play.result(None).episodes] == [1]
+
+    def test_a_runner_is_late_by_the_number_of_episodes_that_it_plays_in_turn(self) -> None:
+        with evaluation_group("local", 2, 2) as group:
+            play = rounds._Play(group, RoundPlan(num_episodes=16), lambda: True, lambda: False, {})
+            now = time.perf_counter()
+            play.deadline_s, play.slowest_s = now + 10_000, 10.0  # of one episode
+            asked: Any = SimpleNamespace(asked_s=now - 2 * 10.0 * rounds.PATIENCE_FACTOR)
+            assert play.is_late(asked, [0, 1])  # side by side in its two sub-envs
+            assert not play.is_late(asked, [*range(8)])  # four in turn, for which it has twice as long
 
     def test_plans_that_make_no_sense(self) -> None:
         with pytest.raises(CorralError, match="not both"):

@@ -148,14 +148,14 @@ def test_the_process_takes_batches_of_any_size_and_states_of_its_own_size_only()
 
 
 class InTurn(MultiAgentEnv):
-    """Two agents act in turn, without an end."""
+    """The first agent acts twice, then the second one once, and so on without an end."""
 
     possible_agents = ("first", "second")
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
     def observe(self) -> dict[str, Any]:
-        return {self.possible_agents[self.time % 2]: np.zeros(1, np.float32)}
+        return {self.possible_agents[self.time % 3 == 2]: np.zeros(1, np.float32)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -179,9 +179,9 @@ def test_the_process_of_an_agent_waits_while_the_agent_waits() -> None:
         .debugging(seed=0)
     )
     runner = EnvRunner(config.freeze())
-    runner.sample(num_timesteps=4)  # 2 in each sub-env
+    runner.sample(num_timesteps=6)  # 3 in each sub-env
     state = runner.actors["both"].exploration.state
     state[:] = 1.0
-    runner.sample(num_timesteps=12)  # each of the agents acts 3 times in each sub-env
-    assert runner.actors["both"].exploration.state == pytest.approx(np.full((4, 1), 0.5**3))
+    runner.sample(num_timesteps=12)  # in each sub-env the agents act 4 times and 2 times
+    assert runner.actors["both"].exploration.state.ravel() == pytest.approx([0.5**4, 0.5**2] * 2)
     runner.stop()

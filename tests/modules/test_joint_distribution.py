@@ -127,11 +127,14 @@ def test_env_actions_are_nested_as_their_space(autoregressive: bool) -> None:
 
 def test_the_initial_deviation_is_set_in_all_rows_of_a_table() -> None:
     module = ActorCritic(FLAT, MIXED, {"action_parts": "autoregressive", "initial_log_std": -1.5})
-    assert isinstance(module.distribution, Joint)
-    outputs = module.policy(torch.zeros(2, 3))[:, torch.from_numpy(module.distribution.log_std_columns)]
-    assert outputs.shape == (2, 3 * (2 + 1))
-    torch.testing.assert_close(outputs, torch.full_like(outputs, -1.5))
-    assert isinstance(module.distribution.parts[0], Categorical)
+    joint = module.distribution
+    assert isinstance(joint, Joint)
+    outputs = module.policy(torch.zeros(2, 3))
+    for index, num_numbers in ((1, 2), (3, 1)):  # the Boxes, with a row for each value of the door
+        table = outputs[:, joint._inputs[index]].reshape(2, 3, 2 * num_numbers)
+        torch.testing.assert_close(table[..., num_numbers:], torch.full((2, 3, num_numbers), -1.5))
+    assert len(set(joint.log_std_columns.tolist())) == len(joint.log_std_columns) == 3 * (2 + 1)
+    assert isinstance(joint.parts[0], Categorical)
 
 
 class Signals(gym.Env[Any, Any]):

@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 import warm
-from at_least import all_of
+from at_least import all_of, at_least
 from corral import (
     BCConfig,
     Callback,
@@ -192,11 +192,12 @@ def test_agents_have_episodes_of_their_own_in_files_by_module(tmp_path: Path) ->
     assert set(table["agent_id"]) in ({"0", "2"}, {"1"}) and len(set(table["module_id"])) == 1
 
 
-def test_infos_are_recorded_on_request(tmp_path: Path) -> None:
-    train(ppo(tmp_path / "none"))
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_infos_are_recorded_on_request(tmp_path: Path, autoreset: str) -> None:
+    train(ppo(tmp_path / "none").env_runners(autoreset_mode=autoreset))
     assert not any(episode.infos for episode in read(tmp_path / "none"))
-    train(ppo(tmp_path / "data").offline_data(output_infos=True))
-    for episode in read(tmp_path / "data"):
+    train(ppo(tmp_path / "data").env_runners(autoreset_mode=autoreset).offline_data(output_infos=True))
+    for episode in at_least(1, read(tmp_path / "data")):
         assert episode.infos[0] == {"begun": int(episode.obs[0, 0])}
         for t in range(1, len(episode)):
             assert episode.infos[t] == {"t": t, "array": [0, 1]}

@@ -20,6 +20,8 @@ from corral import (
     load_policy,
 )
 from corral.runners.requests import SampleRequest
+from corral.testing import FaultyEnv
+from small import small
 
 SPACES: Any = spaces.Box(-1.0, 1.0, (1,), np.float32), spaces.Discrete(3)
 
@@ -77,6 +79,23 @@ def test_a_reset_policy_begins_whatever_the_call_says(tmp_path: Path) -> None:
     policy.batch(-obs)
     policy.reset()
     assert np.array_equal(policy.batch(obs, begins=nowhere), first)
+
+
+def test_a_policy_begins_again_where_a_sub_env_was_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = small(transforms=[FrameStack(2)])
+    with config.build() as algo:
+        policy = load_policy(algo.save(tmp_path / "saved"))
+    seen, act = [], policy.act
+
+    def noting(obs: Any, states: Any, *, explore: bool) -> Any:
+        seen.extend(zip(obs[:, 1].tolist(), states["begins"].tolist(), strict=True))
+        return act(obs, states, explore=explore)
+
+    policy.act = noting  # type: ignore[method-assign]
+    restarted = {"restart_failed_sub_environments": True}
+    evaluate_policy(policy, FaultyEnv, episodes=6, num_envs=2, env_config={"episode_length": 3}, **restarted)
+    assert "sub-env 1" in caplog.text and "It was restarted" in caplog.text
+    assert [begins for _, begins in seen] == [t == 0 for t, _ in seen]
 
 
 class OneReward(gym.Env[Any, Any]):

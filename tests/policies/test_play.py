@@ -29,6 +29,7 @@ def greys(file: Path) -> list[int]:
         frames = []
         image: Any
         with Image.open(file) as image:
+            assert image.info["duration"] == 1000 / 25
             for number in range(image.n_frames):
                 image.seek(number)
                 frames.append(np.asarray(image.convert("RGB")))

@@ -107,6 +107,7 @@ class Algorithm(metaclass=_WithHints):
         METRICS: Metrics of the learners that are in the result from the first iteration, even if nothing was learned.
         STATE: Names of attributes that an algorithm keeps between iterations, which checkpoints hold: plain data and
             NumPy generators.
+        OF_MODULES: Names of those that are dicts by module id; a module that is removed takes its entries along.
         READS_INFOS: Whether `training_step` reads the infos of rollouts, or what callbacks noted on their episodes.
             Otherwise they stay in the runners.
         LEARNS_TENSORS: Whether `training_step` takes rollouts of tensors, see `TensorRollout`, from an env whose data
@@ -121,6 +122,7 @@ class Algorithm(metaclass=_WithHints):
         *("training_iteration", "num_env_steps_sampled_lifetime"),
         *("report.time_total_s", "weights.num_exploration_versions", "latest_numbers"),
     )
+    OF_MODULES: ClassVar[tuple[str, ...]] = ()
     METRICS: ClassVar[tuple[str, ...]] = ()
     READS_INFOS: ClassVar[bool] = False
     LEARNS_TENSORS: ClassVar[bool] = False
@@ -408,6 +410,8 @@ class Algorithm(metaclass=_WithHints):
         """Use a config with other modules in this process and in all runners; forget modules without a spec."""
         for module_id in self.modules.keys() - specs.keys():
             del self.modules[module_id]
+            for name in self.OF_MODULES:
+                getattr(self, name).pop(module_id, None)
         self._use_config(config)
         if specs.keys() != self.env_runner_group.module_specs.keys():
             self.env_runner_group.set_modules(self.config, specs)

@@ -105,6 +105,7 @@ class CQL(SAC):
 
     METRICS = (*SAC.METRICS, "conservative_loss", "conservative_weight")
     STATE = (*SAC.STATE, "_num_imitated")
+    OF_MODULES = (*SAC.OF_MODULES, "_num_imitated")
     FIXED_SETTINGS = SAC.FIXED_SETTINGS | {"lagrangian"}
 
     config: CQLConfig
@@ -220,8 +221,7 @@ def cql_loss(
 
 def _imitation_loss(module: CQLModule, batch: Batch, outputs: Mapping[str, Tensor]) -> Tensor:
     """Return the negative log-likelihood of the recorded actions, minus the entropy at SAC's temperature."""
-    alpha = module.log_alpha.detach().exp()
-    logp = outputs["logp"]
+    alpha, logp = module.log_alpha.detach().exp(), outputs["logp"]
     actions = module.distribution.inside_bounds(batch["actions"])
     recorded = module.distribution.logp(module.policy(batch["obs"]), actions)
     entropy = -(logp.exp() * logp).sum(-1) if module.is_discrete else -logp

@@ -75,6 +75,7 @@ class CrossQ(SAC):
     """SAC with batch renormalisation and without target networks."""
 
     STATE = (*SAC.STATE, "_num_updates")
+    OF_MODULES = (*SAC.OF_MODULES, "_num_updates")
     FIXED_SETTINGS = SAC.FIXED_SETTINGS | {"num_critics"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
 
@@ -85,8 +86,7 @@ class CrossQ(SAC):
 
     def make_loss(self, config: Any) -> Callable[..., tuple[Any, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
-        given = config.target_entropy
-        target_entropy = None if given == "auto" else given
+        target_entropy = None if config.target_entropy == "auto" else config.target_entropy
         return partial(crossq_loss, target_entropy=target_entropy, huber=config.td_error_loss_fn == "huber")
 
     def update_target_if_due(self, module_id: str) -> None:

@@ -69,6 +69,7 @@ class MARWIL(OfflineAlgorithm):
         *learner_metrics("default"),
     )
     STATE: ClassVar[tuple[str, ...]] = (*OfflineAlgorithm.STATE, "_mean_squares")
+    OF_MODULES = ("_mean_squares",)
     FIXED_SETTINGS = OfflineAlgorithm.FIXED_SETTINGS | {"gamma"}  # returns are summed once, when the data is read
     FIRST_SETTINGS = OfflineAlgorithm.FIRST_SETTINGS | {"moving_average_sqd_adv_norm_start"}
 
@@ -104,10 +105,8 @@ class MARWIL(OfflineAlgorithm):
 
     def coefficients(self, module_id: str) -> dict[str, float]:
         """Return the mean squared advantage so far."""
-        start = self.modules[module_id].config.moving_average_sqd_adv_norm_start
-        return {
-            "sqd_adv_norm": self._mean_squares[module_id] if start is None else self._mean_squares.get(module_id, start)
-        }
+        known, start = self._mean_squares, self.modules[module_id].config.moving_average_sqd_adv_norm_start
+        return {"sqd_adv_norm": known[module_id] if start is None else known.get(module_id, start)}
 
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
         """Move the mean squared advantage towards the one of the update."""

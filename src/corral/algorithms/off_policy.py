@@ -160,6 +160,7 @@ class OffPolicyAlgorithm(Algorithm):
     """
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
+    OF_MODULES: ClassVar[tuple[str, ...]] = ("_update_credit", "_target_updated_at")
     FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {}
     SEEKS_VALUES: ClassVar[bool] = True
@@ -186,10 +187,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.setup_modules()
 
     def setup_modules(self) -> None:
-        """Prepare what each module that learns now needs, and forget removed modules."""
-        for kept in (self._update_credit, self._target_updated_at):
-            for module_id in kept.keys() - set(self.module_ids):
-                del kept[module_id]
+        """Prepare what each module that learns now needs, and forget the buffers of removed modules."""
         for module_id in filter(self.modules.trains, self.module_ids):
             module = self.learner_group.get_module(module_id)
             if self.recorded is not None and self.modules[module_id].has_memory:

@@ -119,6 +119,7 @@ class PPO(Algorithm):
         *("curr_kl_coeff", "curr_entropy_coeff", "curr_clip_param"),
     )
     STATE = (*Algorithm.STATE, "_kl_coeff")
+    OF_MODULES = ("_kl_coeff",)
     ADAPTED: ClassVar[Mapping[str, str]] = {"kl_coeff": "_kl_coeff"}
     LEARNS_TENSORS = True
 
@@ -127,10 +128,6 @@ class PPO(Algorithm):
     def setup(self) -> None:
         """Start with no adaptive KL coefficient: each module starts at its initial value when it first learns."""
         self._kl_coeff: dict[str, float] = {}
-
-    def setup_modules(self) -> None:
-        """Forget the adaptive coefficients of removed modules."""
-        self._kl_coeff = {name: value for name, value in self._kl_coeff.items() if name in self.modules}
 
     def make_loss(self, config: PPOConfig) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""

@@ -120,6 +120,7 @@ class TD3(OffPolicyAlgorithm):
     """Twin delayed deep deterministic policy gradient."""
 
     STATE = (*OffPolicyAlgorithm.STATE, "_noise_rng", "_num_updates")
+    OF_MODULES = (*OffPolicyAlgorithm.OF_MODULES, "_num_updates")
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"twin_q", "num_atoms", "v_min", "v_max"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {"actor_coeff": 1.0}
     METRICS = (
