@@ -36,6 +36,7 @@ WITHOUT_EFFECT = {
     "*runners/num_env_steps": "test_counts_of_failures_continue",
     "runner/env/reset_seed": "there is none once the envs were reset; test_a_run_that_did_not_begin_continues",
     "runner/env/env_config": "test_changed_envs_and_their_tasks_continue",
+    "runner/env/envs/*/kept/generators": "test_generators_of_envs_inside_an_env_are_kept",
     "runner/env/same_step": "a setting, by which envs of another mode are refused",
     "runner/env/seeds/*": "the seed of the config and the number of the runner, which are the same",
     "runner/id_prefix": "the seed of the config and the number of the runner, which are the same",

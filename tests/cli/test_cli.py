@@ -314,7 +314,7 @@ def test_an_env_that_raises_at_the_start_in_a_runner_shows_its_line_and_the_runn
     given = [part for setting in settings for part in ("--set", setting)]
     assert main(["train", "--algo", "PPO", "--env", "corral.testing:FaultyEnv", *SHORT, *given]) == 3
     error = capsys.readouterr().err
-    assert "In env runner 1 (process " in error and 'testing/envs.py", line ' in error
+    assert "In env runner 1 (process " in error and 'corral/testing.py", line ' in error
     assert error.splitlines()[-1].startswith("corral: env 'corral.testing:FaultyEnv' raised in its first step()")
 
 
