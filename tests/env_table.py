@@ -88,7 +88,7 @@ class Row:
         pictures: Why it has no video, in the words of the error; with `""` it has one.
         single: `--env` and the single env that is played then.
         modules: Modules of its policy, each of which is exported.
-        restarts: Whether its episodes begin again where a killed run continues.
+        restarts: Whether its episodes begin again where a killed run continues; `None` says that they may.
     """
 
     args: tuple[str, ...]
@@ -99,7 +99,7 @@ class Row:
     single: tuple[str, ...] = ()
     pictures: str = ""
     modules: tuple[str, ...] = ("default_policy",)
-    restarts: bool = False
+    restarts: bool | None = False
 
     @property
     def train(self) -> list[str]:
@@ -124,7 +124,9 @@ def _tuned() -> dict[str, Row]:
         package = "Box2D" if env.startswith(("LunarLander", "BipedalWalker")) else "gymnasium"
         needs = ("mujoco",) if env.endswith("-v5") else (package,)
         is_fast = env in ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5")
-        rows[env] = Row(args=("--tuned", env), settings={**SMALL[algo], **NETS}, needs=needs, in_make_test=is_fast)
+        settings = {**SMALL[algo], **NETS}
+        restarts = None if env.startswith("BipedalWalker") else False  # its world lives over resets
+        rows[env] = Row(args=("--tuned", env), settings=settings, needs=needs, in_make_test=is_fast, restarts=restarts)
     return rows
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from corral.envs.atari_env import PreprocessedAtariEnv
 from corral.envs.env_state import check_env_state, continue_env, get_env_state, plays_again, set_surroundings
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets
 from corral.envs.replay import layers_of, note_of
@@ -88,6 +89,11 @@ def pong() -> Any:
     return gym.make("ALE/Pong-v5", obs_type="ram")
 
 
+def preprocessed_pong() -> Any:
+    gym.register_envs(pytest.importorskip("ale_py"))
+    return PreprocessedAtariEnv(gym.spec("ALE/Pong-v5"), {"max_num_frames_per_episode": 120})
+
+
 def reach() -> Any:
     gym.register_envs(pytest.importorskip("gymnasium_robotics"))
     return gym.wrappers.FlattenObservation(gym.make("FetchReach-v4", max_episode_steps=12))
@@ -116,6 +122,7 @@ def made(env_id: str, needs: str = "", **settings: Any) -> Any:
         made("LunarLander-v3", "Box2D", continuous=True),
         *(made(env_id, "mujoco") for env_id in ("HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Pusher-v5")),
         pytest.param(pong, id="Pong"),
+        pytest.param(preprocessed_pong, id="Pong with preprocessing"),
         pytest.param(reach, id="FetchReach"),
         pytest.param(door_key, id="MiniGrid"),
     ],

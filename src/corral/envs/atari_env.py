@@ -115,7 +115,10 @@ class PreprocessedAtariEnv(gym.Env[NDArray[np.uint8], np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """Begin an episode; see `gymnasium.Env.reset`."""
-        obs, infos = self._games.reset(seed=seed)
+        super().reset(seed=seed)
+        # The games have a generator that nobody can read. With a seed for each episode, all that is random in one comes
+        # from `np_random`, so that a restored run can play it again.
+        obs, infos = self._games.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
         self._newest = obs[0]
         return obs[0], _first_infos(infos)
 
