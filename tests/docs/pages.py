@@ -67,7 +67,16 @@ class Block(NamedTuple):
 
     def commands(self) -> list[Command]:
         """Return the command lines of an `sh` block."""
-        lines = [line.strip() for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
+        lines: list[str] = []
+        end = ""  # of the text that a command reads from the lines after it
+        for line in self.text.replace("\\\n", " ").splitlines():
+            if end:
+                lines[-1] += f"\n{line}"
+                end = "" if line.strip() == end else end
+            elif line.strip():
+                lines.append(line.strip())
+                here = re.search(r"<<\s*'?(\w+)'?$", line)
+                end = here[1] if here else ""
         reasons: dict[int, str] = {}
         for mark in _MARK.finditer(self.before):
             places = mark["places"].split(",") if mark["places"] else range(1, len(lines) + 1)

@@ -173,6 +173,8 @@ class Reader:
         deadline_s = time.monotonic() + 120.0
         while not output.stat().st_size and process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.1)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what it prints may be why it ends
+            process.wait(2.0)
         if process.poll():
             raise FailedError(f"exit status {process.returncode}: {output.read_text(errors='replace')[-1500:]}")
 
@@ -316,7 +318,8 @@ def follow(path: Path, reader: Reader) -> Iterator[Outcome]:
     module = page_module()
     for line, step, shown in steps(path):
         begun_s, why = time.monotonic(), None
-        text = step.text if isinstance(step, Command) else f"{step.language}: {step.text.splitlines()[0]}"
+        first = step.text.splitlines()[0]
+        text = first if isinstance(step, Command) else f"{step.language}: {first}"
         why = not_run(step) if isinstance(step, Command) else step.no_run(walk=True)
         if why is not None:
             yield Outcome(page_id(path), line, text, "not run", why)
