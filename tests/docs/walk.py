@@ -218,8 +218,9 @@ class Reader:
 
     def _provide(self, name: str, file: Path) -> None:
         if name.split("/")[0] in CLONE:
-            with contextlib.suppress(FileExistsError):
-                (self.folder / name.split("/")[0]).symlink_to(ROOT / name.split("/")[0])
+            folder = name.split("/")[0]
+            if not (self.folder / folder).exists():  # a copy, in which commands may write
+                shutil.copytree(ROOT / folder, self.folder / folder, ignore=shutil.ignore_patterns("runs"))
         elif name in GIVEN_FILES:
             self._make(GIVEN_FILES[name], self.folder)
         elif (text := titled(name)) is not None:
