@@ -124,6 +124,7 @@ def statuses_of(cell: Cell) -> tuple[int, ...]:
         "dies": (-9,),
         "ends": (3, 5, 1) if cell.kind == "memory" else (3, 5),
         "any": (0, *OWN_STATUSES, -9),
+        "warns": (0, 7),  # 7 where the last state could not be written either
     }.get(cell.expects, (0,))
 
 

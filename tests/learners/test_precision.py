@@ -228,5 +228,5 @@ def test_ppo_learns_cart_pole_in_it() -> None:
         .debugging(seed=0)
     )
     with config.build() as algorithm:
-        returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(15)]
+        returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(20)]
     assert returns[0] < 50 and max(returns) > 120
