@@ -75,7 +75,8 @@ def test_a_command_whose_reader_closes_the_pipe_ends_well(command: str, tmp_path
         timeout=DEADLINE_S,
     )
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stderr.splitlines() if "gymnasium-robotics" not in line]  # it prints when imported
+    assert (done.returncode, said) == (0, [])
 
 
 @pytest.mark.slow

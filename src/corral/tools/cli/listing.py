@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Iterable
+from itertools import chain
 
 from rich.columns import Columns
 from rich.console import Console
@@ -86,9 +87,11 @@ def _print_envs(console: Console, word: str, *, everything: bool) -> int:
     """Print ids of envs in columns on a terminal, and one per line elsewhere; return how many were found."""
     from corral.envs.listing import env_ids, newest_versions
 
-    num_found = 0
-    for package, ids in env_ids().items():
-        found = [env_id for env_id in (ids if everything else newest_versions(ids)) if _has(env_id, word)]
+    num_found, by_package = 0, env_ids()
+    # Over all packages: Gymnasium-Robotics registers old versions of Gymnasium's envs.
+    shown = {*newest_versions(chain.from_iterable(by_package.values()))}
+    for package, ids in by_package.items():
+        found = [env_id for env_id in ids if (everything or env_id in shown) and _has(env_id, word)]
         num_found += len(found)
         if not console.is_terminal:
             print("\n".join(found), end="\n" if found else "")
