@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from functools import partial
 from typing import Any
 
@@ -509,3 +511,25 @@ def test_dqn_replays_the_steps_of_each_simulator_as_they_were() -> None:
         assert tuple(batch["next_obs"][i].tolist()) == step.next_obs
         assert batch["rewards"][i] == pytest.approx(step.reward)
         assert bool(batch["terminated"][i]) == step.terminated
+
+
+def test_what_was_sampled_does_not_wait_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[Any] = []
+    with runner_of(served(num_envs=2)) as runner:
+        simulator, allocate = Simulator(address_of(runner), 5, 2).start(), runner.stepping.allocate
+
+        def noted(num_rows: int) -> Any:
+            made = allocate(num_rows)
+            records.append(weakref.ref(made))
+            return made
+
+        monkeypatch.setattr(runner.stepping, "allocate", noted)
+        gc.disable()
+        try:
+            for _ in range(3):
+                runner.sample(num_timesteps=20)
+            assert len(records) == 3
+            assert [record() for record in records[:2]] == [None, None]
+        finally:
+            gc.enable()
+        end(runner, simulator)

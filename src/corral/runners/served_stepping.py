@@ -479,6 +479,8 @@ class ServedStepping(Stepping):
         # Of the exchanges, what is handed out needs the times of the rows, and the infos.
         part.parent = Rollout({"row_times_s": rollout.row_times_s}, num_rows=rollout.num_rows)
         part.parent.info_rows = part.info_rows = rollout.info_rows
+        # Else the record and what was written would hold each other, and stay in memory.
+        self._lanes.rollout.parent = part.parent
         part.notes, part.episode_class, part.module_id = notes, rollout.episode_class, DEFAULT_MODULE_ID
         part.pipeline = None if self._actor.transforms is None else self._actor.transforms.pipeline
         self.complete(DEFAULT_MODULE_ID, part, mode)
