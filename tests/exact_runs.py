@@ -76,7 +76,7 @@ def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> Algo
     config: Any = SACConfig() if algo == "SAC-discrete" else config_class(algo)()
     config.environment(env, env_config={"box": algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG")}, wrappers=[limited])
     config.env_runners(num_envs_per_env_runner=3).debugging(seed=3).rl_module(model_config=SMALL)
-    if algo == "PPO":
+    if algo in ("PPO", "PQN"):
         config.training(train_batch_size_per_learner=90, minibatch_size=32, num_epochs=2, lr=[[0, 1e-2], [900, 1e-3]])
     elif algo in ("APPO", "IMPALA"):
         config.env_runners(num_env_runners=0, rollout_fragment_length=10)

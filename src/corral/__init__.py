@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from corral.algorithms.marwil import MARWILConfig as MARWILConfig
     from corral.algorithms.ppo import PPO as PPO
     from corral.algorithms.ppo import PPOConfig as PPOConfig
+    from corral.algorithms.pqn import PQN as PQN
+    from corral.algorithms.pqn import PQNConfig as PQNConfig
     from corral.algorithms.registry import register_algorithm as register_algorithm
     from corral.algorithms.sac import SAC as SAC
     from corral.algorithms.sac import SACConfig as SACConfig
@@ -133,6 +135,8 @@ _HOMES = {
     "OffPolicyEvaluation": "corral.runs.policies.estimate_return",
     "PPO": "corral.algorithms.ppo",
     "PPOConfig": "corral.algorithms.ppo",
+    "PQN": "corral.algorithms.pqn",
+    "PQNConfig": "corral.algorithms.pqn",
     "Policy": "corral.runs.policies.policy",
     "PolicyEvaluation": "corral.tools.playing.evaluate",
     "PrevActionsPrevRewards": "corral.modules.transforms.temporal",

@@ -14,10 +14,11 @@ OFF_POLICY: dict[str, Any] = {
     "num_steps_sampled_before_learning_starts": 100,
     "replay_buffer_config": {"capacity": 10_000},
 }
-ON_POLICY = ("PPO", "APPO", "IMPALA")
+ON_POLICY = ("PPO", "APPO", "IMPALA", "PQN")  # and so on what they sample, without replay
 IN_TURN: dict[str, Any] = {"gamma": 0.0, "lr": 5e-3, "train_batch_size_per_learner": 128}
 TRAINING: dict[str, dict[str, Any]] = {
     "PPO": {"gamma": 0.0, "lr": 3e-3, "train_batch_size_per_learner": 256, "minibatch_size": 128},
+    "PQN": {"gamma": 0.0, "lr": 5e-3, "train_batch_size_per_learner": 256, "minibatch_size": 64},
     "APPO": {**IN_TURN, "circular_buffer_num_batches": 1},
     "IMPALA": {**IN_TURN, "lr": 1e-2},
     "DQN": {
@@ -47,7 +48,9 @@ def small_config(algo: str, space: Any = None, **training: Any) -> Any:
         config.exploration(exploration_config={"epsilon_timesteps": 500})
     if algo in ("APPO", "IMPALA"):
         config.env_runners(num_env_runners=0, num_envs_per_env_runner=8, rollout_fragment_length=16)
-    if algo != "PPO":
+    if algo == "PQN":
+        config.exploration(exploration_config={"epsilon_timesteps": 500})
+    elif algo != "PPO":
         config.reporting(min_sample_timesteps_per_iteration=100 if algo == "DQN" else 50)
     if algo == "CrossQ":
         return config.rl_module(model_config={"fcnet_hiddens": [32, 32], "critic_hiddens": [32, 32]})

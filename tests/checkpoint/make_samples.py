@@ -33,6 +33,7 @@ OFF_POLICY = {
 FROM_DATA = {"train_batch_size_per_learner": 8, "num_updates_per_iteration": 2}
 TRAINING: dict[str, dict[str, Any]] = {
     "PPO": {"train_batch_size_per_learner": 32, "minibatch_size": 16, "num_epochs": 1, "lr": [[0, 1e-2], [1000, 0.0]]},
+    "PQN": {"train_batch_size_per_learner": 32, "minibatch_size": 16, "num_epochs": 1},
     "APPO": {"train_batch_size_per_learner": 16, "use_kl_loss": True, "circular_buffer_num_batches": 2},
     "IMPALA": {"train_batch_size_per_learner": 16},
     "DQN": OFF_POLICY,
@@ -70,7 +71,7 @@ def sample_config(algo: str) -> AlgorithmConfig:
         config.offline_data(input_=RECORDED)
     if algo in ("APPO", "IMPALA"):
         config.env_runners(num_env_runners=0, rollout_fragment_length=8)
-    if algo not in ("PPO", "BC", "MARWIL"):
+    if algo not in ("PPO", "PQN", "BC", "MARWIL"):
         config.reporting(min_sample_timesteps_per_iteration=100)
     return config
 

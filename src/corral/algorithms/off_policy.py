@@ -87,6 +87,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """
 
     ON_POLICY: ClassVar[bool] = False
+    SAMPLES_BATCHES: ClassVar[bool] = False
     LEARNS_FROM_DATA: ClassVar[bool] = True
     DEFAULT_CAPACITY: ClassVar[int] = ReplayConfig.capacity
     """Env steps that the buffer keeps, unless `replay_buffer_config` has a `capacity`."""

@@ -34,6 +34,7 @@ class OfflineConfig(AlgorithmConfig):
     """
 
     ON_POLICY: ClassVar[bool] = False
+    SAMPLES_BATCHES: ClassVar[bool] = False
     LEARNS_FROM_DATA: ClassVar[bool] = True
 
     min_sample_timesteps_per_iteration: int = 0

@@ -21,6 +21,7 @@ ALGORITHMS = {
     "PPO": "corral.algorithms.ppo:PPOConfig",
     "APPO": "corral.algorithms.appo:APPOConfig",
     "IMPALA": "corral.algorithms.impala:IMPALAConfig",
+    "PQN": "corral.algorithms.pqn:PQNConfig",
     "DQN": "corral.algorithms.dqn:DQNConfig",
     "SAC": "corral.algorithms.sac:SACConfig",
     "TQC": "corral.algorithms.tqc:TQCConfig",

@@ -224,12 +224,14 @@ class QModule(Following, Module):
 
     Attributes:
         q: Network from observations to `[B, n * atoms]`.
-        target_q: Target network, without gradients.
+        target_q: Target network, without gradients, if the class `has_targets`.
         atoms: Returns that the atoms represent, float32 `[atoms]`.
     """
 
     MUST_DEFINE = ()
     CONFIG: ClassVar[type[NetworkConfig]] = NetworkConfig
+    has_targets: ClassVar[bool] = True
+    """Whether there is a target network."""
 
     atoms: Tensor
 
@@ -253,15 +255,15 @@ class QModule(Following, Module):
         self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})
         self.num_actions = int(action_space.n)
         self.q = self.make_network()
-        self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+        if self.has_targets:
+            self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         atoms = torch.linspace(self.form.v_min, self.form.v_max, self.form.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
         self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
 
     def make_network(self) -> nn.Module:
         """Return a new network from observations (a tree of `[B, ...]`) to `[B, n * atoms]`."""
-        config = NetworkConfig.parse(self.model_config)
-        return QNetwork(self.features_space, self.num_actions, config, self.form)
+        return QNetwork(self.features_space, self.num_actions, self.CONFIG.parse(self.model_config), self.form)
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""
@@ -279,7 +281,7 @@ class QModule(Following, Module):
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
         num_outputs = self.num_actions * self.form.num_atoms
-        for name in ("q", "target_q"):
+        for name in ("q", "target_q") if self.has_targets else ("q",):
             yield f"{name}(obs)", getattr(self, name)(obs), (num_outputs,)
         yield "logits(obs)", self.logits(obs), (self.num_actions, self.form.num_atoms)
         yield "q_values(obs)", self.q_values(obs), (self.num_actions,)
@@ -295,7 +297,7 @@ class QModule(Following, Module):
 
     def followed(self) -> dict[nn.Module, nn.Module]:
         """Return the network by its target."""
-        return {self.target_q: self.q}
+        return {self.target_q: self.q} if self.has_targets else {}
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, without the weights of the target network."""

@@ -97,6 +97,8 @@ class AlgorithmConfig(
 
     ON_POLICY: typing.ClassVar[bool] = True
     """Whether the algorithm learns only from actions of its current policy, and so from their log-likelihood."""
+    SAMPLES_BATCHES: typing.ClassVar[bool] = True
+    """Whether what an iteration samples is its batch; otherwise batches are drawn from replay or recorded data."""
     LEARNS_FROM_DATA: typing.ClassVar[bool] = False
     """Whether the algorithm can learn from recorded data."""
 

@@ -280,6 +280,12 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     target_kl: float | None
 
 
+class PQNTrainingArgs(TrainingArgs, total=False):
+    """Settings of `.training(...)`; see `PQNConfig`."""
+
+    lambda_: float
+
+
 class APPOTrainingArgs(IMPALATrainingArgs, total=False):
     """Settings of `.training(...)`; see `APPOConfig`."""
 

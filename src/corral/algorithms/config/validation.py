@@ -245,7 +245,7 @@ def _refuse_settings_of_agents(config: AlgorithmConfig) -> None:
 
 def _validate_overrides_of_module(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
     homes = {name: group for group, names in config.group_fields().items() for name in names}
-    shared = _SHARED | ({"train_batch_size_per_learner"} if config.ON_POLICY else set())
+    shared = _SHARED | ({"train_batch_size_per_learner"} if config.SAMPLES_BATCHES else set())
     for name, value in config.overrides(**settings).items():
         if (homes[name] not in _OF_MODULES and name not in _ALSO_OF_MODULES) or name in shared:
             raise ConfigError(
@@ -290,7 +290,7 @@ def _has_network(config: AlgorithmConfig) -> bool:
 def _validate_batch(config: AlgorithmConfig) -> None:
     batch, minibatch = config.train_batch_size_per_learner, config.minibatch_size
     # A sampled batch of several agents counts other steps than the batch of one module, which is cut into minibatches.
-    are_comparable = not (config.ON_POLICY and config.is_multi_agent)
+    are_comparable = not (config.SAMPLES_BATCHES and config.is_multi_agent)
     if minibatch is not None and minibatch > batch and are_comparable:
         raise ConfigError(
             f"minibatch_size={minibatch} is larger than train_batch_size_per_learner={batch}: lower the first or raise "
@@ -321,12 +321,12 @@ def num_env_steps_per_round(config: AlgorithmConfig, num_envs: int) -> int | Non
     """
     fragment, runners = config.rollout_fragment_length, max(1, config.num_env_runners)
     if fragment == "auto":
-        return None if config.ON_POLICY else num_envs * runners
+        return None if config.SAMPLES_BATCHES else num_envs * runners
     steps = fragment * num_envs * runners
     counts_agents = config.is_multi_agent and config.count_steps_by == "agent_steps"
     excess = -config.total_train_batch_size % steps
     if (
-        config.ON_POLICY
+        config.SAMPLES_BATCHES
         and not (counts_agents or config.sample_async)
         and excess > LARGEST_EXCESS * config.total_train_batch_size
     ):
