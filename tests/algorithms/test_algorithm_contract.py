@@ -199,6 +199,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"kl_band": 2}, "kl_band=2.0 has no effect without kl_target"),
         ({"target_kl": 0.0}, "target_kl"),
     ],
+    "PQN": [
+        ({"lambda_": 1.5}, "lambda_=1.5"),
+        ({"minibatch_size": 4096}, "minibatch_size=4096 is larger than train_batch_size_per_learner=256"),
+    ],
     "IMPALA": OF_IMPALA,
     "APPO": [
         *OF_IMPALA,
