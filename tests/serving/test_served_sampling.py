@@ -494,7 +494,7 @@ def test_clients_that_act_themselves_and_others_keep_their_actions_in_one_batch(
     assert len(learned) == 4 * 39
     for number, (_, found) in enumerate(players):
         assert [learned[number, t] for t in range(39)] == found[0][:39]
-    # Nobody knows how likely a client took its own actions; the exploration has chosen other ones there, which count not.
+    # Nobody knows how likely a client took its own actions. The exploration chose others there, which do not count.
     of_others = rollout.obs[:-1, :, 0] == 1
     np.testing.assert_allclose(rollout.logp[rollout.valid & of_others], -np.log(3), rtol=1e-6)
     assert np.isnan(rollout.logp[rollout.valid & ~of_others]).all()
