@@ -340,6 +340,12 @@ class TestRing:
         with self.config(training_intensity=training_intensity).build() as algo:
             assert self.updates(algo, 5) == counts
 
+    def test_a_set_ratio_counts_the_steps_of_all_learners(self) -> None:
+        with self.config(training_intensity=24).build() as algo:
+            record = algo.modules[DEFAULT_MODULE_ID]
+            record.config = record.config.copy(num_learners=3)  # whose batch is three times as large
+            assert self.updates(algo, 5) == [0, 1, 1, 1, 1]
+
     @pytest.mark.parametrize(
         ("rollout_fragment_length", "training_intensity", "counts"),
         [(4, "auto", [3, 3, 3]), (4, None, [1, 1, 1]), ("auto", "auto", [0, 0, 3]), ("auto", None, [0, 0, 1])],

@@ -9,6 +9,7 @@ import pickle
 import shutil
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +21,7 @@ from corral.compat.rllib.algorithm import BCConfig, MARWILConfig, PPOConfig
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.episodes import SingleAgentEpisode
 from corral.compat.rllib.native import to_native
-from corral.compat.rllib.recorded_data import OfflinePreLearner, RecordedFiles
+from corral.compat.rllib.recorded_data import OfflinePreLearner, RecordedFiles, play_and_record
 from corral.compat.rllib.settings import SETTINGS
 from corral.core.tree import map_tree
 from corral.data.offline.episode_rows import EpisodeRows
@@ -591,6 +592,21 @@ def test_recording_by_evaluation_and_by_training(tmp_path: Path) -> None:
     assert all(np.isfinite(each.added["logp"][:-1]).all() for each in of_training)
     data, _ = trained(table_config(data=tmp_path / "out"))
     assert data.num_episodes == len(of_training)
+
+
+@pytest.mark.parametrize(
+    ("unit", "asked", "resets"),
+    [("episodes", False, True), ("timesteps", True, True), ("timesteps", False, False), ("timesteps", None, False)],
+)
+def test_a_recorded_round_continues_episodes_only_where_it_may(unit: str, asked: bool | None, resets: bool) -> None:
+    settings: dict[str, Any] = {"evaluation_duration": 10, "evaluation_duration_unit": unit}
+    settings["evaluation_force_reset_envs_before_iteration"] = asked
+    recorder = SimpleNamespace(add=lambda rollouts: None, end_round=dict)
+    view, config = SimpleNamespace(evaluation_recorder=recorder), SimpleNamespace(**settings)
+    algorithm = SimpleNamespace(view=view, config=config, num_env_steps_sampled_lifetime=7)
+    requests: list[Any] = []
+    play_and_record(algorithm, SimpleNamespace(sample=requests.append))
+    assert [(request.force_reset, request.timestep) for request in requests] == [(resets, 7)]
 
 
 def test_every_name_of_offline_data_says_what_corral_does() -> None:

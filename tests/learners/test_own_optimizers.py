@@ -225,3 +225,6 @@ def test_a_scheduler_refuses_another_learning_rate() -> None:
         algo.reconfigure(gamma=0.9)
     with config(PPOConfig).build() as algo:
         algo.reconfigure(lr=0.1)
+    with config(TD3Config, lr_scheduler=SCHEDULERS["step"]).build() as algo:
+        with pytest.raises(ConfigError, match="reconfigure: actor_lr can only be set before building"):
+            algo.reconfigure(actor_lr=0.1)

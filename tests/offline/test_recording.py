@@ -215,6 +215,16 @@ def test_files_have_a_bounded_number_of_rows_and_later_runs_add_files(tmp_path: 
     assert len(set(ids)) == len(ids) == len(read(tmp_path / "data"))
 
 
+def test_a_file_is_written_as_soon_as_enough_rows_are_complete(tmp_path: Path) -> None:
+    with ppo(tmp_path / "data").offline_data(output_max_rows_per_file=30).build() as algorithm:
+        recorder = algorithm.sampler.recorder
+        assert recorder is not None
+        for _ in range(20):
+            recorder.add(algorithm.env_runner_group.sample(SampleRequest(num_timesteps=10)))
+    sizes = [pyarrow.parquet.ParquetFile(file).metadata.num_rows for file in sorted((tmp_path / "data").iterdir())]
+    assert len(sizes) > 4 and all(30 <= size < 60 for size in sizes[:-1])
+
+
 def test_any_file_system_can_hold_the_data() -> None:
     train(ppo("memory://recorded/data"))
     assert_as_logged(read("memory://recorded/data"), Counting.log)

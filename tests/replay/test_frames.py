@@ -197,3 +197,18 @@ def test_dicts_of_stacks() -> None:
     buffer.add(plain)
     reference.add(plain)
     assert_same(buffer, reference, 2)
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_a_late_priority_does_not_bring_back_what_lost_its_older_frames(same_step: bool) -> None:
+    stacks = Stacks(4, same_step=same_step)
+    buffer = PrioritizedReplayBuffer(20, frame_stack=4, alpha=1.0, seed=0)
+    buffer.add(stacks.next(10))
+    seen: set[int] = set()
+    for _ in range(20):
+        seen |= set(buffer.sample(300)["indices"].tolist())
+        buffer.add(stacks.next(1))
+        held = set(buffer.sample(300)["indices"].tolist())
+        late = np.array(sorted(seen - held), np.int64)  # errors of a batch that was drawn before
+        buffer.update_priorities(late, np.full(len(late), 1e6))
+        assert set(buffer.sample(300)["indices"].tolist()) == held

@@ -56,6 +56,14 @@ def test_draws_what_was_added(
         assert_same(buffer, reference, index_of_first)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_for_which_there_was_no_room_count_too(kind: type[ReplayBuffer]) -> None:
+    """Learning starts after a number of steps that were sampled, however few of them are kept."""
+    buffer = kind(6, seed=0)
+    buffer.add(Stream(2, end_rate=0.0).next(20))
+    assert (len(buffer), buffer.num_env_steps_added) == (6, 40)
+
+
 @pytest.fixture
 def make_runner() -> Iterator[Any]:
     made: list[EnvRunner] = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from corral.errors import SampleError
-from corral.runners.requests import SampleRequest
+from corral.runners.requests import SampleRequest, WorkerCounts
 from handmade import MakeRunner
 
 
@@ -47,3 +48,8 @@ def test_the_keywords_of_a_runner_make_the_same_request(make_runner: MakeRunner)
     for keywords in ({"num_timesteps": 7}, {"num_episodes": 2}, {"num_timesteps": 5, "force_reset": True}):
         ours, theirs = one.sample(**keywords), other.collect(SampleRequest(**keywords))  # type: ignore[arg-type]
         assert (ours.obs == theirs.obs).all() and (ours.actions == theirs.actions).all()
+
+
+def test_what_a_runner_has_counted_keeps_its_names() -> None:
+    numbers = {"num_callback_errors": 1, "num_sub_env_restarts": 2, "num_env_steps_lost": 3}
+    assert WorkerCounts.of(SimpleNamespace(**numbers)) == WorkerCounts(**numbers)

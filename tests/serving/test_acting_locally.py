@@ -8,11 +8,13 @@ import math
 import socket
 import threading
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import onnxruntime
 import pytest
+import simulators
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
@@ -29,6 +31,7 @@ from corral.runners.policy_file import PolicyFile
 from corral.runners.policy_file import _noise as noise_of
 from corral.runners.requests import SampleRequest
 from corral.runners.runner import EnvRunner
+from corral.runners.serving import client as client_module
 from corral.runners.serving.client import ClientError, EpisodesLost, PolicyClient, ServerStopped, drive, pack_array
 
 # One process exports the graphs of policies, each of them once.
@@ -382,6 +385,22 @@ def test_a_client_that_comes_back_is_sent_the_policy_again() -> None:
     """The message may have been lost with the connection before."""
     found = answers_to({"begins": [True]}, {"rewards": [1.0]}, wants_policy=True)
     assert [message["type"] for message in found] == ["policy", "actions", "policy"]
+
+
+@pytest.mark.parametrize(("max_delay_s", "sent"), [(1e9, [6, 6]), (0.0, [2] * 6)], ids=["enough", "long ago"])
+def test_steps_are_sent_when_they_are_enough_and_when_they_take_too_long(
+    max_delay_s: float, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_DELAY_S", max_delay_s)
+    messages: list[int] = []
+    client: Any = SimpleNamespace(num_envs=2, observation_space=simulators.OBS, action_space=simulators.ACTIONS)
+    client.weights_version, client._send = 0, lambda envs, **kept: messages.append(len(envs))
+    actor = client_module._LocalActor(client, 3, 0)
+    zeros = np.zeros(2, np.int64), np.zeros((2, 3), np.float32), np.zeros((2, 1), np.float32)  # actions and their draws
+    actor._session, actor._inputs, actor._num_uniform = SimpleNamespace(run=lambda *_: zeros), [("obs", np.float32)], 1
+    for _ in range(6):
+        actor.exchange([0, 1], np.zeros((2, 4)), None, None, dict.fromkeys(("terminated", "truncated", "counts")))
+    assert messages == sent
 
 
 def test_a_simulator_may_use_its_arrays_again() -> None:

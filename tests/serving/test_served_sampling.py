@@ -483,7 +483,8 @@ def test_clients_that_act_themselves_and_others_keep_their_actions_in_one_batch(
                 taken.append(int(found[0]) if action is None else action)
         return taken
 
-    with runner_of(served(DQNConfig(), num_envs=4)) as runner:
+    config = served(DQNConfig(), num_envs=4).exploration(exploration_config={"type": "Random"})
+    with runner_of(config) as runner:
         address = address_of(runner)
         players = [run_in_thread(partial(play, address, float(i), action)) for i, action in enumerate([0, None, 2, 1])]
         rollout = runner.sample(num_timesteps=4 * 39)
@@ -493,6 +494,10 @@ def test_clients_that_act_themselves_and_others_keep_their_actions_in_one_batch(
     assert len(learned) == 4 * 39
     for number, (_, found) in enumerate(players):
         assert [learned[number, t] for t in range(39)] == found[0][:39]
+    # Nobody knows how likely a client took its own actions. The exploration chose others there, which do not count.
+    of_others = rollout.obs[:-1, :, 0] == 1
+    np.testing.assert_allclose(rollout.logp[rollout.valid & of_others], -np.log(3), rtol=1e-6)
+    assert np.isnan(rollout.logp[rollout.valid & ~of_others]).all()
 
 
 def test_dqn_replays_the_steps_of_each_simulator_as_they_were() -> None:
