@@ -42,6 +42,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"model_config": {"fcnet_hiddens": [8], "use_lstm": True, "max_seq_len": 5}}
         | {"use_kl_loss": True, "circular_buffer_num_batches": 3, "tau": 0.5},
     ),
+    "pqn_gru": (
+        "PQN",
+        IN_TURN | SAME_STEP | {"model_config": {"fcnet_hiddens": [8], "use_gru": True, "max_seq_len": 5}},
+    ),
     "dqn": ("DQN", PRIORITIZED | SAME_STEP),
     "sac": ("SAC", NOISY),
     "sac_discrete": ("SAC-discrete", {}),

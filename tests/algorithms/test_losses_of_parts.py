@@ -77,6 +77,7 @@ SAMPLING: list[tuple[str, str | None, dict[str, Any]]] = [
     ("PPO", "box", {}),
     ("APPO", None, {"use_kl_loss": True}),
     ("IMPALA", None, {}),
+    ("PQN", None, {}),
     ("DQN", None, {"replay_buffer_config": {"type": "prioritized", "capacity": 2000}, "dueling": True, "n_step": 3}),
     ("DQN", None, {"num_atoms": 11}),
     ("SAC", "box", EARLY),

@@ -590,7 +590,7 @@ class PolicyServer:
                 self._end_session(session)
             return
         factor, limit_s = SILENT_PATIENCE if session.may_be_silent else 1.0, self._settings.client_timeout_s
-        if session.left_s is None and not session.waits and now - session.heard_s > factor * limit_s:
+        if not session.waits and now - session.heard_s > factor * limit_s:
             times = f"{factor:g} times " if session.may_be_silent else ""
             self.cut_off(session, "timeout", f"it was silent for {times}client_timeout_s={limit_s:g} seconds.")
 
