@@ -37,3 +37,30 @@ def ppo_config(options: Options) -> Any:
         grad_clip=0.5,
         entropy_coeff=0.0,
     )
+
+
+def dqn_config(options: Options) -> Any:
+    """Returns the config of DQN with the hyperparameters that all systems share."""
+    from corral import DQNConfig
+
+    return (
+        DQNConfig()
+        .environment(measuring.ENV)
+        .rl_module(model_config={"fcnet_hiddens": measuring.HIDDEN, "fcnet_activation": "relu"})
+        .training(
+            lr=5e-4,
+            train_batch_size_per_learner=32,
+            num_steps_sampled_before_learning_starts=500,
+            replay_buffer_config={"capacity": 50_000},
+            target_network_update_freq=500,
+            tau=1.0,
+            n_step=1,
+            double_q=False,
+            dueling=False,
+            grad_clip=10.0,
+            gamma=0.99,
+        )
+        .env_runners(rollout_fragment_length=4)
+        .exploration(exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
+        .debugging(seed=options.seed)
+    )

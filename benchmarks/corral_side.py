@@ -17,7 +17,7 @@ import replay_side
 import runner_groups
 import sac_side
 import td3_side
-from corral_config import config, net_config, ppo_config
+from corral_config import config, dqn_config, net_config, ppo_config
 from measuring import Fields, Options
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,30 +59,7 @@ def ppo_memory(options: Options) -> Fields:
 
 def dqn(options: Options) -> Fields:
     """Env steps per second of DQN at the hyperparameters that all systems share."""
-    from corral import DQNConfig
-
-    config = (
-        DQNConfig()
-        .environment(measuring.ENV)
-        .rl_module(model_config={"fcnet_hiddens": measuring.HIDDEN, "fcnet_activation": "relu"})
-        .training(
-            lr=5e-4,
-            train_batch_size_per_learner=32,
-            num_steps_sampled_before_learning_starts=500,
-            replay_buffer_config={"capacity": 50_000},
-            target_network_update_freq=500,
-            tau=1.0,
-            n_step=1,
-            double_q=False,
-            dueling=False,
-            grad_clip=10.0,
-            gamma=0.99,
-        )
-        .env_runners(rollout_fragment_length=4)
-        .exploration(exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
-        .debugging(seed=options.seed)
-    )
-    with config.build() as algo:
+    with dqn_config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 

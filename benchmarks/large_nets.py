@@ -8,23 +8,23 @@ from corral_config import net_config, ppo_config
 from measuring import Fields, Options
 
 
-def _wide(options: Options, **learners: Any) -> Any:
+def wide_config(options: Options, **learners: Any) -> Any:
     """Returns the config of the PPO measure with wide layers."""
     return ppo_config(options).rl_module(model_config=net_config(measuring.WIDE)).learners(**learners)
 
 
 def ppo_wide(options: Options) -> Fields:
     """Trained env steps per second of PPO with nets of 512-512."""
-    with _wide(options).build() as algo:
+    with wide_config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
-def ppo_images(options: Options) -> Fields:
-    """Trained env steps per second of PPO on images, with the convolutions and the 512 features that SB3 uses."""
+def images_config(options: Options) -> Any:
+    """Returns the config of PPO on images, with the convolutions and the 512 features that SB3 uses."""
     from corral import PPOConfig
     from image_env import ImageEnv
 
-    config = (
+    return (
         PPOConfig()
         .environment(ImageEnv)
         .env_runners(num_envs_per_env_runner=8)
@@ -32,13 +32,17 @@ def ppo_images(options: Options) -> Fields:
         .rl_module(model_config={"fcnet_hiddens": [], "conv_features": 512, "vf_share_layers": True})
         .debugging(seed=options.seed)
     )
-    with config.build() as algo:
+
+
+def ppo_images(options: Options) -> Fields:
+    """Trained env steps per second of PPO on images."""
+    with images_config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
 def compiled(options: Options) -> Fields:
     """How many times the env steps per second of the plain learner the compiled one takes, with nets of 512-512."""
-    with _wide(options).build() as plain, _wide(options, compile=True).build() as fast:
+    with wide_config(options).build() as plain, wide_config(options, compile=True).build() as fast:
         trains: list[Callable[[], int]] = [measuring.trainer(fast), measuring.trainer(plain)]
         for train in trains:  # compiles
             train()

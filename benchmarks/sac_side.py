@@ -12,7 +12,7 @@ BATCH, OBS, ACTIONS, WIDTH = 256, 3, 1, 256
 TURNS, CALLS_A_TURN = 5, 20
 
 
-def _config(options: Options) -> Any:
+def config(options: Options) -> Any:
     """Returns the hyperparameters that all systems share."""
     from corral import SACConfig
 
@@ -35,7 +35,7 @@ def _config(options: Options) -> Any:
 
 def sac(options: Options) -> Fields:
     """Env steps per second of SAC at the hyperparameters that all systems share, 200 env steps at a time."""
-    with _config(options).build() as algo:
+    with config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
@@ -43,7 +43,7 @@ def limit(options: Options) -> Fields:
     """Percent of an update that its matrix products alone take, in turns of both."""
     import torch
 
-    with _config(options).build() as algo:
+    with config(options).build() as algo:
         for _ in range(2):
             algo.train()
 

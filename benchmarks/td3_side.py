@@ -6,7 +6,7 @@ import measuring
 from measuring import Fields, Options
 
 
-def _config(options: Options) -> Any:
+def config(options: Options) -> Any:
     """Returns the hyperparameters that all systems share."""
     from corral import TD3Config
 
@@ -33,13 +33,13 @@ def _config(options: Options) -> Any:
 
 def td3(options: Options) -> Fields:
     """Env steps per second of TD3, 500 env steps at a time."""
-    with _config(options).build() as algo:
+    with config(options).build() as algo:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
 def td3_return(options: Options) -> Fields:
     """Mean return of 20 greedy episodes after 10,000 env steps."""
-    with _config(options).build() as algo:
+    with config(options).build() as algo:
         while algo.num_env_steps_sampled_lifetime < measuring.TD3_STEPS:
             algo.train()
         rollout = algo.env_runner.sample(num_episodes=20, explore=False)
