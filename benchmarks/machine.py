@@ -7,6 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
+UNKNOWN = "unknown"
+"""The commit of a measurement without git."""
+
 _VERSIONS = """
 import importlib.metadata, json, platform, sys
 versions = {"python": platform.python_version()}
@@ -41,7 +44,7 @@ def measured_commit(root: Path) -> str:
         commit = _git(root, "rev-parse", "--short", "HEAD")
         changes = _git(root, "status", "--porcelain", "--", "src", "examples", "benchmarks/*.py")
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return UNKNOWN
     return f"{commit} with changes" if changes else commit
 
 

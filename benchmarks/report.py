@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cases import CASES, NAMES, SCRIPTS, Case
+from cases import CASES, MAIN, NAMES, RIVALS, SCRIPTS, Case
+from machine import UNKNOWN
 from statistics_of_pairs import Ratio, ratio_of_pairs, times_faster
 
-MET, MISSED, FAILED = "met", "missed", "failed"
+MET, MISSED, FAILED, NOT_MEASURED = "met", "missed", "failed", "not measured"
+KEPT, FELL = "kept", "fell"
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,13 @@ _INTRODUCTION = (
     "`benchmarks/requirements-rivals.txt` in another, leave the machine otherwise idle, and run `python "
     "benchmarks/run.py --rivals-python PATH` from the root of the repository with Corral's interpreter, "
     "where PATH is the interpreter of the other environment. `make bench-quick` does so for the main measures, with "
-    "two pairs each, before an issue is closed. Each row names the commit that it was measured at.",
+    "two pairs each, before an issue is closed. Each row names the commit that it was measured at. The table of "
+    "budgets has the main measures, and others that were measured at a known commit.",
+    "",
+    "The floor of a case is the leanest loop in PyTorch and NumPy that does the same maths with the same settings and "
+    "nothing else (`benchmarks/floors.py`); Corral has to reach 0.9 of its speed, and of the bare loop's when it only "
+    "samples. A ratio to RLlib or Stable-Baselines3 has no budget of its own, but may not fall: it fell if its whole "
+    "interval is more than 5% below the ratio that `benchmarks/cases.py` records.",
 )
 
 
@@ -141,14 +149,16 @@ def _row(case: Case, runs: Sequence[Run], system: str) -> Row:
     if system == "corral":
         shown_ratio = "1" if case.has_ratio else ""
         return Row(NAMES[system], median, shown_ratio, case.own_budget_text, _own_verdict(case, own))
+    text, wanted = case.budget(system) or ("", None)
+    if not own:  # it has joined the case since
+        return Row(NAMES[system], NOT_MEASURED, "", text, "" if wanted is None else NOT_MEASURED)
     ratio = ratio_of_pairs(pair_ratios(case, runs, system)) if case.has_ratio else None
-    budget = case.ratio_budgets.get(system)
     return Row(
         NAMES[system],
         median,
         _ratio_text(ratio, any(run.censored for run in own)) if case.has_ratio else "",
-        "" if budget is None else f">= {budget:g}x",
-        "" if budget is None else _ratio_verdict(ratio, budget, runs),
+        text,
+        "" if wanted is None else _ratio_verdict(ratio, wanted, runs, is_rival=system in RIVALS),
     )
 
 
@@ -175,10 +185,15 @@ def _ratio_text(ratio: Ratio | None, censored: bool) -> str:
     return f"{prefix}{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
-def _ratio_verdict(ratio: Ratio | None, budget: float, runs: Sequence[Run]) -> str:
-    """Says whether a ratio reaches its budget; a run of Corral's that failed cannot be left out of that."""
+def _ratio_verdict(ratio: Ratio | None, budget: float, runs: Sequence[Run], *, is_rival: bool) -> str:
+    """Says whether a ratio reaches its budget; a run of Corral's that failed cannot be left out of that.
+
+    The ratio to a rival has fallen only if the whole interval is below: a recorded ratio is a measurement too.
+    """
     if ratio is None or any(run.system == "corral" and run.value is None for run in runs):
         return FAILED
+    if is_rival:
+        return FELL if ratio.high < budget else KEPT
     return MET if ratio.median >= budget else MISSED
 
 
@@ -195,10 +210,13 @@ def _own_verdict(case: Case, runs: Sequence[Run]) -> str:
 
 
 def _budget_table(results: dict[str, CaseResult]) -> list[str]:
-    """Returns all budgets with what was measured, those not measured included."""
+    """Returns the budgets with what was measured: those of the main measures, and others measured at a known commit."""
     lines = ["| Measure | Against | Measured | Budget | Verdict | Commit |", "|---|---|---|---|---|---|"]
     for case in CASES:
         result = results.get(case.name)
+        is_known = result is not None and result.commit != UNKNOWN
+        if not is_known and case.name not in MAIN:
+            continue
         for row in rows(case, result.runs if result else []):
             if not row.budget:
                 continue
@@ -206,8 +224,9 @@ def _budget_table(results: dict[str, CaseResult]) -> list[str]:
             against = "itself" if itself else row.system
             shown = row.median if itself else row.ratio
             quick = " (quick run)" if result and result.quick else ""
-            measured, verdict = (shown, row.verdict + quick) if result else ("", "not measured")
-            commit = result.commit if result else ""
+            is_measured = result is not None and row.verdict != NOT_MEASURED
+            measured, verdict = (shown, row.verdict + quick) if is_measured else ("", NOT_MEASURED)
+            commit = result.commit if result is not None and is_measured and is_known else ""
             lines.append(f"| {case.title} | {against} | {measured} | {row.budget} | {verdict} | {commit} |")
     return lines
 
@@ -234,12 +253,13 @@ def _section(case: Case, result: CaseResult, shown_machine: dict[str, str]) -> l
     pairs = len({run.pair for run in result.runs})
     arguments = " ".join(case.arguments("PAIR", result.quick))
     scripts = ", ".join(f"`{SCRIPTS[system]}`" for system in case.systems)
+    commit = "" if result.commit == UNKNOWN else f" at commit {result.commit}"
     lines = [
         f"## {case.title}{' (quick run)' if result.quick else ''}",
         "",
         case.what,
         "",
-        f"Measured {result.date} in {pairs} pairs{_clock_text(result.runs)} at commit {result.commit} by "
+        f"Measured {result.date} in {pairs} pairs{_clock_text(result.runs)}{commit} by "
         f"`{result.command}`, which runs {scripts} with `{arguments}`. {_busy_text(result.runs)}",
         "",
         f"| System | Median {case.unit} (least to most) | Corral's speed relative to it [95% interval] "

@@ -25,7 +25,7 @@ import run
 import runner_groups
 import runs_of_seeds
 import tuned
-from cases import CASES, MAIN, SCRIPTS, select
+from cases import CASES, MAIN, RECORDED_RATIOS, SCRIPTS, select
 from corral.algorithms.tuned_settings import tuned_algorithms
 from corral.envs.vector import EnvContext
 from measuring import Options
@@ -53,14 +53,40 @@ def test_ratios_say_how_many_times_faster() -> None:
 
 
 def test_misses_and_failures_are_reported_as_such() -> None:
-    corral = [one(pair, "corral", 10.0) for pair in range(5)]
-    rllib = [one(pair, "rllib", 30.0) for pair in range(5)]  # 3 times, of 4 wanted
-    capped = [one(pair, "sb3", 300.0, capped=True) for pair in range(5)]
-    _, of_rllib, of_sb3 = report.rows(case("time_to_450"), corral + rllib + capped)
-    assert of_rllib.verdict == "missed"
-    assert (of_sb3.verdict, of_sb3.ratio[:8]) == ("met", "at least")
+    corral = [one(pair, "corral", 89.0) for pair in range(5)]
+    floor = [one(pair, "floor", 100.0) for pair in range(5)]
+    rllib = [one(pair, "rllib", 89.0, capped=True) for pair in range(5)]
+    _, of_rllib, of_sb3, of_floor = report.rows(case("ppo"), corral + floor + rllib)
+    assert (of_floor.ratio, of_floor.budget, of_floor.verdict) == ("0.89 [0.89, 0.89]", ">= 0.9x", "missed")
+    assert (of_rllib.ratio[:8], of_sb3.verdict) == ("at least", "not measured")
+    assert report.rows(case("ppo"), [one(5, "corral", 200.0), one(5, "floor", 100.0)])[-1].verdict == "met"
     failed = [one(0, "corral", None), *corral[1:]]
-    assert report.rows(case("time_to_450"), failed + capped)[-1].verdict == "failed"
+    assert [row.verdict for row in report.rows(case("ppo"), failed + floor + rllib)[1:]] == [
+        "failed",
+        "not measured",
+        "failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ((1.0, 1.2, 1.1), "kept"),
+        ((0.9, 0.94, 0.94), "fell"),
+        ((0.9, 0.94, 0.96), "kept"),  # the interval reaches 95%
+    ],
+)
+def test_a_ratio_to_a_rival_falls_only_with_its_whole_interval(shares: tuple[float, ...], verdict: str) -> None:
+    recorded = RECORDED_RATIOS["sac"]["sb3"]
+    runs = [one(pair, "corral", share * recorded) for pair, share in enumerate(shares)]
+    runs += [one(pair, "sb3", 1.0) for pair in range(len(shares))]
+    row = report.rows(case("sac"), runs)[1]
+    assert (row.budget, row.verdict) == (f">= 95% of {recorded:g}x", verdict)
+
+
+def test_recorded_ratios_are_of_cases_and_rivals() -> None:
+    for name, ratios in RECORDED_RATIOS.items():
+        assert ratios.keys() <= {*case(name).systems} & {"rllib", "sb3"}, name
 
 
 @pytest.mark.parametrize(
@@ -88,11 +114,15 @@ def test_each_row_names_the_commit_and_the_clock_of_its_measurement() -> None:
     cpu = Run(0, "corral", 1.0, False, {"clock": "CPU"}, None)
     new = report.CaseResult("date", "abc1234", "command", False, {}, [cpu, one(0, "sb3", 1.0)])
     old = report.CaseResult("date", "0ld0000 with changes", "command", False, {}, [one(0, "corral", 1.0)])
-    text = report.render({"dqn": new, "weight_sync": old})
+    older = dataclasses.replace(old, commit=machine.UNKNOWN)
+    text = report.render({"dqn": new, "weight_sync": old, "process_start": older})
     assert "Measured date in 1 pairs, in CPU seconds, at commit abc1234 by" in text
     assert "Measured date in 1 pairs at commit 0ld0000 with changes by" in text
     assert "| < 15 ms | met | 0ld0000 with changes |" in text
-    assert "| SAC at equal hyperparameters | Stable-Baselines3 |  | >= 1.5x | not measured |  |" in text
+    assert "| SAC at equal hyperparameters | the floor |  | >= 0.9x | not measured |  |" in text
+    # Without git the commit is not known: the section names none, and the table of budgets has no row.
+    assert "Measured date in 1 pairs by" in text and "unknown" not in text
+    assert "| Start of two process runners | itself |" not in text
 
 
 def test_a_commit_is_named_with_the_changes_to_what_is_measured(tmp_path: Path) -> None:
@@ -186,9 +216,10 @@ def test_the_report_shows_every_case() -> None:
     )
     assert "| Start of two process runners | itself | 0.50 (0.50 to 0.50) | < 4 s | met | abc1234 |" in text
     assert (
-        "| An `on_episode_step` that logs one value, 64 envs | RLlib | 1.00 [1.00, 1.00] | >= 10x | missed | abc1234 |"
-        in text
-    )
+        "| An `on_episode_step` that logs one value, 64 envs | RLlib | 1.00 [1.00, 1.00] | >= 95% of 16.32x | fell | "
+        "abc1234 |"
+    ) in text
+    assert "| PPO at equal hyperparameters | the floor | 1.00 [1.00, 1.00] | >= 0.9x | met | abc1234 |" in text
 
 
 def test_every_measure_is_known_to_its_scripts() -> None:
