@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING
 
 from corral.core.metrics.reduction_settings import MetricsError
 from corral.errors import CallbackError, ConfigError, SampleError, SerializationError, WeightsError, WorkerDiedError
@@ -93,12 +93,17 @@ class Recovery:
 
     Attributes:
         num_failures: Failures of runners so far.
+        num_restarts: Restarts of runners so far, also in the run that this one continues.
+        troubled: Runners that failed and are not ready again, by index; without those that are lost.
+        news: Event that is set when a runner has answered: a call for a fragment, or a step of its restart.
     """
 
     def __init__(self, config: RunnerConfig, runners: Mapping[int, RunnerHandle], weights: SentWeights) -> None:
         """Store the runners, and the weights with which they continue."""
         self._config, self._runners, self._weights = config, runners, weights
-        self.num_failures = 0
+        self.num_failures = self.num_restarts = 0
+        self.troubled: dict[int, RunnerHandle] = {}
+        self.news = Event()
 
     def fail(self, runner: RunnerHandle, error: BaseException, call: PendingSample | None = None) -> None:
         """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
@@ -119,9 +124,11 @@ class Recovery:
                 "The embedded evaluation runner failed; its next episodes begin with a reset. %s", describe(error)
             )
             return
-        problem = note_failure(
-            runner, error, self._config, sum(each.counts.num_restarts for each in self._runners.values())
-        )
+        problem = note_failure(runner, error, self._config, self.num_restarts)
+        if runner.is_lost:
+            self.troubled.pop(runner.index, None)
+        elif not runner.ready:
+            self.troubled[runner.index] = runner
         if in_evaluation and not isinstance(error, NOT_FAULTS):
             return
         if problem is not None:
@@ -137,6 +144,8 @@ class Recovery:
             self.fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
         if runner.restart_at_s is not None and now >= runner.restart_at_s:
             runner.begin_restart(self._weights)
+            self.num_restarts += 1
+            self._watch(runner)
         if runner.starting is None:
             return False
         if runner.starting.done():
@@ -144,7 +153,11 @@ class Recovery:
             if error is not None:
                 self.fail(runner, error)
                 return False
-            return runner.end_restart()
+            if runner.end_restart():
+                del self.troubled[runner.index]
+                return True
+            self._watch(runner)
+            return False
         if now - runner.started_s > self._config.start_timeout_s:
             runner.end()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
@@ -153,16 +166,17 @@ class Recovery:
 
     def lost_because(self) -> BaseException | None:
         """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
-        failures = [runner.failure for runner in self._runners.values() if runner.is_lost]
-        return failures[-1] if failures and len(failures) == len(self._runners) else None
+        runners = self._runners.values()
+        return [*runners][-1].failure if runners and all(runner.is_lost for runner in runners) else None
 
-    def wait(self, futures: list[Future[Any]], timeout_s: float) -> None:
-        """Wait at most so long for one of the futures, or until the next step of a restart is over, or due."""
-        runners, now = self._runners.values(), time.perf_counter()
-        futures += [runner.starting for runner in runners if runner.starting is not None]
-        due_s = [runner.restart_at_s - now for runner in runners if runner.restart_at_s is not None]
-        timeout_s = max(0.0, min([timeout_s, *due_s]))
-        if futures:
-            wait(futures, timeout_s, FIRST_COMPLETED)
-        else:
-            time.sleep(timeout_s)
+    def _watch(self, runner: RunnerHandle) -> None:
+        """Let the next step of a restart be news."""
+        assert runner.starting is not None
+        runner.starting.add_done_callback(lambda _: self.news.set())
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait at most so long until a runner has answered, or the next step of a restart is due."""
+        now = time.perf_counter()
+        due_s = [each.restart_at_s - now for each in self.troubled.values() if each.restart_at_s is not None]
+        self.news.wait(max(0.0, min([timeout_s, *due_s])))
+        self.news.clear()
