@@ -30,12 +30,14 @@ from corral.engines.serialization import pack
 from corral.errors import WorkerDiedError
 from corral.runners import restarts, runner_group, states_of_runners, user_calls
 from corral.runners.evaluation import rounds
-from corral.runners.requests import SampleReply, SampleRequest
+from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 
 # Virtual seconds of an env step, of an episode, and of a call that samples nothing.
 STEP_S, EPISODE_S, CALL_S = 1e-3, 1e-2, 1e-3
 # What varies from call to call, as a part of its seconds; and how much slower a straggler is.
 SPREAD, SLOWNESS = 0.1, 10.0
+# Calls of runners that start, which are answered at once: a failure there ends the run.
+STARTING = ("describe_env", "make_modules")
 
 
 class Clock:
@@ -162,8 +164,8 @@ class RecordedEngine:
         traits: Those of the process engine, in whose place it is used.
         clock: Virtual time.
         faults: What goes wrong; nothing before `begin`.
-        counts: Calls by name, `put` included; and of training the env steps that were asked for, and of these the steps
-            and episodes that were answered, the steps that failed, and the steps that a worker that died had not begun.
+        counts: Calls by name, `put` included. And of training the env steps that were asked for, and of these those that
+            were answered, that were lost with an exception or a worker, and that were not taken; and episodes answered.
     """
 
     traits = TRAITS["process"]
@@ -258,7 +260,7 @@ class RecordedHandle:
         self._death: WorkerDiedError | None = None
         self._calls: deque[Call] = deque()
         self._free_s = 0.0
-        self._version = 0
+        self._version = self._num_env_steps_lost = 0
 
     def call(self, method: Any, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Future[Any]:
         """Return a future at once, which gets the recorded answer when its time has come."""
@@ -275,24 +277,25 @@ class RecordedHandle:
         call = Call(future, self._own(answer) if request else answer, request)
         self._count("asked", call)
         self._calls.append(call)
-        self._plan(call, timeout_s)
+        self._plan(call, timeout_s, goes_wrong=engine.has_begun and name not in STARTING)
         return future
 
-    def _plan(self, call: Call, timeout_s: float | None) -> None:
+    def _plan(self, call: Call, timeout_s: float | None, *, goes_wrong: bool) -> None:
         """Choose when a call is answered, and how."""
         engine, request = self._engine, call.request
-        chance = engine.rng.random() if engine.has_begun else 1.0
+        chance = engine.rng.random() if goes_wrong else 1.0
         seconds = CALL_S
         if request is not None:
             seconds = (request.num_timesteps or 0) * STEP_S + (request.num_episodes or 0) * EPISODE_S
         seconds *= self._slowness * (1 + SPREAD * engine.rng.random())
         begins_s = max(engine.clock.now_s, self._free_s)
         if chance < engine.faults.hanging:
+            engine.counts["hung"] += 1
             self._free_s = math.inf
             if timeout_s is not None:
                 death = WorkerDiedError(f"Runner {self._index} {overdue_message(timeout_s)}")
                 engine.clock.at(begins_s + timeout_s, partial(self._die, death))
-        elif not engine.has_begun and len(self._calls) == 1:
+        elif not goes_wrong and len(self._calls) == 1:
             self._answer(True)
         elif begins_s < math.inf:
             self._free_s = begins_s + seconds
@@ -304,11 +307,21 @@ class RecordedHandle:
         if self._death is not None:
             return
         call = self._calls.popleft()
-        self._count("answered" if succeeds else "failed", call)
         if succeeds:
+            self._count("answered", call)
+            if call.request is not None and self._num_env_steps_lost:
+                call.answer = replace(call.answer, counts=WorkerCounts(0, 0, 0, self._num_env_steps_lost))
             call.future.set_result(call.answer)
-        else:
-            call.future.set_exception(RuntimeError("a fault"))
+            return
+        error = RuntimeError("a fault")
+        self._engine.counts["failed"] += 1
+        if call.request is not None:  # it failed in the middle, and says so, as a real runner does
+            num_lost = call.answer.rollout.num_env_steps // 2
+            self._count("lost", call, num_lost)
+            self._count("not_taken", call, call.answer.rollout.num_env_steps - num_lost)
+            self._num_env_steps_lost += num_lost
+            error.num_env_steps_lost = num_lost  # type: ignore[attr-defined]
+        call.future.set_exception(error)
 
     def _own(self, reply: SampleReply) -> SampleReply:
         """Return a recorded reply as this worker gives it, with the weights that it has."""
@@ -321,11 +334,12 @@ class RecordedHandle:
             played = replace(played, weights_version=self._version, episodes=episodes)
         return replace(reply, rollout=played)
 
-    def _count(self, what: str, call: Call) -> None:
-        """Count the env steps of a call of training, and if it is answered its episodes."""
+    def _count(self, what: str, call: Call, num_env_steps: int | None = None) -> None:
+        """Count env steps of a call of training, `None` is all; if it is answered, its episodes too."""
         if call.request is None or self._kind != "env runner":
             return
-        self._engine.counts[f"env_steps_{what}"] += call.answer.rollout.num_env_steps
+        whole: int = call.answer.rollout.num_env_steps
+        self._engine.counts[f"env_steps_{what}"] += whole if num_env_steps is None else num_env_steps
         if what == "answered":
             self._engine.counts["episodes_answered"] += int(call.answer.rollout.done.sum())
 
@@ -340,10 +354,10 @@ class RecordedHandle:
     def _die(self, death: WorkerDiedError) -> None:
         if self._death is None:
             self._death = death
-            what = "failed"
+            what = "lost"  # what it was at, as the driver sees it: a worker that died says nothing
             for call in self._calls:
                 self._count(what, call)
                 if call.request is not None:
-                    what = "not_begun"
+                    what = "not_taken"
                 call.future.set_exception(death)
             self._calls.clear()

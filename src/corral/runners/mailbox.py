@@ -116,10 +116,6 @@ def shares(num_wanted: int, idle: Sequence[RunnerHandle], *, exactly: bool = Fal
     return [(runner, wanted) for runner, wanted in asked if wanted]
 
 
-def _version(entry: tuple[int, Rollout]) -> int:
-    return entry[1].weights_version
-
-
 def _no_fragment() -> None:
     """Stand for the reference to a fragment that nobody holds."""
 
@@ -209,7 +205,7 @@ class Mailbox:
     def put_back(self, taken: Sequence[tuple[int, Rollout]]) -> None:
         """Put back what `next_sample` returned, so that it is returned again before what arrives later."""
         for entry in reversed(taken):
-            insort_left(self.taken, entry, key=_version)
+            insort_left(self.taken, entry, key=lambda entry: entry[1].weights_version)
         self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
 
     def idle(self) -> list[RunnerHandle]:
@@ -234,7 +230,7 @@ class Mailbox:
             num_answers += 1
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
-            insort(self.taken, (index, reply.rollout), key=_version)
+            insort(self.taken, (index, reply.rollout), key=lambda entry: entry[1].weights_version)
             self.keep_logged(index, reply.metrics, reply.seconds, weakref.ref(reply.rollout))
             self.num_env_steps += reply.rollout.num_env_steps
             factor = None if call.request.num_timesteps is None else self._straggler_factor
@@ -337,10 +333,6 @@ class Mailbox:
         if not self._arrived:
             self._recovery.wait(timeout_s)
 
-    def _has_news(self, timeout_s: float) -> bool:
-        """Wait at most so long until a fragment arrives, and return whether one did, or a restart took a step."""
-        return bool(self._arrived) or self._recovery.news.wait(max(0.0, timeout_s))
-
     def report_late(self) -> None:
         """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once.
 
@@ -388,7 +380,9 @@ class Mailbox:
             # Answers move the ends, so all are computed again soon. After each answer it would cost the square of the
             # number of runners: half of the runners answer before.
             look_s, num_new = min(deadline_s, now + PATIENCE_S, *ends_s), 0
-            while num_new <= (len(waiting) - 1) // 2 and self._has_news(look_s - time.perf_counter()):
+            while num_new <= (len(waiting) - 1) // 2:
+                if not self._arrived and not self._recovery.news.wait(max(0.0, look_s - time.perf_counter())):
+                    break
                 num_new += self.take_arrived()
             if time.perf_counter() >= deadline_s:
                 break

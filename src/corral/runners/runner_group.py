@@ -272,8 +272,11 @@ class EnvRunnerGroup:
             "num_env_steps_in_flight": taken + sum(call.num_env_steps for call in requests),
         }
 
-    def restore_runners(self) -> list[int]:
+    def restore_runners(self, *, known_only: bool = False) -> list[int]:
         """Restart the failed runners that are due, without waiting, and return their indices; `sample` calls it.
+
+        Args:
+            known_only: Whether to leave out the look at all runners for one that died while it had nothing to do.
 
         Returns:
             Indices of the runners that became ready; `on_recreated` was called with them.
@@ -284,20 +287,11 @@ class EnvRunnerGroup:
         self._check_running()
         if self._user_calls.unnoted:
             self._user_calls.note_done()
-        # A runner that has a request says itself, with its answer, that it died.
-        return self._restart(
-            [each for each in self._runners.values() if not (each.ready and (each.requests or each.handle.alive()))]
-        )
-
-    def continue_restarts(self) -> list[int]:
-        """Do what `restore_runners` does, but for runners that are known to have failed: no look at all of them."""
-        self._check_running()
-        if self._user_calls.unnoted:
-            self._user_calls.note_done()
-        return self._restart([self.recovery.troubled[index] for index in sorted(self.recovery.troubled)])
-
-    def _restart(self, troubled: Sequence[RunnerHandle]) -> list[int]:
-        """Take the next step of restarting runners, and return the indices of those that became ready."""
+        if known_only:
+            troubled = [self.recovery.troubled[index] for index in sorted(self.recovery.troubled)]
+        else:  # a runner that has a request says itself, with its answer, that it died
+            runners = self._runners.values()
+            troubled = [each for each in runners if not (each.ready and (each.requests or each.handle.alive()))]
         restarted = [runner.index for runner in troubled if self.recovery.continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
@@ -366,7 +360,7 @@ class EnvRunnerGroup:
         Raises:
             CorralError: The group was stopped.
         """
-        self.continue_restarts()
+        self.restore_runners(known_only=True)
         return self.mail.ask_all(request, max_requests)
 
     def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:

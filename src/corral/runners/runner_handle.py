@@ -354,7 +354,10 @@ class RunnerHandle:
         """
         if call is not None:
             self.requests.remove(call)
-            self.count_lost(getattr(error, "num_env_steps_lost", call.num_env_steps))
+            if (num_lost := getattr(error, "num_env_steps_lost", None)) is not None:
+                self.count_lost(num_lost)
+            else:  # the runner does not know of it: it sampled, and something else failed
+                self.counts += WorkerCounts(num_env_steps_lost=call.num_env_steps)
         if isinstance(error, WorkerDiedError):
             if call is None and self.requests:  # the later ones have not begun
                 self.count_lost(self.requests[0].num_env_steps)
@@ -441,7 +444,9 @@ class RunnerHandle:
 
     def take_costs(self) -> Costs:
         """Return the costs, and start again at zero; a sync that has not arrived yet counts the next time."""
-        finished = [sync for sync in self.syncs if sync.arrived_s == sync.arrived_s]
+        # One that failed stays: the next fragment that is received tells of it.
+        arrived = [sync for sync in self.syncs if sync.arrived_s == sync.arrived_s]
+        finished = [sync for sync in arrived if sync.future.exception() is None]
         self.syncs = [sync for sync in self.syncs if sync not in finished]
         self.costs.num_syncs = len(finished)
         self.costs.sync_s = sum(sync.arrived_s - sync.asked_s for sync in finished)

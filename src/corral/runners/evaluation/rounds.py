@@ -222,9 +222,7 @@ class _Play:
             now = time.perf_counter()
             if looks_at_all := now - self.looked_s >= POLL_S:
                 self.looked_s = now
-                self.group.restore_runners()
-            else:
-                self.answered += self.group.continue_restarts()
+            self.answered += self.group.restore_runners(known_only=not looks_at_all)
             self.take()
             self.continue_or_close()
             self.hand_out(looks_at_all)
