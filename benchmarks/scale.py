@@ -3,6 +3,7 @@
     python benchmarks/scale.py                      measures, and writes scale.json, SCALE.md and the tables of docs/engines.md
     python benchmarks/scale.py --sizes 10 100       measures some sizes, and writes nothing
     python benchmarks/scale.py --list async 1000    lists the functions of one case by their calls per runner
+    python benchmarks/scale.py --render             writes the page and the tables again, from scale.json
 
 The driver is the real one: the algorithm, its groups of runners and their handles. `recorded_engine.py` has the runners.
 Learning is the same with any number of runners, and is counted apart. A number per runner is what each runner beyond the
@@ -40,7 +41,7 @@ SIZES = (10, 100, 1_000, 10_000)
 STEPS = 16  # env steps of a fragment, in which two episodes end
 FAULTS = Faults(failing=0.01, hanging=0.001, slow=0.01)
 WORKER_TIMEOUT_S = 30.0
-NUM_WARM, NUM_MEASURED = 2, 3
+NUM_WARM, NUM_MEASURED = 1, 2
 CASES = {
     "sync": "synchronous sampling (PPO)",
     "async": "asynchronous sampling (IMPALA)",
@@ -278,11 +279,15 @@ def main() -> None:
     """Measures, and writes the page, or lists the functions of one case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+")
+    parser.add_argument("--render", action="store_true")
     parser.add_argument("--list", nargs=2, metavar=("CASE", "RUNNERS"))
     arguments = parser.parse_args()
     logging.getLogger("corral").setLevel(logging.CRITICAL)  # a line per fault
     if arguments.list:
         list_calls(arguments.list[0], int(arguments.list[1]))
+        return
+    if arguments.render:
+        write(json.loads(RESULTS.read_text(encoding="utf-8")))
         return
     commit = machine.measured_commit(HERE.parent)
     report = {"command": "python benchmarks/scale.py", "commit": commit, **measure_all(arguments.sizes or [*SIZES])}
