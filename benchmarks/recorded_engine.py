@@ -1,8 +1,8 @@
 """An engine whose workers replay recorded answers in virtual time, so that one process drives thousands of runners.
 
 One real runner answers each kind of call once. All workers replay its answers, as many virtual seconds later as the
-work takes. Some workers are slow, some calls fail, and some are never answered. The driver is the real one: only what it
-reads and waits with, the clock and `wait` of Python, is replaced, so that a wait lets virtual time pass.
+work takes. Some workers are slow, some calls fail, and some are never answered. The driver is the real one: only the
+clock and the waits of Python, which it uses, are replaced, so that a wait lets virtual time pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from corral.engines.local import LocalHandle
 from corral.engines.serialization import pack
 from corral.errors import WorkerDiedError
 from corral.runners import restarts, runner_group, states_of_runners, user_calls
-from corral.runners.evaluation import rounds
 from corral.runners.requests import SampleReply, SampleRequest, WorkerCounts
 
 # Virtual seconds of an env step, of an episode, and of a call that samples nothing.
@@ -80,10 +79,6 @@ class Clock:
             action()
         return True
 
-    def sleep(self, seconds: float) -> None:
-        """Let time pass, as `time.sleep` does."""
-        self.run(lambda: False, seconds)
-
     def wait(
         self, futures: Iterable[Future[Any]], timeout: float | None = None, return_when: str = ALL_COMPLETED
     ) -> tuple[set[Future[Any]], set[Future[Any]]]:
@@ -97,10 +92,6 @@ class Clock:
         self.run(lambda: len(finished) >= wanted, timeout)
         done = {future for future in given if future.done()}
         return done, given - done
-
-    def event(self) -> Event:
-        """Return an event, as `threading.Event` does."""
-        return Event(self)
 
 
 class Event:
@@ -161,11 +152,14 @@ class RecordedEngine:
     """Starts workers that replay the answers of one real runner.
 
     Attributes:
-        traits: Those of the process engine, in whose place it is used.
+        traits: Traits of the process engine, in whose place it is used.
         clock: Virtual time.
-        faults: What goes wrong; nothing before `begin`.
-        counts: Calls by name, `put` included. And of training the env steps that were asked for, and of these those that
-            were answered, that were lost with an exception or a worker, and that were not taken; and episodes answered.
+        faults: What goes wrong.
+        counts: Calls by name, `put` included, and calls that failed or hung. Of training, env steps that were asked
+            for, and of these those that were answered, that were lost with an exception or a worker, and that were not
+            taken; and episodes that were answered.
+        rng: Generator of what goes wrong, and of how long calls take.
+        has_begun: Whether time passes and faults happen; see `going_wrong`.
     """
 
     traits = TRAITS["process"]
@@ -220,16 +214,13 @@ class RecordedEngine:
     @contextmanager
     def in_use(self) -> Iterator[RecordedEngine]:
         """Let algorithms that are built in the block, with `engine_name="process"`, use this engine and its clock."""
-        modules = (evaluator, rounds, runner_group, states_of_runners, user_calls)
+        modules = (evaluator, runner_group, states_of_runners, user_calls)
         with ExitStack() as stack:
-            replace_in = partial(mock.patch.object, create=False)
-            stack.enter_context(replace_in(lazy, "make_engine", lambda name: self))
-            stack.enter_context(replace_in(time, "perf_counter", self.clock.read))
-            stack.enter_context(replace_in(time, "sleep", self.clock.sleep))
-            stack.enter_context(replace_in(restarts, "Event", self.clock.event))
+            stack.enter_context(mock.patch.object(lazy, "make_engine", lambda name: self))
+            stack.enter_context(mock.patch.object(time, "perf_counter", self.clock.read))
+            stack.enter_context(mock.patch.object(restarts, "Event", partial(Event, self.clock)))
             for module in modules:
-                if hasattr(module, "wait"):
-                    stack.enter_context(replace_in(module, "wait", self.clock.wait))
+                stack.enter_context(mock.patch.object(module, "wait", self.clock.wait))
             yield self
 
     @contextmanager
@@ -243,7 +234,11 @@ class RecordedEngine:
 
 
 class Put:
-    """A value that was packed once."""
+    """A value that was packed once.
+
+    Attributes:
+        value: The value.
+    """
 
     def __init__(self, value: Any) -> None:
         """Keep the value for the real runner."""

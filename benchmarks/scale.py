@@ -1,13 +1,12 @@
 """Measures what 10 to 10,000 runners cost the process that drives them, with recorded runners in virtual time.
 
-    python benchmarks/scale.py                      measures, and writes scale.json, SCALE.md and the tables of docs/engines.md
+    python benchmarks/scale.py                      measures, and writes scale.json, SCALE.md and docs/engines.md
     python benchmarks/scale.py --sizes 10 100       measures some sizes, and writes nothing
     python benchmarks/scale.py --list async 1000    lists the functions of one case by their calls per runner
-    python benchmarks/scale.py --render             writes the page and the tables again, from scale.json
+    python benchmarks/scale.py --render             writes the pages again, from scale.json
 
-The driver is the real one: the algorithm, its groups of runners and their handles. `recorded_engine.py` has the runners.
-Learning is the same with any number of runners, and is counted apart. A number per runner is what each runner beyond the
-first ten adds: an iteration also has costs that do not depend on the number of runners.
+The driver is the real one: the algorithm, its groups of runners and their handles. `recorded_engine.py` has the
+runners.
 """
 
 from __future__ import annotations
@@ -50,6 +49,16 @@ CASES = {
     "checkpoint": "a checkpoint with the states of all runners",
 }
 """What is measured, and what the table calls it; runners that evaluate are no training runners."""
+
+
+HOW = """\
+One real runner answers each kind of call once, and thousands of recorded runners replay its answers in virtual time,
+in the process of the real driver. One in a hundred runners is ten times slower than the others. A number per runner is
+what each runner beyond the first ten adds to an iteration: calls of Corral's Python functions, without lambdas and
+comprehensions, and CPU time, with the time of the engine that replays. Learning is counted apart. In the runs with
+faults, one in a hundred calls raises, and one in a thousand is never answered. Every env step that a runner was asked
+for was sampled, is in flight, is counted as lost, or was not taken, because its call failed before.
+"""
 
 
 class LearningApart(Timers):
@@ -176,7 +185,7 @@ def measure_memory(num_runners: int) -> int:
 
 
 def run_with_faults(case: str, num_runners: int, num_iterations: int = NUM_WARM + NUM_MEASURED) -> dict[str, Any]:
-    """Train while calls fail and workers hang, and return the counters of the driver and those of the engine.
+    """Train while calls fail and workers hang, and return the counters of the driver and of the engine.
 
     Every env step that was asked for is in one place: it was sampled and is counted, it is in flight, it was lost with
     an exception or a worker and is counted, or it was never taken.
@@ -247,9 +256,13 @@ def render(report: dict[str, Any]) -> str:
         rows.append([title, *cells])
     memory = [f"{per_runner(report['memory'], size) / 1024:.1f} KiB" for size in sizes]
     rows.append(["memory of the driver", *memory])
-    costs = report["cases"]["sync"]
-    packed = [f"{costs[size]['num_packed']} for {costs[size]['num_weights_sent']:,}" for size in sizes]
-    rows.append(["weights packed, for runners that got them", *packed])
+    for case, name in (("sync", "PPO"), ("async", "IMPALA")):
+        costs = {size: cost["learning_cpu_s"] for size, cost in report["cases"][case].items()}
+        cells = [f"{1e3 * per_runner(costs, size):.3f} ms" for size in sizes]
+        rows.append([f"for comparison: learning from {STEPS} env steps, {name}", *cells])
+    synced = report["cases"]["sync"]
+    packed = [f"{synced[size]['num_packed']} for {synced[size]['num_weights_sent']:,} runners" for size in sizes]
+    rows.append(["times that weights are packed", *packed])
     tables = [_table(["per runner: calls, CPU time of the driver", *titles], rows)]
     rows = []
     for case, counts in report["faults"].items():
@@ -268,11 +281,10 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def write(report: dict[str, Any]) -> None:
     """Write the results, the page and the tables of docs/engines.md."""
     RESULTS.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    head = f"# Scale, measured\n\nWritten by `{report['command']}` at commit {report['commit']}.\n\n"
-    PAGE.write_text(f"{head}{__doc__.partition('The driver is')[1]}{__doc__.partition('The driver is')[2]}\n{render(report)}")
-    before, mark, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
-    if mark:
-        DOC.write_text(f"{before}{BEGIN}\n{render(report)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    written = f"Written by `{report['command']}` at commit {report['commit']}."
+    PAGE.write_text(f"# Scale, measured\n\n{written}\n\n{HOW}\n\n{render(report)}", encoding="utf-8")
+    before, _, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
+    DOC.write_text(f"{before}{BEGIN}\n{render(report)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class LazyEngine:
         self.traits = TRAITS[engine_for(setting)]
         self._engine: Engine | None = None
         self._handles: list[WorkerHandle] = []
-        self._most_handles = 1  # before those of workers that ended are left out
+        self._most_handles = 1  # before ended workers are left out
         self._lock = threading.RLock()  # evaluation runners may restart in a thread of their own
 
     @property

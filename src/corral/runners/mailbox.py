@@ -208,9 +208,10 @@ class Mailbox:
             insort_left(self.taken, entry, key=lambda entry: entry[1].weights_version)
         self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
 
-    def idle(self) -> list[RunnerHandle]:
-        """Return the runners that can be asked and hold no request."""
-        return [runner for runner in self._runners.values() if runner.ready and not runner.requests]
+    def idle(self, indices: Iterable[int] | None = None) -> list[RunnerHandle]:
+        """Return the runners that can be asked and hold no request, of all runners or of those with some indices."""
+        runners = self._runners.values() if indices is None else map(self._runners.__getitem__, sorted(set(indices)))
+        return [runner for runner in runners if runner.ready and not runner.requests]
 
     def return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
@@ -238,9 +239,8 @@ class Mailbox:
         return num_answers
 
     def idle_runners(self, indices: Iterable[int] | None = None) -> list[int]:
-        """Return the indices of the runners, of all or of some, that `ask` can be called with now."""
-        runners = [self._runners[index] for index in (self._runners if indices is None else sorted(set(indices)))]
-        return [runner.index for runner in runners if runner.ready and not runner.requests]
+        """Return the indices that `ask` can be called with now, of all or of some."""
+        return [runner.index for runner in self.idle(indices)]
 
     def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
         """Ask one runner for samples, and return the call, whose answer `take_replies` returns.

@@ -54,14 +54,12 @@ class PendingSample(PendingCall):
         weights_version: Version of the weights with which the runner samples.
         timeout_s: Seconds after which the runner counts as hung; `None` is no limit.
         is_reported: Whether the log says that the fragment is late.
-        index: Index of the runner.
     """
 
     request: SampleRequest = field(kw_only=True)
     weights_version: int = field(kw_only=True, default=-1)
     timeout_s: float | None = None
     is_reported: bool = False
-    index: int = 0
 
     @property
     def num_env_steps(self) -> int:
@@ -337,10 +335,7 @@ class RunnerHandle:
             self.count_lost(getattr(error, "num_env_steps_lost", 0))
             raise
         version = self.weights_version
-        call = PendingSample(
-            future, start, request=request, weights_version=version, timeout_s=limit_s, index=self.index
-        )
-        self.requests.append(call)
+        self.requests.append(PendingSample(future, start, request=request, weights_version=version, timeout_s=limit_s))
 
     def count_lost(self, num_env_steps: int) -> None:
         """Count steps that were taken and will not arrive; the next reply of the same worker includes them."""
