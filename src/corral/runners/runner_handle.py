@@ -349,10 +349,10 @@ class RunnerHandle:
         """
         if call is not None:
             self.requests.remove(call)
-            if (num_lost := getattr(error, "num_env_steps_lost", None)) is not None:
-                self.count_lost(num_lost)
-            else:  # the runner does not know of it: it sampled, and something else failed
+            if call.future.done() and call.future.exception() is None:  # the runner believes that it arrives
                 self.counts += WorkerCounts(num_env_steps_lost=call.num_env_steps)
+            else:
+                self.count_lost(getattr(error, "num_env_steps_lost", call.num_env_steps))
         if isinstance(error, WorkerDiedError):
             if call is None and self.requests:  # the later ones have not begun
                 self.count_lost(self.requests[0].num_env_steps)
