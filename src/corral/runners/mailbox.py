@@ -130,6 +130,7 @@ class Mailbox:
             oldest weights are the first, and of these the one that arrived first.
         num_env_steps: Env steps of all runners of the algorithm, where known.
         num_env_steps_asked: Env steps of the fragments that runners are asked for, and that were not received yet.
+        freed: Runners that may hold fewer requests than `ask_all` last gave them, or are ready again.
         num_env_steps_returned: Env steps of the fragments that were returned.
     """
 
@@ -157,7 +158,7 @@ class Mailbox:
         self.taken: list[tuple[int, Rollout]] = []
         # Answers since the last look: the index of the runner, and the env steps that it was asked for.
         self._arrived: deque[tuple[int, int]] = deque()
-        self._freed = set(runners)  # runners that may hold fewer requests than `ask_all` last gave them
+        self.freed = set(runners)
         self._num_requests = 0  # that it gave each
         self._looked_s = -math.inf
         self._speeds = Speeds()
@@ -198,7 +199,7 @@ class Mailbox:
         if not self.taken:
             return None
         index, rollout = self.taken.pop(0)
-        self._freed.add(index)
+        self.freed.add(index)
         self.num_env_steps_returned += rollout.num_env_steps
         return index, rollout
 
@@ -216,7 +217,7 @@ class Mailbox:
     def return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
         taken, self.taken = self.taken, []
-        self._freed.update(index for index, _ in taken)
+        self.freed.update(index for index, _ in taken)
         self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
@@ -267,7 +268,7 @@ class Mailbox:
 
         It looks at the runners that may hold fewer than the last call gave them, and at all only if that was less.
         """
-        freed = sorted(self._freed if max_requests <= self._num_requests else self._runners)
+        freed = sorted(self.freed if max_requests <= self._num_requests else self._runners)
         num_asked, arrived = 0, Counter(index for index, _ in self.taken)
         for num_held in range(max_requests):
             timestep = self.timestep_of(request)
@@ -276,7 +277,7 @@ class Mailbox:
                 if runner.ready and len(runner.requests) + arrived[index] == num_held:
                     self.ask(index, request.part(request.num_wanted, timestep))
                     num_asked += 1
-        self._freed = {index for index in freed if not self._runners[index].ready}
+        self.freed = set()
         self._num_requests = max_requests
         return num_asked
 
@@ -297,7 +298,7 @@ class Mailbox:
         arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
         self.num_env_steps_asked -= sum(num_env_steps for _, num_env_steps in arrived)
         indices = sorted({index for index, _ in arrived}, reverse=True)
-        self._freed.update(indices)
+        self.freed.update(indices)
         try:
             while indices:
                 runner = self._runners[indices[-1]]
@@ -410,7 +411,7 @@ class Mailbox:
         """Drop all fragments and their metrics; all runners have taken so many env steps."""
         self.taken, self._logged, self.num_env_steps = [], [], num_env_steps
         self._arrived, self.num_env_steps_asked = deque(), 0  # requests that are under way belong to nobody
-        self._freed.update(self._runners)
+        self.freed.update(self._runners)
 
 
 def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
+from heapq import heappop, heappush
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -94,7 +96,6 @@ class Recovery:
     Attributes:
         num_failures: Failures of runners so far.
         num_restarts: Restarts of runners so far, also in the run that this one continues.
-        troubled: Runners that failed and are not ready again, by index; without those that are lost.
         news: Event that is set when a runner has answered: a call for a fragment, or a step of its restart.
     """
 
@@ -102,8 +103,9 @@ class Recovery:
         """Store the runners, and the weights with which they continue."""
         self._config, self._runners, self._weights = config, runners, weights
         self.num_failures = self.num_restarts = 0
-        self.troubled: dict[int, RunnerHandle] = {}
         self.news = Event()
+        self._stepped: deque[int] = deque()  # runners that have answered a step of their restart
+        self._due: list[tuple[float, int]] = []  # when a restart is due or takes too long, and whose; a heap
 
     def fail(self, runner: RunnerHandle, error: BaseException, call: PendingSample | None = None) -> None:
         """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
@@ -125,10 +127,8 @@ class Recovery:
             )
             return
         problem = note_failure(runner, error, self._config, self.num_restarts)
-        if runner.is_lost:
-            self.troubled.pop(runner.index, None)
-        elif not runner.ready:
-            self.troubled[runner.index] = runner
+        if runner.restart_at_s is not None:
+            heappush(self._due, (runner.restart_at_s, runner.index))
         if in_evaluation and not isinstance(error, NOT_FAULTS):
             return
         if problem is not None:
@@ -154,11 +154,10 @@ class Recovery:
                 self.fail(runner, error)
                 return False
             if runner.end_restart():
-                del self.troubled[runner.index]
                 return True
             self._watch(runner)
             return False
-        if now - runner.started_s > self._config.start_timeout_s:
+        if now >= runner.started_s + self._config.start_timeout_s:
             runner.end()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
             self.fail(runner, WorkerDiedError(f"{runner.name} was not ready again within {limit}."))
@@ -170,13 +169,25 @@ class Recovery:
         return [*runners][-1].failure if runners and all(runner.is_lost for runner in runners) else None
 
     def _watch(self, runner: RunnerHandle) -> None:
-        """Let the next step of a restart be news."""
+        """Note when the next step of a restart is over, or takes too long."""
         assert runner.starting is not None
-        runner.starting.add_done_callback(lambda _: self.news.set())
+        heappush(self._due, (runner.started_s + self._config.start_timeout_s, runner.index))
+        runner.starting.add_done_callback(lambda _: self._note_step(runner.index))
+
+    def _note_step(self, index: int) -> None:
+        self._stepped.append(index)
+        self.news.set()
+
+    def runners_to_continue(self) -> list[RunnerHandle]:
+        """Return the failed runners whose restart is due, has taken a step, or takes too long."""
+        now = time.perf_counter()
+        while self._due and self._due[0][0] <= now:
+            self._stepped.append(heappop(self._due)[1])
+        return [self._runners[i] for i in sorted({self._stepped.popleft() for _ in range(len(self._stepped))})]
 
     def wait(self, timeout_s: float) -> None:
         """Wait at most so long until a runner has answered, or the next step of a restart is due."""
-        now = time.perf_counter()
-        due_s = [each.restart_at_s - now for each in self.troubled.values() if each.restart_at_s is not None]
-        self.news.wait(max(0.0, min([timeout_s, *due_s])))
+        if self._due:
+            timeout_s = min(timeout_s, self._due[0][0] - time.perf_counter())
+        self.news.wait(max(0.0, timeout_s))
         self.news.clear()

@@ -288,13 +288,14 @@ class EnvRunnerGroup:
         if self._user_calls.unnoted:
             self._user_calls.note_done()
         if known_only:
-            troubled = [self.recovery.troubled[index] for index in sorted(self.recovery.troubled)]
+            troubled = self.recovery.runners_to_continue()
         else:  # a runner that has a request says itself, with its answer, that it died
             runners = self._runners.values()
             troubled = [each for each in runners if not (each.ready and (each.requests or each.handle.alive()))]
         restarted = [runner.index for runner in troubled if self.recovery.continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
+            self.mail.freed.update(restarted)
             self.on_recreated(restarted)
         return restarted
 
