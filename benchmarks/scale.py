@@ -39,6 +39,7 @@ BEGIN, END = "<!-- scale: written by benchmarks/scale.py -->\n", "<!-- end of sc
 SIZES = (10, 100, 1_000, 10_000)
 STEPS = 16  # env steps of a fragment, in which two episodes end
 FAULTS = Faults(failing=0.01, hanging=0.001, slow=0.01)
+STRAGGLERS = Faults(slow=FAULTS.slow)
 WORKER_TIMEOUT_S = 30.0
 NUM_WARM, NUM_MEASURED = 1, 2
 CASES = {
@@ -136,9 +137,8 @@ def prepare(case: str, algo: Any) -> None:
         algo.sample(algo.config.total_train_batch_size)
 
 
-def measure(case: str, num_runners: int) -> dict[str, Any]:
-    """Return what a case costs in all: calls of functions, CPU seconds, and bytes of memory after it."""
-    faults = Faults(slow=FAULTS.slow)
+def measure(case: str, num_runners: int, faults: Faults = STRAGGLERS) -> dict[str, Any]:
+    """Return what a case costs in all: calls of functions, CPU seconds, and how often weights were packed and sent."""
     with tempfile.TemporaryDirectory() as name, started(case, num_runners, faults) as (algo, engine):
         work, seconds, learning = work_of(case, algo, Path(name)), [], []
         for _ in range(NUM_WARM + NUM_MEASURED):
@@ -162,7 +162,7 @@ def measure(case: str, num_runners: int) -> dict[str, Any]:
 
 def list_calls(case: str, num_runners: int) -> None:
     """Print the functions of a case by their calls per runner."""
-    with tempfile.TemporaryDirectory() as name, started(case, num_runners, Faults(slow=FAULTS.slow)) as (algo, _):
+    with tempfile.TemporaryDirectory() as name, started(case, num_runners, STRAGGLERS) as (algo, _):
         work = work_of(case, algo, Path(name))
         for _ in range(NUM_WARM):
             prepare(case, algo)

@@ -45,6 +45,11 @@ def test_the_driver_makes_as_many_calls_per_runner_with_many_runners(case: str) 
     assert costs["120"]["num_packed"] == costs["30"]["num_packed"] <= 2  # not for each runner
 
 
+def test_the_driver_makes_as_many_calls_per_runner_with_many_runners_of_which_some_fail() -> None:
+    few, many = (scale.measure("async", size, Faults(failing=0.1))["calls"] / size for size in (60, 300))
+    assert many < 1.1 * few
+
+
 def make_handle() -> RunnerHandle:
     return RunnerHandle(1, PPOConfig(), LocalEngine(), CallLimits("auto"))
 
