@@ -32,6 +32,7 @@ class LazyEngine:
         self.traits = TRAITS[engine_for(setting)]
         self._engine: Engine | None = None
         self._handles: list[WorkerHandle] = []
+        self._most_handles = 1  # before ended workers are left out
         self._lock = threading.RLock()  # evaluation runners may restart in a thread of their own
 
     @property
@@ -62,7 +63,10 @@ class LazyEngine:
         """Start a worker, and return its handle; see `Engine.start`."""
         handle = self._get().start(factory, name=name, resources=resources)
         with self._lock:
-            self._handles = [handle, *self.running()]
+            self._handles.append(handle)
+            if len(self._handles) > self._most_handles:
+                self._handles = self.running()
+                self._most_handles = 2 * len(self._handles) + 1
         return handle
 
     def running(self) -> list[WorkerHandle]:

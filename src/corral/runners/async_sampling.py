@@ -14,6 +14,7 @@ from corral.runners.requests import SampleRequest
 if TYPE_CHECKING:
     from corral.runners.config import RunnerConfig
     from corral.runners.runner_group import EnvRunnerGroup
+    from corral.runners.runner_handle import PendingSample
 
 
 NUM_REQUESTS = 2
@@ -94,8 +95,12 @@ class AsyncSampler:
         if wait or not self._group.mail.answers_at_once:
             self._group.sample_async(request, max_requests=NUM_REQUESTS if ahead else 1)
         if not wait:
-            useful = [part for part in self._group.mail.receive_samples() if not self.is_too_old(part, num_updates)]
-            if sum(map(self._count, useful)) < num_wanted:
+            left = num_wanted
+            for part in self._group.mail.receive_samples():
+                left -= 0 if self.is_too_old(part, num_updates) else self._count(part)
+                if left <= 0:
+                    break
+            if left > 0:
                 return Received([], 0)
         self._num_updates = num_updates
         taken: list[tuple[int, Rollout]] = []
@@ -128,9 +133,14 @@ class AsyncSampler:
         """Take fragments, also those that are too old, until the others hold so many steps; see `sample`."""
         group, config, ends_s = self._group, self._config, math.inf
         takes_several = ahead and request.num_wanted * group.num_remote_workers < left
-        while left > 0 or self._must_take_more(next_updates, ahead):
-            if left <= 0 and ends_s == math.inf:
-                ends_s = time.perf_counter() + config.sample_timeout_s
+        num_counted = num_env_steps = 0
+        waits_for: list[PendingSample] | None = None  # in addition to the wanted steps
+        while True:
+            if left <= 0:
+                if waits_for is None:
+                    waits_for, ends_s = self._too_old(next_updates), time.perf_counter() + config.sample_timeout_s
+                if not self._must_take_more(next_updates, ahead, waits_for):
+                    break
             arrived = group.mail.next_sample()
             if arrived is None:
                 if (left_s := min(config.sample_timeout_s, ends_s - time.perf_counter())) < 0:
@@ -138,34 +148,38 @@ class AsyncSampler:
                 if left > 0:
                     # If a batch takes one fragment of each runner, what it does not need is asked for with the next
                     # batch, with the weights of then.
-                    needs_more = left > group.mail.num_env_steps_asked * self._counted_per_env_step(taken)
+                    counted_per_env_step = num_counted / num_env_steps if num_env_steps else 1.0  # 1 unless of agents
+                    needs_more = left > group.mail.num_env_steps_asked * counted_per_env_step
                     group.sample_async(request, max_requests=int(needs_more or takes_several) + int(ahead))
                 with timers.time("waiting"):
                     group.mail.wait_for_sample(left_s)
                 group.mail.report_late()
                 continue
             taken.append(arrived)
+            num = self._count(arrived[1])
+            num_counted, num_env_steps = num_counted + num, num_env_steps + arrived[1].num_env_steps
             if not self.is_too_old(arrived[1], num_updates):
-                left -= self._count(arrived[1])
+                left -= num
 
-    def _counted_per_env_step(self, taken: Iterable[tuple[int, Rollout]]) -> float:
-        """Return how many of the wanted steps an env step holds: other than 1 if agent steps are wanted."""
-        num_env_steps = sum(rollout.num_env_steps for _, rollout in taken)
-        return sum(self._count(rollout) for _, rollout in taken) / num_env_steps if num_env_steps else 1.0
+    def _too_old(self, next_updates: int) -> list[PendingSample]:
+        """Return the fragments that runners are at, and that a batch waits for: with `on_lag="wait"`, if too old."""
+        most = self._config.max_lag
+        if most is None or self._config.on_lag != "wait":
+            return []
+        return [call for call in self._group.mail.pending() if self.lag_of(call.weights_version, next_updates) > most]
 
-    def _must_take_more(self, next_updates: int, ahead: bool) -> bool:
+    def _must_take_more(self, next_updates: int, ahead: bool, waits_for: list[PendingSample]) -> bool:
         """Return whether a batch that is full takes more: what would be too old after so many updates.
 
         With `on_lag="wait"` that includes fragments that runners are at, and otherwise nothing if they sample ahead.
         """
-        most, group = self._config.max_lag, self._group
-        if most is None or (ahead and self._config.on_lag == "drop"):
+        mail = self._group.mail
+        if self._config.max_lag is None or (ahead and self._config.on_lag == "drop"):
             return False
-        if self._config.on_lag == "wait":
-            versions = group.mail.weights_versions_held()
-        else:
-            versions = [rollout.weights_version for rollout in group.mail.receive_samples()]
-        return any(self.lag_of(version, next_updates) > most for version in versions)
+        mail.take_arrived()
+        while waits_for and waits_for[-1].future.done():
+            waits_for.pop()
+        return bool(waits_for) or (bool(mail.taken) and self.is_too_old(mail.taken[0][1], next_updates))
 
     def is_too_old(self, rollout: Rollout, num_updates: int) -> bool:
         """Return whether a fragment is older than `max_lag` allows, after so many updates of the learners."""

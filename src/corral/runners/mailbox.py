@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 import weakref
-from bisect import bisect_left, insort
+from bisect import bisect_left, insort, insort_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -124,9 +123,14 @@ def _no_fragment() -> None:
 class Mailbox:
     """Asks runners for fragments, and keeps what has arrived until somebody takes it.
 
+    No call looks at all runners for each answer: an answer says itself which runner it is from.
+
     Attributes:
-        taken: Fragments that no call has returned yet, by index of the runner.
+        taken: Fragments that no call has returned yet, each in a pair with the index of its runner. Those with the
+            oldest weights are the first, and of these the one that arrived first.
         num_env_steps: Env steps of all runners of the algorithm, where known.
+        num_env_steps_asked: Env steps of the fragments that runners are asked for, and that were not received yet.
+        freed: Runners that may hold fewer requests than `ask_all` last gave them, or are ready again.
         num_env_steps_returned: Env steps of the fragments that were returned.
     """
 
@@ -150,10 +154,13 @@ class Mailbox:
         """
         self._config, self._runners, self._weights, self._recovery = config, runners, weights, recovery
         self._has_own_process = has_own_process
-        self.num_env_steps = self.num_env_steps_returned = 0
+        self.num_env_steps = self.num_env_steps_returned = self.num_env_steps_asked = 0
         self.taken: list[tuple[int, Rollout]] = []
-        self._arrived: deque[int] = deque()  # runners that have answered since all were looked at
-        self._arrival = threading.Event()  # set when one of them answers
+        # Answers since the last look: the index of the runner, and the env steps that it was asked for.
+        self._arrived: deque[tuple[int, int]] = deque()
+        self.freed = set(runners)
+        self._num_requests = 0  # that it gave each
+        self._looked_s = -math.inf
         self._speeds = Speeds()
         # What came with fragments: index of the runner, metrics, seconds, and the fragment, which they wait for.
         self._logged: list[tuple[int, Parts, dict[str, float], Callable[[], Rollout | None]]] = []
@@ -167,22 +174,12 @@ class Mailbox:
         if request.timestep is not None:
             self.num_env_steps = request.timestep
             return request.timestep
-        return self.num_env_steps + sum(call.request.num_timesteps or 0 for call in self.pending())
+        return self.num_env_steps + self.num_env_steps_asked
 
     @property
     def answers_at_once(self) -> bool:
         """Whether a runner has sampled when the call that asks it returns, because it is in this process."""
         return not self._has_own_process
-
-    @property
-    def num_env_steps_asked(self) -> int:
-        """Env steps of the fragments that runners are asked for, and that were not received yet."""
-        return sum(call.num_env_steps for call in self.pending())
-
-    def weights_versions_held(self) -> list[int]:
-        """Return the versions of the weights of all fragments that no call has returned yet, and of those asked for."""
-        received = [rollout.weights_version for _, rollout in self.taken]
-        return received + [call.weights_version for call in self.pending()]
 
     def receive_samples(self) -> list[Rollout]:
         """Receive what has arrived, and return all fragments that `next_sample` will return.
@@ -198,55 +195,53 @@ class Mailbox:
 
         The index of its runner comes with it, for `put_back`.
         """
-        self.take_arrived(new_only=True)
+        self.take_arrived()
         if not self.taken:
             return None
-        versions = [rollout.weights_version for _, rollout in self.taken]
-        index, rollout = self.taken.pop(versions.index(min(versions)))
+        index, rollout = self.taken.pop(0)
+        self.freed.add(index)
         self.num_env_steps_returned += rollout.num_env_steps
         return index, rollout
 
     def put_back(self, taken: Sequence[tuple[int, Rollout]]) -> None:
         """Put back what `next_sample` returned, so that it is returned again before what arrives later."""
-        self.taken[:0] = taken
+        for entry in reversed(taken):
+            insort_left(self.taken, entry, key=lambda entry: entry[1].weights_version)
         self.num_env_steps_returned -= sum(rollout.num_env_steps for _, rollout in taken)
 
-    def idle(self) -> list[RunnerHandle]:
-        """Return the runners that can be asked and hold no request."""
-        return [runner for runner in self._runners.values() if runner.ready and not runner.requests]
+    def idle(self, indices: Iterable[int] | None = None) -> list[RunnerHandle]:
+        """Return the runners that can be asked and hold no request, of all runners or of those with some indices."""
+        runners = self._runners.values() if indices is None else map(self._runners.__getitem__, sorted(set(indices)))
+        return [runner for runner in runners if runner.ready and not runner.requests]
 
     def return_taken(self) -> list[Rollout]:
         """Return the fragments that were received, in the order of the runners' indices."""
         taken, self.taken = self.taken, []
+        self.freed.update(index for index, _ in taken)
         self.num_env_steps_returned += sum(rollout.num_env_steps for _, rollout in taken)
         return [rollout for _, rollout in sorted(taken, key=lambda entry: entry[0])]
 
-    def take_arrived(self, *, new_only: bool = False) -> int:
+    def take_arrived(self) -> int:
         """Receive the fragments that are there, and what runners raised in place of them; see `take_replies`.
 
-        Args:
-            new_only: Whether to look only at runners that have answered since all were looked at.
-
         Returns:
-            How many runners were looked at, if `new_only`; otherwise 0.
+            How many answers there were.
         """
-        indices: list[int] = []
-        if new_only:
-            self._arrival.clear()
-            indices = sorted({self._arrived.popleft() for _ in range(len(self._arrived))})
-        for index, call, reply in self.take_replies(indices if new_only else None):
+        num_answers = 0
+        for index, call, reply in self.take_replies():
+            num_answers += 1
             if isinstance(reply, BaseException) or call.request.digest is not None:
                 continue  # it failed, or the reply is too late for the evaluation round that wanted it
-            self.taken.append((index, reply.rollout))
+            insort(self.taken, (index, reply.rollout), key=lambda entry: entry[1].weights_version)
             self.keep_logged(index, reply.metrics, reply.seconds, weakref.ref(reply.rollout))
             self.num_env_steps += reply.rollout.num_env_steps
             factor = None if call.request.num_timesteps is None else self._straggler_factor
             add_excess_wait(self._runners[index], self._speeds, factor, reply.rollout.num_env_steps)
-        return len(indices)
+        return num_answers
 
-    def idle_runners(self) -> list[int]:
-        """Return the indices of the runners that `ask` can be called with now."""
-        return [runner.index for runner in self.idle()]
+    def idle_runners(self, indices: Iterable[int] | None = None) -> list[int]:
+        """Return the indices that `ask` can be called with now, of all or of some."""
+        return [runner.index for runner in self.idle(indices)]
 
     def ask(self, index: int, request: SampleRequest, timeout_s: float | None = None) -> PendingSample:
         """Ask one runner for samples, and return the call, whose answer `take_replies` returns.
@@ -263,40 +258,62 @@ class Mailbox:
         if runner.weights_version != self._weights.version:
             runner.send_weights(self._weights)
         runner.ask(request, timeout_s)
-        call = runner.requests[-1]
-        call.future.add_done_callback(lambda _: self._note_arrival(index))
+        call, arrived, arrival = runner.requests[-1], self._arrived, (index, request.num_timesteps or 0)
+        self.num_env_steps_asked += arrival[1]
+        call.future.add_done_callback(lambda _: self._note_arrival(arrived, arrival))
         return call
 
-    def _note_arrival(self, index: int) -> None:
-        self._arrived.append(index)
-        self._arrival.set()
+    def ask_all(self, request: SampleRequest, max_requests: int) -> int:
+        """Ask each runner that holds fewer than `max_requests`; see `EnvRunnerGroup.sample_async`.
 
-    def take_replies(
-        self, indices: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
+        It looks at the runners that may hold fewer than the last call gave them, and at all only if that was less.
+        """
+        freed = sorted(self.freed if max_requests <= self._num_requests else self._runners)
+        num_asked, arrived = 0, Counter(index for index, _ in self.taken)
+        for num_held in range(max_requests):
+            timestep = self.timestep_of(request)
+            for index in freed:
+                runner = self._runners[index]
+                if runner.ready and len(runner.requests) + arrived[index] == num_held:
+                    self.ask(index, request.part(request.num_wanted, timestep))
+                    num_asked += 1
+        self.freed = set()
+        self._num_requests = max_requests
+        return num_asked
+
+    def _note_arrival(self, arrived: deque[tuple[int, int]], arrival: tuple[int, int]) -> None:
+        arrived.append(arrival)
+        self._recovery.news.set()
+
+    def take_replies(self) -> Iterator[tuple[int, PendingSample, SampleReply | BaseException]]:
         """Receive the replies that are there, and yield them with the runner's index and the call.
 
         If a runner failed, the exception takes the place of the reply. The metrics of a reply count only after
         `keep_metrics`.
 
-        Args:
-            indices: Indices of the runners to look at; `None` is all of them.
-
         Raises:
             Exception: What a runner raised, if it ends the run.
         """
-        if indices is None:
-            self._arrived.clear()
-        for runner in self._runners.values() if indices is None else map(self._runners.__getitem__, indices):
-            while (call := runner.sampling) is not None and call.future.done():
-                if error := call.future.exception() or runner.sync_error():
-                    self._recovery.fail(runner, error, call)
-                    yield runner.index, call, error
-                else:
-                    seconds_before = runner.seconds_per_step
-                    reply = runner.take(call, self._weights.version)
-                    self._speeds.replace(seconds_before, runner.seconds_per_step)
-                    yield runner.index, call, reply
+        self._recovery.news.clear()
+        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        self.num_env_steps_asked -= sum(num_env_steps for _, num_env_steps in arrived)
+        indices = sorted({index for index, _ in arrived}, reverse=True)
+        self.freed.update(indices)
+        try:
+            while indices:
+                runner = self._runners[indices[-1]]
+                while (call := runner.sampling) is not None and call.future.done():
+                    if error := call.future.exception() or runner.sync_error():
+                        self._recovery.fail(runner, error, call)
+                        yield runner.index, call, error
+                    else:
+                        seconds_before = runner.seconds_per_step
+                        reply = runner.take(call, self._weights.version)
+                        self._speeds.replace(seconds_before, runner.seconds_per_step)
+                        yield runner.index, call, reply
+                indices.pop()
+        finally:  # an exception leaves the others to the next look
+            self._arrived.extend((index, 0) for index in indices)
 
     def keep_logged(
         self, index: int, parts: Parts, seconds: dict[str, float], fragment: Callable[[], Rollout | None] = _no_fragment
@@ -314,13 +331,18 @@ class Mailbox:
 
     def wait_for_sample(self, timeout_s: float) -> None:
         """Wait at most so long until a fragment arrives, or `restore_runners` can take the next step of a restart."""
-        self._recovery.wait([call.future for call in self.pending()], timeout_s)
-        # A call may be done before its callback has run, or an exception may have ended the look at the answers.
-        self._arrived.extend(call.index for call in self.pending() if call.future.done())
+        if not self._arrived:
+            self._recovery.wait(timeout_s)
 
     def report_late(self) -> None:
-        """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once."""
-        asked_before_s = time.perf_counter() - self._config.sample_timeout_s
+        """Log the runners whose fragments have been late for `sample_timeout_s`, each fragment once.
+
+        Calls that follow soon do nothing: with many runners, one follows each answer.
+        """
+        now = time.perf_counter()
+        if now - self._looked_s < min(PATIENCE_S, self._config.sample_timeout_s):
+            return
+        self._looked_s, asked_before_s = now, now - self._config.sample_timeout_s
         calls = [(runner, runner.sampling) for runner in self._runners.values() if runner.sampling is not None]
         for runner, call in calls:
             began_s = max(call.asked_s, runner.replied_s)  # until then it was at another one
@@ -359,8 +381,10 @@ class Mailbox:
             # Answers move the ends, so all are computed again soon. After each answer it would cost the square of the
             # number of runners: half of the runners answer before.
             look_s, num_new = min(deadline_s, now + PATIENCE_S, *ends_s), 0
-            while num_new <= (len(waiting) - 1) // 2 and self._arrival.wait(max(0.0, look_s - time.perf_counter())):
-                num_new += self.take_arrived(new_only=True)
+            while num_new <= (len(waiting) - 1) // 2:
+                if not self._arrived and not self._recovery.news.wait(max(0.0, look_s - time.perf_counter())):
+                    break
+                num_new += self.take_arrived()
             if time.perf_counter() >= deadline_s:
                 break
 
@@ -386,6 +410,8 @@ class Mailbox:
     def forget(self, num_env_steps: int) -> None:
         """Drop all fragments and their metrics; all runners have taken so many env steps."""
         self.taken, self._logged, self.num_env_steps = [], [], num_env_steps
+        self._arrived, self.num_env_steps_asked = deque(), 0  # requests that are under way belong to nobody
+        self.freed.update(self._runners)
 
 
 def _rounds(fragments: Sequence[tuple[int, Parts]]) -> list[list[Parts]]:

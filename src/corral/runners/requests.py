@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -135,11 +135,11 @@ class WorkerCounts:
 
     def __add__(self, other: WorkerCounts) -> WorkerCounts:
         """Return the sums of both, field by field."""
-        return WorkerCounts(*map(operator.add, astuple(self), astuple(other)))
+        return WorkerCounts(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: WorkerCounts) -> WorkerCounts:
         """Return the differences, field by field."""
-        return WorkerCounts(*map(operator.sub, astuple(self), astuple(other)))
+        return WorkerCounts(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)

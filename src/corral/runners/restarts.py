@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any
+from heapq import heappop, heappush
+from threading import Event
+from typing import TYPE_CHECKING
 
 from corral.core.metrics.reduction_settings import MetricsError
 from corral.errors import CallbackError, ConfigError, SampleError, SerializationError, WeightsError, WorkerDiedError
@@ -93,12 +95,17 @@ class Recovery:
 
     Attributes:
         num_failures: Failures of runners so far.
+        num_restarts: Restarts of runners so far, also in the run that this one continues.
+        news: Event that is set when a runner has answered: a call for a fragment, or a step of its restart.
     """
 
     def __init__(self, config: RunnerConfig, runners: Mapping[int, RunnerHandle], weights: SentWeights) -> None:
         """Store the runners, and the weights with which they continue."""
         self._config, self._runners, self._weights = config, runners, weights
-        self.num_failures = 0
+        self.num_failures = self.num_restarts = 0
+        self.news = Event()
+        self._stepped: deque[int] = deque()  # runners that have answered a step of their restart
+        self._due: list[tuple[float, int]] = []  # when a restart is due or takes too long, and whose; a heap
 
     def fail(self, runner: RunnerHandle, error: BaseException, call: PendingSample | None = None) -> None:
         """Count a failure, of a call for a fragment if one is given, and plan a restart unless it ends the run.
@@ -119,9 +126,9 @@ class Recovery:
                 "The embedded evaluation runner failed; its next episodes begin with a reset. %s", describe(error)
             )
             return
-        problem = note_failure(
-            runner, error, self._config, sum(each.counts.num_restarts for each in self._runners.values())
-        )
+        problem = note_failure(runner, error, self._config, self.num_restarts)
+        if runner.restart_at_s is not None:
+            heappush(self._due, (runner.restart_at_s, runner.index))
         if in_evaluation and not isinstance(error, NOT_FAULTS):
             return
         if problem is not None:
@@ -137,6 +144,8 @@ class Recovery:
             self.fail(runner, runner.handle.call("ping").exception() or WorkerDiedError(f"{runner.name} died."))
         if runner.restart_at_s is not None and now >= runner.restart_at_s:
             runner.begin_restart(self._weights)
+            self.num_restarts += 1
+            self._watch(runner)
         if runner.starting is None:
             return False
         if runner.starting.done():
@@ -144,8 +153,11 @@ class Recovery:
             if error is not None:
                 self.fail(runner, error)
                 return False
-            return runner.end_restart()
-        if now - runner.started_s > self._config.start_timeout_s:
+            if runner.end_restart():
+                return True
+            self._watch(runner)
+            return False
+        if now >= runner.started_s + self._config.start_timeout_s:
             runner.end()
             limit = f"start_timeout_s={self._config.start_timeout_s}"
             self.fail(runner, WorkerDiedError(f"{runner.name} was not ready again within {limit}."))
@@ -153,16 +165,29 @@ class Recovery:
 
     def lost_because(self) -> BaseException | None:
         """Return the failure of a runner if all have failed, and none will be restarted; otherwise `None`."""
-        failures = [runner.failure for runner in self._runners.values() if runner.is_lost]
-        return failures[-1] if failures and len(failures) == len(self._runners) else None
+        runners = self._runners.values()
+        return [*runners][-1].failure if runners and all(runner.is_lost for runner in runners) else None
 
-    def wait(self, futures: list[Future[Any]], timeout_s: float) -> None:
-        """Wait at most so long for one of the futures, or until the next step of a restart is over, or due."""
-        runners, now = self._runners.values(), time.perf_counter()
-        futures += [runner.starting for runner in runners if runner.starting is not None]
-        due_s = [runner.restart_at_s - now for runner in runners if runner.restart_at_s is not None]
-        timeout_s = max(0.0, min([timeout_s, *due_s]))
-        if futures:
-            wait(futures, timeout_s, FIRST_COMPLETED)
-        else:
-            time.sleep(timeout_s)
+    def _watch(self, runner: RunnerHandle) -> None:
+        """Note when the next step of a restart is over, or takes too long."""
+        assert runner.starting is not None
+        heappush(self._due, (runner.started_s + self._config.start_timeout_s, runner.index))
+        runner.starting.add_done_callback(lambda _: self._note_step(runner.index))
+
+    def _note_step(self, index: int) -> None:
+        self._stepped.append(index)
+        self.news.set()
+
+    def runners_to_continue(self) -> list[RunnerHandle]:
+        """Return the failed runners whose restart is due, has taken a step, or takes too long."""
+        now = time.perf_counter()
+        while self._due and self._due[0][0] <= now:
+            self._stepped.append(heappop(self._due)[1])
+        return [self._runners[i] for i in sorted({self._stepped.popleft() for _ in range(len(self._stepped))})]
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait at most so long until a runner has answered, or the next step of a restart is due."""
+        if self._due:
+            timeout_s = min(timeout_s, self._due[0][0] - time.perf_counter())
+        self.news.wait(max(0.0, timeout_s))
+        self.news.clear()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from corral.core.interrupts import interrupts_deferred
@@ -272,8 +271,11 @@ class EnvRunnerGroup:
             "num_env_steps_in_flight": taken + sum(call.num_env_steps for call in requests),
         }
 
-    def restore_runners(self) -> list[int]:
+    def restore_runners(self, *, known_only: bool = False) -> list[int]:
         """Restart the failed runners that are due, without waiting, and return their indices; `sample` calls it.
+
+        Args:
+            known_only: Whether to leave out the look at all runners for one that died while it had nothing to do.
 
         Returns:
             Indices of the runners that became ready; `on_recreated` was called with them.
@@ -284,13 +286,15 @@ class EnvRunnerGroup:
         self._check_running()
         if self._user_calls.unnoted:
             self._user_calls.note_done()
-        # A runner that has a request says itself, with its answer, that it died.
-        troubled = [
-            each for each in self._runners.values() if not (each.ready and (each.requests or each.handle.alive()))
-        ]
+        if known_only:
+            troubled = self.recovery.runners_to_continue()
+        else:  # a runner that has a request says itself, with its answer, that it died
+            runners = self._runners.values()
+            troubled = [each for each in runners if not (each.ready and (each.requests or each.handle.alive()))]
         restarted = [runner.index for runner in troubled if self.recovery.continue_restart(runner)]
         if restarted:
             log.info("Ready again: env runners %s.", restarted)
+            self.mail.freed.update(restarted)
             self.on_recreated(restarted)
         return restarted
 
@@ -336,7 +340,7 @@ class EnvRunnerGroup:
             if not self.mail.taken and not any(runner.ready for runner in self._runners.values()):
                 # All have failed: wait until one that starts is ready again, or one whose restart is due.
                 while not self.restore_runners() and (left_s := deadline_s - time.perf_counter()) > 0:
-                    self.recovery.wait([], left_s)
+                    self.recovery.wait(left_s)
             self.mail.receive_round(deadline_s)
         self.mail.report_late()
         return self.mail.return_taken()
@@ -356,15 +360,8 @@ class EnvRunnerGroup:
         Raises:
             CorralError: The group was stopped.
         """
-        self.restore_runners()
-        num_asked, arrived = 0, Counter(index for index, _ in self.mail.taken)
-        for num_held in range(max_requests):
-            timestep = self.mail.timestep_of(request)
-            for index, runner in self._handles.items():
-                if runner.ready and len(runner.requests) + arrived[index] == num_held:
-                    self.mail.ask(index, request.part(request.num_wanted, timestep))
-                    num_asked += 1
-        return num_asked
+        self.restore_runners(known_only=True)
+        return self.mail.ask_all(request, max_requests)
 
     def fetch_samples(self, timeout_seconds: float = 0.0) -> list[Rollout]:
         """Return the fragments that have arrived; if there is none, wait up to `timeout_seconds` for one.
@@ -372,8 +369,10 @@ class EnvRunnerGroup:
         Raises:
             Exception: As `sample` does.
         """
-        wait([] if self.mail.taken else [call.future for call in self.mail.pending()], timeout_seconds, FIRST_COMPLETED)
         self.mail.take_arrived()
+        if not self.mail.taken and any(runner.requests for runner in self._handles.values()):
+            self.mail.wait_for_sample(timeout_seconds)
+            self.mail.take_arrived()
         return self.mail.return_taken()
 
     # Weights and metrics.
@@ -470,7 +469,7 @@ class EnvRunnerGroup:
             Exception: What an env or a callback raised; a part of the state may be set then.
         """
         continued = self._states.set(state["runners"])
-        self.recovery.num_failures = int(state["num_failures"])
+        self.recovery.num_failures, self.recovery.num_restarts = int(state["num_failures"]), self.counts.num_restarts
         self.mail.forget(int(state["num_env_steps"]))
         self._weights.version, self._weights.names = -1, set()
         return continued
@@ -510,7 +509,7 @@ class EnvRunnerGroup:
         wait([call.future for call in calls], timeout_seconds)
         done = [call for call in calls if call.future.done()]
         if len(done) < len(calls):
-            names = ", ".join(call.runner.name for call in calls if call not in done)
+            names = ", ".join(call.runner.name for call in calls if not call.future.done())
             log.warning("foreach_env_runner: no result within %s s from %s.", timeout_seconds, names)
         return found + [result for _, result in self._user_calls.take_results(done)]
 

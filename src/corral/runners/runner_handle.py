@@ -54,14 +54,12 @@ class PendingSample(PendingCall):
         weights_version: Version of the weights with which the runner samples.
         timeout_s: Seconds after which the runner counts as hung; `None` is no limit.
         is_reported: Whether the log says that the fragment is late.
-        index: Index of the runner.
     """
 
     request: SampleRequest = field(kw_only=True)
     weights_version: int = field(kw_only=True, default=-1)
     timeout_s: float | None = None
     is_reported: bool = False
-    index: int = 0
 
     @property
     def num_env_steps(self) -> int:
@@ -337,10 +335,7 @@ class RunnerHandle:
             self.count_lost(getattr(error, "num_env_steps_lost", 0))
             raise
         version = self.weights_version
-        call = PendingSample(
-            future, start, request=request, weights_version=version, timeout_s=limit_s, index=self.index
-        )
-        self.requests.append(call)
+        self.requests.append(PendingSample(future, start, request=request, weights_version=version, timeout_s=limit_s))
 
     def count_lost(self, num_env_steps: int) -> None:
         """Count steps that were taken and will not arrive; the next reply of the same worker includes them."""
@@ -354,7 +349,10 @@ class RunnerHandle:
         """
         if call is not None:
             self.requests.remove(call)
-            self.count_lost(getattr(error, "num_env_steps_lost", call.num_env_steps))
+            if call.future.done() and call.future.exception() is None:  # the runner believes that it arrives
+                self.counts += WorkerCounts(num_env_steps_lost=call.num_env_steps)
+            else:
+                self.count_lost(getattr(error, "num_env_steps_lost", call.num_env_steps))
         if isinstance(error, WorkerDiedError):
             if call is None and self.requests:  # the later ones have not begun
                 self.count_lost(self.requests[0].num_env_steps)
@@ -441,7 +439,9 @@ class RunnerHandle:
 
     def take_costs(self) -> Costs:
         """Return the costs, and start again at zero; a sync that has not arrived yet counts the next time."""
-        finished = [sync for sync in self.syncs if sync.arrived_s == sync.arrived_s]
+        # One that failed stays: the next fragment that is received tells of it.
+        arrived = [sync for sync in self.syncs if sync.arrived_s == sync.arrived_s]
+        finished = [sync for sync in arrived if sync.future.exception() is None]
         self.syncs = [sync for sync in self.syncs if sync not in finished]
         self.costs.num_syncs = len(finished)
         self.costs.sync_s = sum(sync.arrived_s - sync.asked_s for sync in finished)

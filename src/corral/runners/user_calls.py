@@ -19,7 +19,7 @@ class UserCalls:
 
     Attributes:
         num_env_steps_by_hand: Env steps that the calls sampled, once they are done.
-        unnoted: Calls whose effect on their runner is not known yet.
+        unnoted: Calls whose effect on their runner is not known yet, by their `id`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class UserCalls:
         self._runners = runners
         self._fail = fail
         self.num_env_steps_by_hand = 0
-        self.unnoted: list[PendingUserCall] = []
+        self.unnoted: dict[int, PendingUserCall] = {}  # by `id`
         self._unfetched: list[PendingUserCall] = []  # calls whose results `fetch_ready` returns
         self._task_calls: list[PendingUserCall] = []  # of `choose_tasks`, in runners that were busy
 
@@ -45,12 +45,12 @@ class UserCalls:
         unknown = sorted(set(chosen) - self._runners.keys())
         if unknown:
             raise ValueError(f"remote_worker_ids: this group has no runners {unknown}; it has {[*self._runners]}.")
-        reached = [i for i in chosen if self._runners[i].is_healthy]
+        reached = {i for i in chosen if self._runners[i].is_healthy}
         calls = RoundOfCalls((fn, dict(kwargs or {})))
         # What nobody receives may have been meant to change the envs.
         calls.note(missed_by=[self._runners[i] for i in chosen if i not in reached], changes_envs=not reached)
-        made = [self._runners[i].call_for_user(calls) for i in reached]
-        self.unnoted += made
+        made = [self._runners[i].call_for_user(calls) for i in chosen if i in reached]
+        self.unnoted |= {id(call): call for call in made}
         return made
 
     def begin_fetched(
@@ -64,16 +64,14 @@ class UserCalls:
     def fetch_ready(self, timeout_seconds: float) -> list[tuple[int, Any]]:
         """Return index and result of calls that are done; wait up to `timeout_seconds` for one if there is none."""
         wait([call.future for call in self._unfetched], timeout_seconds, FIRST_COMPLETED)
-        done = [call for call in self._unfetched if call.future.done()]
-        self._unfetched = [call for call in self._unfetched if call not in done]
+        done, self._unfetched = _split(self._unfetched)
         return self.take_results(done)
 
     def choose_tasks(self, train_results: Mapping[str, Any]) -> None:
         """Let all runners choose tasks, and wait for those that are not sampling."""
         self._task_calls += self.begin("choose_tasks", {"train_results": train_results}, None)
         wait([call.future for call in self._task_calls if call.runner.sampling is None])
-        done = [call for call in self._task_calls if call.future.done()]
-        self._task_calls = [call for call in self._task_calls if call not in done]
+        done, self._task_calls = _split(self._task_calls)
         self.take_results(done)
 
     def take_results(self, calls: Iterable[PendingUserCall]) -> list[tuple[int, Any]]:
@@ -94,14 +92,13 @@ class UserCalls:
 
     def note_done(self) -> None:
         """Note what the calls that are done did to their runners, whether or not somebody waits for the results."""
-        for call in [call for call in self.unnoted if call.future.done()]:
+        for call in [call for call in self.unnoted.values() if call.future.done()]:
             self._note(call)
 
     def _note(self, call: PendingUserCall) -> None:
         """Note once what a call that is done did to its runner."""
-        if not any(other is call for other in self.unnoted):
+        if self.unnoted.pop(id(call), None) is None:
             return
-        self.unnoted = [other for other in self.unnoted if other is not call]
         runner, error = call.runner, call.future.exception()
         if isinstance(error, WorkerDiedError):
             call.round.note(missed_by=[runner])
@@ -112,3 +109,11 @@ class UserCalls:
             self.num_env_steps_by_hand += num_env_steps
             runner.note_state(state, call.asked_s)
             call.round.note(changes_envs=changes_envs)
+
+
+def _split(calls: Iterable[PendingUserCall]) -> tuple[list[PendingUserCall], list[PendingUserCall]]:
+    """Return the calls that are done, and the others."""
+    parts: tuple[list[PendingUserCall], list[PendingUserCall]] = [], []
+    for call in calls:
+        parts[not call.future.done()].append(call)
+    return parts

@@ -16,7 +16,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
@@ -33,7 +32,7 @@ log = logging.getLogger("corral")
 
 # Seconds after the time limit in which the answers of runners that ended there arrive.
 GRACE_S = 0.3
-# Seconds between two looks at runners that restart.
+# Seconds between two looks at all runners; in between, only those that have answered are looked at.
 POLL_S = 0.05
 # Failures of a runner after which a round gives it nothing more; a restart takes seconds.
 MAX_FAILURES = 2
@@ -192,6 +191,8 @@ class _Play:
             self.num_numbers, self.piece = len(self.num_steps), 1
         self.waiting = deque(range(self.num_numbers))  # numbers that no runner has
         self.pending: dict[int, tuple[PendingSample, list[int]]] = {}  # numbers that a runner has, by runner
+        self.looked_s = -math.inf  # at all runners
+        self.answered: list[int] = []  # runners that have answered or are ready again since the last look
         self.found: dict[int, PlayedEpisode | None] = {}  # by number
         self.stepped: list[PlayedEpisode] = []  # of steps
         self.lens_before: dict[int, list[int]] = {}  # by runner, steps of its unfinished episodes before the round
@@ -218,35 +219,40 @@ class _Play:
         is_anybody_left = True
         while is_anybody_left and not self.is_cancelled():
             raise_if_ending()
-            self.group.restore_runners()
+            now = time.perf_counter()
+            if looks_at_all := now - self.looked_s >= POLL_S:
+                self.looked_s = now
+            self.answered += self.group.restore_runners(known_only=not looks_at_all)
             self.take()
             self.continue_or_close()
-            self.hand_out()
+            self.hand_out(looks_at_all)
             now = time.perf_counter()
             if self.is_closing and (not self.pending or now > self.deadline_s):
                 break
             if (not self.is_open and len(self.found) == self.num_numbers) or now > self.deadline_s + GRACE_S:
                 break
             if self.pending:
-                wait([call.future for call, _ in self.pending.values()], POLL_S, FIRST_COMPLETED)
+                self.group.mail.wait_for_sample(POLL_S)
             elif now > self.deadline_s:
                 break
             else:
                 is_anybody_left = self.group.recovery.lost_because() is None and len(self.out) < self.num_runners
                 if is_anybody_left:
-                    self.group.recovery.wait([], POLL_S)
+                    self.group.recovery.wait(POLL_S)
         return self.result(None if is_anybody_left else self.group.recovery.lost_because() or self.error)
 
-    def hand_out(self) -> None:
+    def hand_out(self, looks_at_all: bool) -> None:
         """Give idle runners what no runner has, and after a while, what others have not answered."""
-        idle = [index for index in self.group.mail.idle_runners() if index not in self.out]
+        answered, self.answered = self.answered, []
+        found = self.group.mail.idle_runners(None if looks_at_all else answered)
+        idle, late = [index for index in found if index not in self.out], self.late_numbers() if looks_at_all else []
         in_pieces = self.plan.in_pieces or self.is_open or bool(self.asked)  # else this is the first time
         for position, index in enumerate(idle):
             size = self.piece if in_pieces else math.ceil(len(self.waiting) / (len(idle) - position))
             if self.is_open and not self.waiting and self.wants_more(index):
                 self.add_piece(index)
             left_s = self.deadline_s - time.perf_counter()
-            if left_s > 0 and (numbers := self.next_numbers(size, left_s)):
+            if left_s > 0 and (numbers := self.next_numbers(size, late)):
                 self.ask(index, numbers, left_s)
 
     def continue_or_close(self) -> None:
@@ -273,15 +279,20 @@ class _Play:
         self.waiting.extend(range(self.num_numbers, self.num_numbers + size))
         self.num_numbers += size
 
-    def next_numbers(self, size: int, left_s: float) -> list[int]:
-        """Return what a runner is to play, at most so much."""
+    def next_numbers(self, size: int, late: list[int]) -> list[int]:
+        """Return what a runner is to play, at most so much: what no runner has, and then what is late."""
         if self.waiting:
             return [self.waiting.popleft() for _ in range(min(size, len(self.waiting)))]
+        numbers, late[:size] = late[:size], []
+        return numbers
+
+    def late_numbers(self) -> list[int]:
+        """Return what one runner alone has, and has not answered for long."""
         if self.is_open:
             return []
         num_players = Counter(number for _, numbers in self.pending.values() for number in numbers)
         late = [number for call, numbers in self.pending.values() if self.is_late(call, numbers) for number in numbers]
-        return [number for number in late if num_players[number] == 1 and number not in self.found][:size]
+        return [number for number in late if num_players[number] == 1 and number not in self.found]
 
     def is_late(self, call: PendingSample, numbers: list[int]) -> bool:
         """Return whether others play what a runner has not answered: after half of the time limit, or much earlier."""
@@ -343,6 +354,7 @@ class _Play:
                     self.note_late(reply.rollout)
                 continue
             _, numbers = self.pending.pop(index)
+            self.answered.append(index)
             if isinstance(reply, BaseException):
                 self.error = reply
                 self.num_failures[index] += 1
@@ -352,8 +364,10 @@ class _Play:
                 self.slowest_s = max(self.slowest_s or 0.0, seconds / self.num_turns(numbers))
                 self.plan_next_piece(index, seconds)
                 self.note(index, numbers, reply.rollout)
-            elsewhere = {number for _, others in self.pending.values() for number in others}
-            missing = [number for number in numbers if number not in self.found and number not in elsewhere]
+            missing = [number for number in numbers if number not in self.found]
+            if missing:
+                elsewhere = {number for _, others in self.pending.values() for number in others}
+                missing = [number for number in missing if number not in elsewhere]
             if not (self.is_open and self.in_steps):
                 self.waiting.extendleft(reversed(missing))
             if self.num_failures[index] == MAX_FAILURES or (missing and not isinstance(reply, BaseException)):
