@@ -210,7 +210,7 @@ def _own_verdict(case: Case, runs: Sequence[Run]) -> str:
 
 
 def _budget_table(results: dict[str, CaseResult]) -> list[str]:
-    """Returns the budgets with what was measured: those of the main measures, and others measured at a known commit."""
+    """Returns the budgets with what was measured: of the main measures, and of others at a known commit."""
     lines = ["| Measure | Against | Measured | Budget | Verdict | Commit |", "|---|---|---|---|---|---|"]
     for case in CASES:
         result = results.get(case.name)

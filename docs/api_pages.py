@@ -10,8 +10,8 @@ TOPICS = {
     "algorithms": (
         "Algorithms",
         "Configs, and the algorithms that they build.",
-        "AlgorithmConfig Algorithm PPOConfig PPO APPOConfig APPO IMPALAConfig IMPALA DQNConfig DQN SACConfig SAC "
-        "TQCConfig TQC CrossQConfig CrossQ TD3Config TD3 DDPGConfig DDPG "
+        "AlgorithmConfig Algorithm PPOConfig PPO APPOConfig APPO IMPALAConfig IMPALA PQNConfig PQN DQNConfig DQN "
+        "SACConfig SAC TQCConfig TQC CrossQConfig CrossQ TD3Config TD3 DDPGConfig DDPG "
         "BCConfig BC MARWILConfig MARWIL CQLConfig CQL IQLConfig IQL "
         "Below register_algorithm algorithms.registry.config_from_dict algorithms.tuned_settings.tuned_settings "
         "algorithms.off_policy.OffPolicyConfig algorithms.off_policy.OffPolicyAlgorithm summary",

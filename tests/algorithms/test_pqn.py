@@ -17,9 +17,12 @@ from corral import PQNConfig
 from corral.algorithms.pqn import lambda_returns, pqn_loss
 from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError
-from corral.modules.pqn_module import PQNModule
+from corral.modules.q_module import QModule
 
 SPACES = (spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2))
+
+
+FORM = {"has_targets": False, "is_normalized": True}
 
 
 class Walk(gym.Env[Any, Any]):
@@ -83,7 +86,7 @@ def test_targets_are_the_lambda_returns_of_a_slow_loop(lambda_: float, autoreset
 
 
 def test_a_terminated_step_bootstraps_nothing_and_a_truncated_one_from_where_it_led() -> None:
-    rollout = Rollout.allocate(2, 2, SPACES[0], PQNModule(*SPACES, {}).distribution)
+    rollout = Rollout.allocate(2, 2, SPACES[0], QModule(*SPACES, FORM).distribution)
     rollout.num_rows, columns = 2, rollout.columns
     columns["rewards"][:] = [[1.0, 1.0], [2.0, 2.0]]
     columns["valid"][:] = True
@@ -97,7 +100,7 @@ def test_a_terminated_step_bootstraps_nothing_and_a_truncated_one_from_where_it_
 
 
 def test_loss_is_half_the_mean_squared_error_of_the_actions_taken() -> None:
-    module = PQNModule(*SPACES, {"fcnet_hiddens": ()})
+    module = QModule(*SPACES, {"fcnet_hiddens": (), **FORM})
     last = module.q.head
     assert isinstance(last, nn.Linear)
     with torch.no_grad():
@@ -134,15 +137,15 @@ def test_hidden_layers_are_normalised_and_there_is_no_target_network(memory: dic
 
 
 def test_layer_normalisation_can_be_left_out() -> None:
-    module = PQNModule(*SPACES, {"use_layernorm": False})
+    module = QModule(*SPACES, {"use_layernorm": False, **FORM})
     assert not any(isinstance(part, nn.LayerNorm) for part in module.modules())
 
 
-def test_the_layer_after_the_convolutions_of_images_is_normalised() -> None:
+def test_images_have_normalised_layers_too() -> None:
     space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-    module = PQNModule(space, spaces.Discrete(2), {})
+    module = QModule(space, spaces.Discrete(2), FORM)
     norms = [part for part in module.modules() if isinstance(part, nn.LayerNorm)]
-    assert [tuple(norm.normalized_shape) for norm in norms] == [(512,)]
+    assert [tuple(norm.normalized_shape) for norm in norms] == [(128,), (128,)]
     assert module.q_values(torch.zeros(2, 36, 36, 3, dtype=torch.uint8)).shape == (2, 2)
 
 
@@ -163,7 +166,7 @@ def test_illegal_actions_are_in_no_target() -> None:
 
 
 def test_box_actions_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match="Q-values need Discrete actions.*use SAC, TD3 or PPO"):
+    with pytest.raises(ConfigError, match=r"Q-values need Discrete actions.*use SAC, TD3 or PPO"):
         PQNConfig().environment("Pendulum-v1").build()
 
 

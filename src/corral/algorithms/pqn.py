@@ -26,7 +26,8 @@ from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
-from corral.modules.pqn_module import PQNModule, RecurrentPQNModule
+from corral.modules.q_module import QModule
+from corral.modules.recurrent_q_module import RecurrentQModule
 
 if TYPE_CHECKING:
     from corral.algorithms.config.setter_types import PQNTrainingArgs
@@ -69,8 +70,13 @@ class PQNConfig(AlgorithmConfig):
 
     @property
     def default_module_class(self) -> type[Module]:
-        """`PQNModule`, or `RecurrentPQNModule` with `use_lstm` or `use_gru`."""
-        return RecurrentPQNModule if self.asks_for_memory else PQNModule
+        """`QModule`, or `RecurrentQModule` with `use_lstm` or `use_gru`."""
+        return RecurrentQModule if self.asks_for_memory else QModule
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """Settings of the Q-network: layer normalisation, and no target network."""
+        return {"has_targets": False, "is_normalized": True}
 
     @property
     def default_exploration(self) -> dict[str, Any]:
@@ -98,7 +104,9 @@ class PQN(Algorithm):
         with self.timers.time("returns"):
             batches = {module_id: self._batch(module_id, parts) for module_id, parts in rollouts.items()}
         with self.timers.time("learning"):
-            results = self.learner_group.update(batches, {module_id: self._settings(module_id) for module_id in batches})
+            results = self.learner_group.update(
+                batches, {module_id: self._settings(module_id) for module_id in batches}
+            )
         self.sync_weights()
         return results
 
@@ -139,7 +147,7 @@ def lambda_returns(
 
 
 def pqn_loss(
-    module: PQNModule, batch: Batch, coefficients: Mapping[str, float], *, outputs: dict[str, Tensor] | None = None
+    module: QModule, batch: Batch, coefficients: Mapping[str, float], *, outputs: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch, half the mean squared error; a pure function of weights and columns.
 

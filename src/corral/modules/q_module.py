@@ -21,6 +21,8 @@ from corral.modules.critics import Following
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, MakeLinear
 
+NORMALIZED_HIDDENS = (128, 128)
+
 
 @dataclass
 class QForm:
@@ -33,6 +35,8 @@ class QForm:
         num_atoms: Number of atoms of the distribution of returns; 1 learns the mean return.
         v_min: Smallest atom.
         v_max: Largest atom.
+        has_targets: Whether there is a target network.
+        is_normalized: Whether there are hidden layers with layer normalisation where `model_config` does not say.
     """
 
     dueling: bool = False
@@ -41,6 +45,8 @@ class QForm:
     num_atoms: int = 1
     v_min: float = -10.0
     v_max: float = 10.0
+    has_targets: bool = True
+    is_normalized: bool = False
 
 
 class NoisyLinear(nn.Module):
@@ -224,14 +230,12 @@ class QModule(Following, Module):
 
     Attributes:
         q: Network from observations to `[B, n * atoms]`.
-        target_q: Target network, without gradients, if the class `has_targets`.
+        target_q: Target network, without gradients, if its form `has_targets`.
         atoms: Returns that the atoms represent, float32 `[atoms]`.
     """
 
     MUST_DEFINE = ()
     CONFIG: ClassVar[type[NetworkConfig]] = NetworkConfig
-    has_targets: ClassVar[bool] = True
-    """Whether there is a target network."""
 
     atoms: Tensor
 
@@ -255,7 +259,7 @@ class QModule(Following, Module):
         self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})
         self.num_actions = int(action_space.n)
         self.q = self.make_network()
-        if self.has_targets:
+        if self.form.has_targets:
             self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         atoms = torch.linspace(self.form.v_min, self.form.v_max, self.form.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
@@ -263,7 +267,16 @@ class QModule(Following, Module):
 
     def make_network(self) -> nn.Module:
         """Return a new network from observations (a tree of `[B, ...]`) to `[B, n * atoms]`."""
-        return QNetwork(self.features_space, self.num_actions, self.CONFIG.parse(self.model_config), self.form)
+        return QNetwork(self.features_space, self.num_actions, self.network_config(), self.form)
+
+    def network_config(self) -> Any:
+        """Return the settings of the layers; `model_config` replaces what normalised networks have by default."""
+        settings = self.model_config
+        if self.form.is_normalized and settings.get("architecture") is None:
+            settings = {"fcnet_hiddens": NORMALIZED_HIDDENS, **settings}
+            if settings["fcnet_hiddens"] or settings.get("head_hiddens"):
+                settings = {"use_layernorm": True, **settings}
+        return self.CONFIG.parse(settings)
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""
@@ -281,7 +294,7 @@ class QModule(Following, Module):
     def outputs(self, obs: Tree) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
         """Call the networks, then the methods; see `Module.outputs`."""
         num_outputs = self.num_actions * self.form.num_atoms
-        for name in ("q", "target_q") if self.has_targets else ("q",):
+        for name in ("q", "target_q") if self.form.has_targets else ("q",):
             yield f"{name}(obs)", getattr(self, name)(obs), (num_outputs,)
         yield "logits(obs)", self.logits(obs), (self.num_actions, self.form.num_atoms)
         yield "q_values(obs)", self.q_values(obs), (self.num_actions,)
@@ -297,7 +310,7 @@ class QModule(Following, Module):
 
     def followed(self) -> dict[nn.Module, nn.Module]:
         """Return the network by its target."""
-        return {self.target_q: self.q} if self.has_targets else {}
+        return {self.target_q: self.q} if self.form.has_targets else {}
 
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, without the weights of the target network."""

@@ -48,8 +48,7 @@ class RecurrentQModule(QModule):
         The encoder has the methods of `corral.modules.recurrent.RecurrentEncoder`: it is called for sequences, `step`
         takes one step, and `initial_state` gives the state that it begins with.
         """
-        config = self.CONFIG.parse(self.model_config)
-        return QNetwork(self.features_space, self.num_actions, config, self.form, RecurrentEncoder)
+        return QNetwork(self.features_space, self.num_actions, self.network_config(), self.form, RecurrentEncoder)
 
     def initial_state(self) -> State:
         """Return zeros; see `RecurrentEncoder.initial_state`."""

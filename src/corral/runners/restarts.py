@@ -180,13 +180,20 @@ class Recovery:
 
     def runners_to_continue(self) -> list[RunnerHandle]:
         """Return the failed runners whose restart is due, has taken a step, or takes too long."""
-        now = time.perf_counter()
+        self._note_due()
+        return [self._runners[i] for i in sorted({self._stepped.popleft() for _ in range(len(self._stepped))})]
+
+    def _note_due(self) -> bool:
+        """Note the restarts that have become due, or take too long, and return whether there are any."""
+        now, num_before = time.perf_counter(), len(self._due)
         while self._due and self._due[0][0] <= now:
             self._stepped.append(heappop(self._due)[1])
-        return [self._runners[i] for i in sorted({self._stepped.popleft() for _ in range(len(self._stepped))})]
+        return len(self._due) < num_before
 
     def wait(self, timeout_s: float) -> None:
         """Wait at most so long until a runner has answered, or the next step of a restart is due."""
+        if self._note_due():  # each ends one call only: who looks at all runners does not ask which they are
+            return
         if self._due:
             timeout_s = min(timeout_s, self._due[0][0] - time.perf_counter())
         self.news.wait(max(0.0, timeout_s))

@@ -234,7 +234,8 @@ class EnvRunnerGroup:
     def counts(self) -> WorkerCounts:
         """What all runners have counted so far, where known: a runner of the engine reports it with its fragments."""
         if (runner := self.local_env_runner) is not None:
-            return WorkerCounts.of(runner)
+            restarts = runner.host.restarts.num_restarts
+            return WorkerCounts(0, runner.callbacks.num_errors, restarts, runner.num_env_steps_lost)
         return sum((runner.counts for runner in self._runners.values()), WorkerCounts())
 
     @property
