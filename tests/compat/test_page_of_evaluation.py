@@ -329,7 +329,8 @@ class SimpleCorridor(Corridor):
         return np.zeros(2, np.float32), 0.25, self.t == self.length, False, {}
 
 def custom_eval_function(algorithm, eval_workers):
-    assert algorithm.evaluation_workers.num_remote_workers() == eval_workers.num_remote_workers() == 2
+    assert algorithm.evaluation_workers is eval_workers and algorithm.workers is algorithm.env_runner_group
+    assert eval_workers.num_remote_workers() == 2
     eval_workers.foreach_worker(
         func=lambda w: w.foreach_env(lambda env: env.set_corridor_length(4 if w.worker_index == 1 else 7))
     )

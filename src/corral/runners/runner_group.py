@@ -14,6 +14,7 @@ from corral.core.metrics.logger import MetricsLogger
 from corral.core.metrics.timers import Timers
 from corral.core.spaces import space_kinds
 from corral.core.tree import leaves
+from corral.core.views import Viewable
 from corral.data.episodes.rollout import Rollout
 from corral.engines.call_limits import CallLimits
 from corral.engines.forks import forks_end_here
@@ -43,7 +44,7 @@ CLOSE_S = 5.0
 _NO_COSTS = Costs().result()
 
 
-class EnvRunnerGroup:
+class EnvRunnerGroup(Viewable):
     """Samples from the runners, gives all of them the same weights, and restarts them when they fail.
 
     The engine runs the runners 1, 2, .... With `num_env_runners=0` there is one embedded runner, with the index 0,

@@ -32,7 +32,7 @@ from corral.compat.rllib.overrides import check_overrides, note_originals, overr
 from corral.compat.rllib.own_algorithm import OwnConfig
 from corral.compat.rllib.policy_views import Policy, state_from_list, view_policy
 from corral.compat.rllib.results import add_missing, add_rllib_keys
-from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_runner
+from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, RunnerWithoutEnv, view_group, view_runner
 from corral.core.paths import resolve_path
 from corral.core.places import place_of
 from corral.errors import ConfigError, CorralError
@@ -224,7 +224,7 @@ class Algorithm:
     @property
     def env_runner_group(self) -> EnvRunnerGroup:
         """The runners."""
-        return EnvRunnerGroup(self.native.env_runner_group, self.native)
+        return view_group(self.native.env_runner_group, self.native)
 
     workers = env_runner_group
 
@@ -237,7 +237,7 @@ class Algorithm:
     def eval_env_runner_group(self) -> EnvRunnerGroup | None:
         """The evaluation runners, or `None`."""
         native = self.native.eval_env_runner_group
-        return None if native is None else EnvRunnerGroup(native, self.native)
+        return None if native is None else view_group(native, self.native)
 
     evaluation_workers = eval_env_runner_group
 

@@ -302,9 +302,9 @@ def _view_runner(runner: Any) -> Any:
 
 
 def _view_group(group: Any) -> Any:
-    from corral.compat.rllib.runners import EnvRunnerGroup
+    from corral.compat.rllib.runners import view_group
 
-    return EnvRunnerGroup(group)
+    return view_group(group)
 
 
 def _view_algorithm(algorithm: Any) -> Any:

@@ -39,7 +39,7 @@ from corral.compat.rllib.own_algorithm import OwnConfig, own_events
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.compat.rllib.policy_servers import served_settings
 from corral.compat.rllib.recorded_data import input_of, output_of, play_and_record, records_evaluation
-from corral.compat.rllib.runners import EnvRunner, EnvRunnerGroup
+from corral.compat.rllib.runners import EnvRunner, view_group
 from corral.compat.rllib.settings import DEFAULTS as OF_RLLIB
 from corral.compat.rllib.settings import IN_EVALUATION, OFFLINE, SETTINGS, TRAINING
 from corral.core.config import SAMPLES
@@ -657,4 +657,4 @@ def _evaluation_function(config: AlgorithmConfig) -> Callable[..., Any] | None:
 
 def _evaluate(function: Callable[..., Any], algorithm: Any, env_runner_group: Any) -> Any:
     """Call a custom evaluation function with RLlib's objects."""
-    return function(algorithm.view, EnvRunnerGroup(env_runner_group, algorithm))
+    return function(algorithm.view, view_group(env_runner_group, algorithm))

@@ -272,6 +272,13 @@ def _make_group(config: Any) -> Any:
     return native_groups.EnvRunnerGroup(native, LazyEngine(native.engine_name))
 
 
+def view_group(native: Any, algorithm: Any = None) -> EnvRunnerGroup:
+    """Return the view of a group, always the same one, with Corral's algorithm where that is known."""
+    view: EnvRunnerGroup = native.view_as(EnvRunnerGroup)
+    view._algorithm = view._algorithm if algorithm is None else algorithm
+    return view
+
+
 class EnvRunnerGroup:
     """A view of a group of runners of Corral with RLlib's names; everything else is Corral's.
 
