@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -410,3 +411,27 @@ def test_the_settings_of_a_set_stay_whole_when_there_is_no_room_for_new_ones(tmp
     with largest_file(100):
         assert main(["train", "--resume", str(tmp_path), "--quiet"]) == 6
     assert yaml.safe_load(experiment.read_text(encoding="utf-8")) == settings
+
+
+def test_a_run_whose_parent_was_killed_ends_though_its_env_does_not_return() -> None:
+    code = """
+        import time
+        from corral.core.interrupts import ending_signals_raised
+        from corral.tools.cli import pool
+
+        pool.ORPHAN_PATIENCE_S = 1.0
+        with ending_signals_raised():
+            pool.end_with_input()
+            print("ready", flush=True)
+            while True:  # as an env in a step
+                time.sleep(0.01)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.close()
+        try:
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()

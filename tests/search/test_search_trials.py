@@ -56,10 +56,11 @@ class Level(gym.Env):
         if self.level == 9:
             os.kill(os.getpid(), 9)
         Level.num_steps += 1
-        while Level.num_steps > 60 and os.path.exists("wait"):
+        if Level.num_steps > 60 and os.path.exists("wait"):  # the episode does not end before the file is removed
             with open("waiting", "a") as file:
                 file.write(f"{os.getpid()}\\n")
             time.sleep(0.05)
+            return np.zeros(1, np.float32), 0.0, False, False, {}
         self.t += 1
         return np.zeros(1, np.float32), float(self.level), False, self.t == 4, {}
 """

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ END_WITH_INPUT = "--end-with-input"
 """Option of `corral train` for processes of a pool: end as after SIGTERM, with a checkpoint, when the input ends."""
 
 LOOK_EVERY_S = 0.5
+# Seconds that a process has for its last checkpoint when the process that started it was killed.
+ORPHAN_PATIENCE_S = 60.0
 
 
 class TrainingProcess:
@@ -88,6 +91,8 @@ class SeedRun(TrainingProcess):
 def end_with_input(receive: Callable[[str], None] = lambda line: None) -> None:
     """End this process as SIGTERM does when standard input ends, which the process that started it holds open.
 
+    If that takes longer than `ORPHAN_PATIENCE_S`, a second SIGTERM ends it at once: nobody else would.
+
     Args:
         receive: Function that is called with each line of the input, in a thread.
     """
@@ -99,6 +104,8 @@ def end_with_input(receive: Callable[[str], None] = lambda line: None) -> None:
                 *lines, text = (text + part).split(b"\n")
                 for line in lines:
                     receive(line.decode())
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_PATIENCE_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, name="end with input", daemon=True).start()
