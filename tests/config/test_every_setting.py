@@ -117,7 +117,7 @@ def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
     if algo in ("BC", "MARWIL"):
         config.offline_data(input_=recorded_walks())
         config.training(train_batch_size_per_learner=16, num_updates_per_iteration=3)
-    elif algo == "PPO":
+    elif algo in ("PPO", "PQN"):
         config.training(train_batch_size_per_learner=64, minibatch_size=16, num_epochs=2)
     elif algo in ("APPO", "IMPALA"):  # two updates per batch, in turn
         config.env_runners(num_env_runners=0, rollout_fragment_length=8).training(train_batch_size_per_learner=16)

@@ -52,12 +52,12 @@ class PQNConfig(AlgorithmConfig):
         "epsilon_timesteps": 20_000,
     }
 
-    lr: Schedule = 1e-3
+    lr: Schedule = 7e-4
     train_batch_size_per_learner: int = 1024
     minibatch_size: int | None = 128
     num_epochs: int = 4
     grad_clip: float | None = 10.0
-    lambda_: Probability = 0.95
+    lambda_: Probability = 0.65
 
     def training(self, **settings: Unpack[PQNTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
