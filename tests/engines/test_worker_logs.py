@@ -60,7 +60,7 @@ def test_restarts_in_runners_of_their_own_processes_are_in_run_log_and_the_last_
     text = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
     assert num_restarts > 1 and text.count("It was restarted.") == num_restarts
     assert "WARNING corral: env runner 1: env 'FaultyEnv', sub-env 1, step " in text
-    assert "ZeroDivisionError: the simulator divided by zero" in text and "testing/envs.py" in text
+    assert "ZeroDivisionError: the simulator divided by zero" in text and "corral/testing.py" in text
     assert f", {num_restarts} sub-env restarts" in capsys.readouterr().out.splitlines()[-1]
 
 
