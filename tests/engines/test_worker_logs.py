@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from engine_workers import Counter, log_things, warn_of
+from engine_workers import Counter, announce, log_things, warn_of
 
 from corral import PPOConfig, SampleRequest
 from corral.engines import WorkerHandle, make_engine
@@ -44,6 +44,16 @@ def test_records_come_with_the_answer_of_the_call(worker: WorkerHandle, caplog: 
     worker.call(log_things, "much", MAX_RECORDS + 5).result()
     assert len(caplog.records) == MAX_RECORDS + 1
     assert caplog.records[-1].getMessage() == "env runner 7: 6 more records were dropped, of one call."
+
+
+def test_what_a_worker_prints_to_a_file_is_there_with_the_answer(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    engine = make_engine("process")
+    engine.start(Counter, name="env runner 7").call(announce, "a new length:", 7).result()
+    assert capfd.readouterr().out == "a new length: 7\n"
+    engine.stop()
 
 
 @pytest.mark.slow
