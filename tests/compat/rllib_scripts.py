@@ -42,6 +42,7 @@ def run_script(
         (tmp_path / "script.py").write_text(script)
         script = [str(tmp_path / "script.py"), *arguments]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment.pop("PYTHONUNBUFFERED", None)  # with it, the lines of several processes are mixed
     command = [sys.executable, "-m", "corral.compat.rllib", *script]
     if not with_ray:
         hidden = tmp_path / "without_ray"

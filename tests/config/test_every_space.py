@@ -89,7 +89,7 @@ WITH_PARTS = ("flat-Discrete", "flat-Box", "image-Discrete", "image-Box")
 # Whether a module shares layers by default depends on the observations.
 SHARES = {"vf_share_layers": lambda observation_space: observation_space is not IMAGE}
 # Keys that the algorithm refuses in every form, because its modules lack the part.
-UNSEEN = {name: {"action_masks"} for name in ("TD3", "TQC", "CrossQ", "CQL", "IQL")}
+UNSEEN = {**{name: {"action_masks"} for name in ("TD3", "TQC")}, "CrossQ": {"action_masks", "architecture"}}
 # Defaults of one algorithm that are the values here, or large.
 SMALL = {"fcnet_hiddens": [4], "critic_hiddens": [4], "conv_features": 4}
 

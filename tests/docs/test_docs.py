@@ -34,7 +34,7 @@ from pages import (
     run_block,
     run_blocks,
 )
-from walk import LIMIT_S, TRAININGS, FailedError, Reader, in_a_shell, not_run, span_commands, steps
+from walk import LIMIT_S, FailedError, Reader, in_a_shell, not_run, span_commands, steps
 
 import corral
 import warm
@@ -162,7 +162,8 @@ def first_commands() -> list[Any]:
 
 
 SHORT = {
-    TRAININGS: "--stop training_iteration=1",
+    "corral (?:train|serve)": "--stop training_iteration=1",
+    "corral search(?!.*--resume)": "--stop training_iteration=2",  # the page's evaluation is in each second one
     "corral evaluate(?!.*--data)": "--episodes 2",
     "corral evaluate(?=.*--data)": "--gradient-steps 10",
     "corral play": "--episodes 1",

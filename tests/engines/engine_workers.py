@@ -138,6 +138,10 @@ def log_things(worker: Any, text: str, times: int = 1) -> None:
     logging.getLogger("some.library").error("an error of a library")
 
 
+def announce(worker: Any, *words: Any) -> None:
+    print(*words)
+
+
 def warn_of(worker: Any, text: str) -> None:
     """Give a warning of Python."""
     warnings.warn(text, stacklevel=1)

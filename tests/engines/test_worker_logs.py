@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from engine_workers import Counter, log_things, warn_of
+from engine_workers import Counter, announce, log_things, warn_of
 
 from corral import PPOConfig, SampleRequest
 from corral.engines import WorkerHandle, make_engine
@@ -46,6 +46,16 @@ def test_records_come_with_the_answer_of_the_call(worker: WorkerHandle, caplog: 
     assert caplog.records[-1].getMessage() == "env runner 7: 6 more records were dropped, of one call."
 
 
+def test_what_a_worker_prints_to_a_file_is_there_with_the_answer(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    engine = make_engine("process")
+    engine.start(Counter, name="env runner 7").call(announce, "a new length:", 7).result()
+    assert capfd.readouterr().out == "a new length: 7\n"
+    engine.stop()
+
+
 @pytest.mark.slow
 def test_restarts_in_runners_of_their_own_processes_are_in_run_log_and_the_last_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -60,7 +70,7 @@ def test_restarts_in_runners_of_their_own_processes_are_in_run_log_and_the_last_
     text = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
     assert num_restarts > 1 and text.count("It was restarted.") == num_restarts
     assert "WARNING corral: env runner 1: env 'FaultyEnv', sub-env 1, step " in text
-    assert "ZeroDivisionError: the simulator divided by zero" in text and "testing/envs.py" in text
+    assert "ZeroDivisionError: the simulator divided by zero" in text and "corral/testing.py" in text
     assert f", {num_restarts} sub-env restarts" in capsys.readouterr().out.splitlines()[-1]
 
 

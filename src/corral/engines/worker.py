@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -26,6 +28,8 @@ PARENT_CHECK_S = 1.0
 def main(channel_fd: int, parent: int) -> None:
     """Serve the calls from a socket until the process at the other end, `parent`, closes the socket or ends."""
     faulthandler.enable(int(os.environ[CRASH_FD]))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in a file too: what is in the buffer at the end is lost
     _end_with_parent(parent)
     # Job schedulers send these to all processes; the parent ends its workers, after it has saved their state. They get
     # a handler, since programs that an env starts would inherit that a signal is ignored.
