@@ -355,7 +355,7 @@ for more in ({}, {"custom_eval_function": custom_eval_function}):
 @pytest.mark.slow
 def test_metrics_of_a_function_are_below_evaluation(run_in_both: Run) -> None:
     lines = run_in_both(TRAINS + CUSTOM).stdout.splitlines()
-    # The workers are processes: their lines come in any order with those of the script, as they do in RLlib.
+    # The workers are processes: their lines come in any order with the lines of the script, as in RLlib.
     of_workers = [line for line in lines if line.startswith("Update")]
     assert sorted(of_workers) == [f"Update corridor length to {length}" for length in (4, 7)]
     assert [line for line in lines if line not in of_workers] == [
