@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from at_least import at_least
 from corral import Algorithm, PPOConfig
 from corral.testing import CountingEnv
 from small import small
@@ -114,7 +115,7 @@ def test_a_second_stop_ends_what_the_first_one_left(monkeypatch: pytest.MonkeyPa
             patch.setattr(part, "stop", interrupted)
         with pytest.raises(KeyboardInterrupt):
             algo.stop()
-    assert all(runs(pid) for pid in pids)
+    assert all(runs(pid) for pid in at_least(1, pids))
     algo.stop()
     assert_gone(pids)
     assert stopped == ["once"]

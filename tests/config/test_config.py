@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from at_least import at_least
 from corral import AlgorithmConfig, Callback, DQNConfig, PPOConfig
 from corral.algorithms.registry import config_class, config_from_dict
 from corral.core.space_descriptions import describe_space
@@ -350,7 +351,7 @@ def test_validate_refuses_and_names_the_settings(changes: dict[str, Any], words:
     with pytest.raises(ConfigError) as error:
         config.validate()
     message = str(error.value)
-    assert all(word in message for word in words), message
+    assert all(word in message for word in at_least(1, words)), message
 
 
 @pytest.mark.parametrize(("changes", "words"), OUT_OF_BOUNDS, ids=[str(changes)[:60] for changes, _ in OUT_OF_BOUNDS])
@@ -363,7 +364,7 @@ def test_a_value_out_of_bounds_is_refused_at_the_setter(changes: dict[str, Any],
         with pytest.raises(ConfigError) as error:
             set_value(**changes)
         message = str(error.value)
-        assert all(word in message for word in words), message
+        assert all(word in message for word in at_least(1, words)), message
     assert config.to_dict() == before
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from at_least import all_of
+from at_least import all_of, at_least
 from corral import PPOConfig
 from corral.data.episodes.rollout import Rollout
 from corral.errors import EnvError
@@ -184,7 +184,7 @@ class TestWithFailures:
             ended.clear()
             rollout = runner.sample(**({"num_episodes": 5} if by_episodes else {"num_timesteps": 17}))
             for i in range(2):
-                assert all(episode == [1, 2, 3, 4] for episode in episodes_of(rollout, i))
+                assert all(episode == [1, 2, 3, 4] for episode in at_least(1, episodes_of(rollout, i)))
             assert rollout.num_env_steps >= 17 if not by_episodes else rollout.num_env_steps == 20
             assert [episode.id_ for episode in rollout] != []
             assert {episode.id_ for episode in rollout} == set(ended)
