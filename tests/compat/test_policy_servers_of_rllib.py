@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from rllib_scripts import Run
 
+from at_least import at_least
+
 SERVER = """
 import argparse
 
