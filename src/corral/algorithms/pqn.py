@@ -88,7 +88,6 @@ class PQN(Algorithm):
     """Parallelised Q-networks."""
 
     METRICS = ("td_loss", "qf_mean", "qf_min", "qf_max")
-    LEARNS_TENSORS = True
 
     config: PQNConfig
 
