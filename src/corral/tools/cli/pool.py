@@ -105,7 +105,7 @@ def end_with_input(receive: Callable[[str], None] = lambda line: None) -> None:
                 for line in lines:
                     receive(line.decode())
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(ORPHAN_PATIENCE_S)
+        time.sleep(ORPHAN_PATIENCE_S)  # a limit, not a wait for something: this thread ends with the process
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=read, name="end with input", daemon=True).start()
