@@ -197,7 +197,6 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.policy_server_input import PolicyServerInput
 import corral
-from at_least import at_least
 from corral.compat.rllib.native import to_native
 from corral.errors import ConfigError
 
