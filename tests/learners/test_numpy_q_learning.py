@@ -132,6 +132,9 @@ class TestTheForm:
             {"fcnet_hiddens": []},
             {"fcnet_hiddens": [8]},
             {"fcnet_hiddens": [512, 7, 512]},
+            {"use_layernorm": True},
+            {"use_layernorm": True, "fcnet_activation": "tanh"},
+            {"use_layernorm": True, "head_hiddens": [6], "head_use_layernorm": False},
         ],
         ids=str,
     )

@@ -54,6 +54,27 @@ def test_numpy_computes_what_torch_computes(
 
 
 @pytest.mark.parametrize(
+    "normalised", [{"use_layernorm": True}, {"head_hiddens": [6], "head_use_layernorm": True}], ids=str
+)
+@pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
+@pytest.mark.parametrize("action_space", [spaces.Discrete(4), BOX], ids=["discrete", "box"])
+def test_numpy_computes_layer_normalisations(
+    action_space: spaces.Space[Any], activation: str, normalised: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    settings = {"fcnet_hiddens": [16, 8], "fcnet_activation": activation, **normalised}
+    module = trained(ActorCritic(VECTOR, action_space, settings))
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, torch.nn.LayerNorm):
+                part.weight.uniform_(0.5, 2.0)
+                part.bias.normal_()
+    inference = Inference(module)
+    assert inference.backend == "numpy"
+    assert_same(inference, observations(VECTOR))
+
+
+@pytest.mark.parametrize(
     "space",
     [spaces.Box(-1, 1, (2, 3), np.float64), spaces.Box(0, 255, (5,), np.uint8), spaces.Box(-1, 1, (), np.float32)],
     ids=["matrix_float64", "bytes", "scalar"],

@@ -27,7 +27,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "atoms": {"num_atoms": 5, "v_min": -2.0, "v_max": 2.0},
     "all": {"noisy": True, "dueling": True, "num_atoms": 5},
     "no hidden layer": {"fcnet_hiddens": []},
+    "normalised": {"use_layernorm": True},
+    "normalised, noisy": {"use_layernorm": True, "noisy": True},
+    "normalised, dueling": {"use_layernorm": True, "dueling": True},
+    "normalised, dueling, one hidden layer": {"use_layernorm": True, "dueling": True, "fcnet_hiddens": [8]},
 }
+FOR_TORCH = {"atoms", "all", "normalised, dueling", "normalised, dueling, one hidden layer"}
 
 
 def made(**settings: Any) -> QModule:
@@ -40,7 +45,7 @@ def test_acting_and_learning_see_the_same_values(form: str) -> None:
     module = made(**FORMS[form])
     obs = np.random.default_rng(0).standard_normal((5, 3), dtype=np.float32)
     inference = Inference(module)
-    assert inference.backend == ("torch" if module.form.num_atoms > 1 else "numpy")
+    assert inference.backend == ("torch" if form in FOR_TORCH else "numpy")
     inference.begin_sample(True, np.random.default_rng(1))
     values = module.q_values(torch.from_numpy(obs))
     assert values.shape == (5, 4)

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from corral.learners.losses import Batch, Loss
-from corral.modules.inference import NUMPY_ACTIVATIONS, FloatArray, Layer, Stack, layer_outputs, numpy_layers
+from corral.modules.inference import NUMPY_ACTIVATIONS, Activation, numpy_layers
 from corral.modules.module import Module
-from corral.modules.networks import Encoder, Flat
+from corral.modules.networks import Encoder, Flat, FloatArray, LayerNorm, arrays_of, normalize_rows
 from corral.modules.q_module import QModule, QNetwork
 
 FastForm = Callable[[Module, Batch, Mapping[str, float]], tuple[np.floating, dict[str, Any]]]
@@ -33,8 +33,9 @@ GLOBAL_HOOKS = tuple(
     f"_global_{name}_hooks" for name in ("backward_pre", "backward", "forward_pre", "forward")
 )  # names in torch.nn.modules.module
 PLAIN_PARTS = frozenset(
-    (QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, nn.Tanh, nn.ReLU, nn.Identity)
+    (QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, LayerNorm, nn.Tanh, nn.ReLU, nn.Identity)
 )
+PARTS_WITH_PARAMETERS = (nn.Linear, LayerNorm)
 OBS_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "?", "u1", "i1", "i2", "i4", "i8")))
 COLUMN_DTYPES = {
     "actions": np.dtype(np.int64),
@@ -57,6 +58,38 @@ _DERIVATIVES: dict[type[nn.Module], Callable[[FloatArray, FloatArray], Any]] = {
     nn.Tanh: lambda grad, output: np.multiply(grad, 1 - output * output, out=grad),
     nn.ReLU: lambda grad, output: np.multiply(grad, output > 0, out=grad),
 }
+
+
+Stack = list[tuple[nn.Linear, LayerNorm | None, type[nn.Module] | None]]
+"""Linear layers, each with the layer normalisation and the activation after it, or `None`."""
+
+
+class Layer(NamedTuple):
+    """A linear layer and what comes after it, as arrays in the memory of the parameters.
+
+    Attributes:
+        weight: Weight, `[in, out]`.
+        bias: Bias, `[out]`.
+        norm: Gain and shift `[out]` of a layer normalisation, and what it adds to variances; or `None`.
+        activation: Function that is applied in place, or `None`.
+    """
+
+    weight: FloatArray
+    bias: FloatArray
+    norm: tuple[FloatArray, FloatArray, float] | None
+    activation: Activation | None
+
+
+class Pass(NamedTuple):
+    """What a forward pass leaves for the backward pass.
+
+    Attributes:
+        outputs: Input of the network and output of each layer, `[B, n]` each.
+        normals: Of each layer the normalised rows `[B, n]` and by what they were divided, `[B, 1]`; or `None`.
+    """
+
+    outputs: list[FloatArray]
+    normals: list[tuple[FloatArray, FloatArray] | None]
 
 
 def is_q_loss(loss: Loss) -> bool:
@@ -127,15 +160,16 @@ class NumpyNetworks:
     ) -> None:
         """Take linear layers, each with the activation after it; see `of`."""
         self.layers, self.target_layers = _arrays(stack), _arrays(target_stack)
-        self._activations = [activation for _, activation in stack]
+        self._activations = [activation for *_, activation in stack]
         self._parts, self._types = parts, list(map(type, parts))
         self._attributes = list(map(vars, parts))
-        self._linear = [vars(part) for part in parts if type(part) is nn.Linear]
+        self._with_parameters = [vars(part) for part in parts if type(part) in PARTS_WITH_PARAMETERS]
         self._children = list(map(id, chain.from_iterable(map(dict.values, map(_MODULES, self._attributes)))))
-        self._owned = list(chain.from_iterable(map(dict.values, map(_PARAMETERS, self._linear))))
+        self._owned = list(chain.from_iterable(map(dict.values, map(_PARAMETERS, self._with_parameters))))
         self._parameters = _layer_parameters(stack)
         self._gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
-        self._gradient_arrays = [gradient.numpy() for gradient in self._gradients]
+        gradients = iter([gradient.numpy() for gradient in self._gradients])
+        self._gradient_arrays = [[next(gradients) for _ in _parameters_of(layer, norm)] for layer, norm, _ in stack]
         self._vectors = _stepped(optimizer)
         self._vector_gradients = [vector.grad for vector in self._vectors]
         self._ids = list(
@@ -156,7 +190,7 @@ class NumpyNetworks:
         if stack is None or target_stack is None:
             return None
         parameters = _layer_parameters(stack)
-        owned = [p for part in parts if type(part) is nn.Linear for p in vars(part)["_parameters"].values()]
+        owned = [p for part in parts if type(part) in PARTS_WITH_PARAMETERS for p in vars(part)["_parameters"].values()]
         if len({parameter.data_ptr() for parameter in owned}) < len(parameters) + len(_layer_parameters(target_stack)):
             return None  # layers share weights
         vectors = _stepped(optimizer)
@@ -174,7 +208,7 @@ class NumpyNetworks:
         """
         attributes, vectors = self._attributes, _stepped(optimizer)
         held = chain(
-            chain.from_iterable(map(dict.values, map(_PARAMETERS, self._linear))),
+            chain.from_iterable(map(dict.values, map(_PARAMETERS, self._with_parameters))),
             vectors,
             map(_GRAD, vectors),
             map(_GRAD, self._parameters),
@@ -194,22 +228,24 @@ class NumpyNetworks:
             and not any(map(_ACCUMULATE_HOOKS, self._parameters))
         )
 
-    def backward(self, outputs: Sequence[FloatArray], grad: FloatArray) -> None:
+    def backward(self, forward: Pass, grad: FloatArray) -> None:
         """Leave the gradients of the network in its parameters, in place of the gradients that were there.
 
         Args:
-            outputs: The input of the network and the output of each layer.
+            forward: The forward pass.
             grad: Gradient of the loss by the last output, float32 `[B, n]`; it is overwritten.
         """
         for index in reversed(range(len(self.layers))):
-            activation = self._activations[index]
+            activation, normal = self._activations[index], forward.normals[index]
             if activation is not None:
-                _DERIVATIVES[activation](grad, outputs[index + 1])
-            weight_grad, bias_grad = self._gradient_arrays[2 * index : 2 * index + 2]
-            np.matmul(grad.T, outputs[index], out=weight_grad)
+                _DERIVATIVES[activation](grad, forward.outputs[index + 1])
+            weight_grad, bias_grad, *norm_grads = self._gradient_arrays[index]
+            if normal is not None:
+                grad = _behind_norm(grad, self.layers[index].norm[0], *normal, *norm_grads)  # type: ignore[index]
+            np.matmul(grad.T, forward.outputs[index], out=weight_grad)
             np.add.reduce(grad, axis=0, out=bias_grad)
             if index:
-                grad = grad @ self.layers[index][0].T
+                grad = grad @ self.layers[index].weight.T
 
 
 _networks: WeakKeyDictionary[Module, NumpyNetworks] = WeakKeyDictionary()
@@ -220,18 +256,71 @@ def _stack(network: nn.Module) -> Stack | None:
     flat = [*network.encoder.parts]
     if len(flat) != 1 or type(flat[0]) is not Flat:
         return None
-    return numpy_layers([*network.encoder.mlp, *network.streams, network.head])
+    norms: dict[nn.Module, LayerNorm] = {}
+    others: list[nn.Module] = []
+    for part in (*network.encoder.mlp, *network.streams, network.head):
+        if type(part) is LayerNorm and others and type(others[-1]) is nn.Linear:
+            norms[others[-1]] = part
+        else:
+            others.append(part)
+    stack = numpy_layers(others)
+    return None if stack is None else [(cast(nn.Linear, layer), norms.get(layer), after) for layer, after in stack]
 
 
 def _arrays(stack: Stack) -> list[Layer]:
-    arrays = [parameter.detach().numpy() for parameter in _layer_parameters(stack)]
-    activations = [None if activation is None else NUMPY_ACTIVATIONS[activation] for _, activation in stack]
-    weights = [weight.T for weight in arrays[::2]]
-    return [*zip(weights, arrays[1::2], activations, strict=True)]
+    return [
+        Layer(
+            *arrays_of(layer),
+            None if norm is None else (*arrays_of(norm), norm.eps),
+            None if activation is None else NUMPY_ACTIVATIONS[activation],
+        )
+        for layer, norm, activation in stack
+    ]
+
+
+def _parameters_of(layer: nn.Linear, norm: LayerNorm | None) -> list[nn.Parameter]:
+    return [layer.weight, layer.bias] if norm is None else [layer.weight, layer.bias, norm.weight, norm.bias]
 
 
 def _layer_parameters(stack: Stack) -> list[nn.Parameter]:
-    return [cast(nn.Parameter, parameter) for layer, _ in stack for parameter in (layer.weight, layer.bias)]
+    return [parameter for layer, norm, _ in stack for parameter in _parameters_of(layer, norm)]
+
+
+def pass_forward(x: FloatArray, layers: Sequence[Layer]) -> Pass:
+    """Return what each layer gives for `[B, in]`."""
+    outputs, normals = [x], []
+    for weight, bias, norm, activation in layers:
+        x = x @ weight
+        x += bias
+        normal = None
+        if norm is not None:
+            gain, shift, epsilon = norm
+            normal = normalize_rows(x, epsilon)
+            np.multiply(normal[0], gain, out=x)
+            x += shift
+        if activation is not None:
+            activation(x)
+        outputs.append(x)
+        normals.append(normal)
+    return Pass(outputs, normals)
+
+
+def _behind_norm(
+    grad: FloatArray,
+    gain: FloatArray,
+    normal: FloatArray,
+    deviations: FloatArray,
+    gain_grad: FloatArray,
+    shift_grad: FloatArray,
+) -> FloatArray:
+    """Return the gradient by the input of a layer normalisation, given the one by its output, which is overwritten."""
+    np.einsum("ij,ij->j", grad, normal, out=gain_grad)
+    np.add.reduce(grad, axis=0, out=shift_grad)
+    # A change of a row moves its mean and its deviation too, which takes two directions out of the gradient.
+    grad *= gain
+    grad -= normal * (np.einsum("ij,ij->i", grad, normal)[:, None] * (1 / grad.shape[1])) + grad.mean(1, keepdims=True)
+    grad /= deviations
+    return grad
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:
@@ -264,11 +353,12 @@ def dqn_loss_in_numpy(
 ) -> tuple[np.floating, dict[str, Any]]:
     """Return what `dqn_loss` returns, as arrays, and leave the gradients in the parameters; see `dqn_loss`."""
     rows, actions = np.arange(len(batch["rewards"])), batch["actions"]
-    outputs = layer_outputs(_flat(batch["obs"]), networks.layers)
-    q_taken = outputs[-1][rows, actions]
+    forward = pass_forward(_flat(batch["obs"]), networks.layers)
+    q_values = forward.outputs[-1]
+    q_taken = q_values[rows, actions]
     next_obs = _flat(batch["next_obs"])
-    next_values = layer_outputs(next_obs, networks.target_layers)[-1]
-    chooser = layer_outputs(next_obs, networks.layers)[-1] if double_q else next_values
+    next_values = pass_forward(next_obs, networks.target_layers).outputs[-1]
+    chooser = pass_forward(next_obs, networks.layers).outputs[-1] if double_q else next_values
     next_value = next_values[rows, chooser.argmax(1)]
     td_error = q_taken - (batch["rewards"] + batch["discounts"] * ~batch["terminated"] * next_value)
     if huber:
@@ -276,9 +366,9 @@ def dqn_loss_in_numpy(
         losses = slope * (td_error - 0.5 * slope)
     else:
         slope, losses = 2 * td_error, td_error * td_error
-    grad = np.zeros_like(outputs[-1])
+    grad = np.zeros_like(q_values)
     grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
-    networks.backward(outputs, grad)
+    networks.backward(forward, grad)
     reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
     return batch["weights"] @ losses / np.float32(len(rows)), reported
 

@@ -21,9 +21,8 @@ from corral.core.tree import Tree, map_tree, named_leaves, num_rows
 from corral.modules.distributions import ILLEGAL
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
-from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, LogStdClamp
+from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, FloatArray, LogStdClamp
 
-FloatArray = NDArray[np.float32]
 Activation = Callable[[FloatArray], Any]
 Layer = tuple[FloatArray, FloatArray, Activation | None]
 """Weight `[in, out]`, bias `[out]`, and the function that is applied in place to the output, or `None`."""
@@ -94,7 +93,7 @@ class Inference:
         if self._steps is not None:
             self._steps = self.module.numpy_steps()
         if self._blocks is not None:
-            self._functions = [_numpy_function(layer) for layer in self._blocks[0]]
+            self._functions = [_numpy_function(layer) for layer in self._blocks[0] if type(layer) is not nn.Identity]
             self._appended = None if self._blocks[1] is None else self._blocks[1].detach().numpy().copy()
         if self._perturbed is not None:
             self._perturbed.refresh(self._layers)
@@ -442,7 +441,7 @@ def numpy_layers(layers: Sequence[nn.Module]) -> Stack | None:
     for layer in layers:
         if type(layer) is nn.Linear and layer.bias is not None and layer.out_features <= MAX_NUMPY_WIDTH:
             stack.append((layer, None))
-        elif hasattr(layer, "affine"):
+        elif callable(getattr(layer, "affine", None)):  # of normalisations of torch it is a bool
             stack.append((layer, None))
         elif type(layer) is nn.Identity:
             continue

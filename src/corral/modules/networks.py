@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, cast
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,6 +20,8 @@ from corral.core.spaces import blank_array, space_tree
 from corral.core.tree import Tree, leaves, map_tree
 from corral.errors import ConfigError, nearest
 from corral.modules.pixels import Number, find_scaling
+
+FloatArray = NDArray[np.float32]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -165,15 +168,48 @@ def mlp(
 ) -> nn.Sequential:
     """Return `len(hiddens)` linear layers, each followed by the activation; empty hiddens give the identity.
 
-    With `layernorm`, a layer normalisation (Ba et al. 2016, arXiv:1607.06450) is between each layer and its activation.
+    With `layernorm`, a layer normalisation is between each layer and its activation.
     """
     layers: list[nn.Module] = []
     for width in hiddens:
         layers.append(make_linear(num_inputs, width, math.sqrt(2)))
-        layers += [nn.LayerNorm(width)] * layernorm
+        layers += [LayerNorm(width)] * layernorm
         layers.append(ACTIVATIONS[activation]())
         num_inputs = width
     return nn.Sequential(*layers)
+
+
+class LayerNorm(nn.LayerNorm):
+    """A layer normalisation of torch (Ba et al. 2016, arXiv:1607.06450) with a form in NumPy."""
+
+    def numpy_form(self) -> Callable[[FloatArray], FloatArray]:
+        """Return the layer as a function of an array; see `corral.modules.inference`."""
+        (gain, shift), epsilon = arrays_of(self), self.eps
+
+        def norm(x: FloatArray) -> FloatArray:
+            normal, _ = normalize_rows(x, epsilon)
+            normal *= gain
+            normal += shift
+            return normal
+
+        return norm
+
+
+def normalize_rows(x: FloatArray, epsilon: float) -> tuple[FloatArray, FloatArray]:
+    """Return rows `[B, n]` with mean 0 and variance 1, a new array, and by what they were divided, `[B, 1]`."""
+    mean = np.add.reduce(x, -1, keepdims=True)
+    mean *= 1 / x.shape[-1]
+    found: FloatArray = x - mean
+    deviations: FloatArray = np.einsum("ij,ij->i", found, found)[:, None]
+    deviations *= 1 / x.shape[-1]
+    deviations += epsilon
+    found /= np.sqrt(deviations, out=deviations)
+    return found, deviations
+
+
+def arrays_of(layer: Any) -> tuple[FloatArray, FloatArray]:
+    """Return the weight, `[in, out]` or `[n]`, and the bias, as views on the memory of the parameters."""
+    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
 
 
 def is_image(space: spaces.Space[Any], config: EncoderConfig | None = None) -> bool:

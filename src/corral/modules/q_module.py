@@ -19,7 +19,7 @@ from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.critics import Following
 from corral.modules.module import Module, NetworkConfig
-from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, MakeLinear
+from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, LayerNorm, MakeLinear
 
 NORMALIZED_HIDDENS = (128, 128)
 
@@ -183,7 +183,7 @@ class QNetwork(nn.Module):
         if width:
             layers = [make_linear(num_features, num_streams * width, math.sqrt(2), "fcnet")]
             if config.use_layernorm:  # of each stream on its own
-                layers.append(nn.GroupNorm(num_streams, num_streams * width) if form.dueling else nn.LayerNorm(width))
+                layers.append(nn.GroupNorm(num_streams, num_streams * width) if form.dueling else LayerNorm(width))
             layers.append(ACTIVATIONS[config.fcnet_activation]())
             num_features = width
         elif form.dueling:

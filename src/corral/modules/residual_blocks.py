@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from corral.errors import ConfigError
 from corral.modules.layers import ConstrainedLayer
-from corral.modules.networks import initialize, set_weights
-
-FloatArray = NDArray[np.float32]
+from corral.modules.networks import FloatArray, LayerNorm, arrays_of, initialize, set_weights
 
 EXPANSION = 4
 """Width of the hidden layer of a block, in widths of the block."""
@@ -53,26 +50,10 @@ def make_blocks(config: Any, num_inputs: int, hiddens: Sequence[int]) -> nn.Sequ
     if config.architecture == "simba":
         embedding = initialize(nn.Linear(num_inputs, width), 1.0, config, "fcnet")
         blocks = [ResidualBlock(width, config) for _ in hiddens]
-        return nn.Sequential(embedding, *blocks, BlockNorm(width))
+        return nn.Sequential(embedding, *blocks, LayerNorm(width))
     return nn.Sequential(
         SphereEmbedding(num_inputs, width, config), *(SphereBlock(width, num_blocks, config) for _ in hiddens)
     )
-
-
-class BlockNorm(nn.LayerNorm):
-    """The layer normalisation of SimBa, with a form in NumPy."""
-
-    def numpy_form(self) -> Callable[[FloatArray], FloatArray]:
-        """Return the layer as a function of an array; see `corral.modules.inference`."""
-        (gain, shift), epsilon = arrays_of(self), self.eps
-
-        def norm(x: FloatArray) -> FloatArray:
-            normal = normalize_rows(x, epsilon)
-            normal *= gain
-            normal += shift
-            return normal
-
-        return norm
 
 
 class ResidualBlock(nn.Module):
@@ -81,7 +62,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, width: int, config: Any) -> None:
         """Build the layers; unless the config says otherwise, weights start as in He et al. 2015 (arXiv:1502.01852)."""
         super().__init__()
-        self.norm = BlockNorm(width)
+        self.norm = LayerNorm(width)
         self.expand = nn.Linear(width, EXPANSION * width)
         self.contract = nn.Linear(EXPANSION * width, width)
         start = partial(nn.init.kaiming_normal_, nonlinearity="relu")
@@ -246,25 +227,8 @@ class SphereHead(nn.Module):
         return outputs
 
 
-def normalize_rows(x: FloatArray, epsilon: float) -> FloatArray:
-    """Return rows `[B, n]` with mean 0 and variance 1, a new array; what a layer normalisation does at first."""
-    mean = np.add.reduce(x, -1, keepdims=True)
-    mean *= 1 / x.shape[-1]
-    found: FloatArray = x - mean
-    variance = np.einsum("ij,ij->i", found, found)[:, None]
-    variance *= 1 / x.shape[-1]
-    variance += epsilon
-    found /= np.sqrt(variance, out=variance)
-    return found
-
-
 def scale_to_sphere(x: FloatArray) -> FloatArray:
     """Scale rows `[B, n]` to norm 1 in place, and return them."""
     norms = np.sqrt(np.einsum("ij,ij->i", x, x))[:, None]
     x /= np.maximum(norms, 1e-12, out=norms)  # as `torch.nn.functional.normalize`
     return x
-
-
-def arrays_of(layer: Any) -> tuple[FloatArray, FloatArray]:
-    """Return the weight, `[in, out]` or `[n]`, and the bias, as views on the memory of the parameters."""
-    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
