@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from corral.learners.losses import Batch, Loss
-from corral.modules.inference import NUMPY_ACTIVATIONS, Activation, numpy_layers
+from corral.modules.inference import NUMPY_ACTIVATIONS, Activation, Layer, layer_outputs, numpy_layers
 from corral.modules.module import Module
 from corral.modules.networks import Encoder, Flat, FloatArray, LayerNorm, arrays_of, normalize_rows
 from corral.modules.q_module import QModule, QNetwork
@@ -64,32 +64,50 @@ Stack = list[tuple[nn.Linear, LayerNorm | None, type[nn.Module] | None]]
 """Linear layers, each with the layer normalisation and the activation after it, or `None`."""
 
 
-class Layer(NamedTuple):
-    """A linear layer and what comes after it, as arrays in the memory of the parameters.
+class Norm:
+    """A layer normalisation and the activation after it, with what the latest call computed.
 
-    Attributes:
-        weight: Weight, `[in, out]`.
-        bias: Bias, `[out]`.
-        norm: Gain and shift `[out]` of a layer normalisation, and what it adds to variances; or `None`.
+    Args:
+        norm: The layer.
         activation: Function that is applied in place, or `None`.
-    """
-
-    weight: FloatArray
-    bias: FloatArray
-    norm: tuple[FloatArray, FloatArray, float] | None
-    activation: Activation | None
-
-
-class Pass(NamedTuple):
-    """What a forward pass leaves for the backward pass.
 
     Attributes:
-        outputs: Input of the network and output of each layer, `[B, n]` each.
-        normals: Of each layer the normalised rows `[B, n]` and by what they were divided, `[B, 1]`; or `None`.
+        normal: Rows `[B, n]` with mean 0 and variance 1.
+        deviations: By what they were divided, `[B, 1]`.
     """
 
-    outputs: list[FloatArray]
-    normals: list[tuple[FloatArray, FloatArray] | None]
+    normal: FloatArray
+    deviations: FloatArray
+
+    def __init__(self, norm: LayerNorm, activation: Activation | None) -> None:
+        """Keep views of the parameters."""
+        (self._gain, self._shift), self._epsilon = arrays_of(norm), norm.eps
+        self._activation = activation
+
+    def __call__(self, x: FloatArray) -> None:
+        """Change `[B, n]` in place."""
+        self.normal, self.deviations = normalize_rows(x, self._epsilon)
+        np.multiply(self.normal, self._gain, out=x)
+        x += self._shift
+        if self._activation is not None:
+            self._activation(x)
+
+    def backward(self, grad: FloatArray, gain_grad: FloatArray, shift_grad: FloatArray) -> None:
+        """Turn a gradient by what the normalisation gave into one by its input, in place; see Ba et al. 2016.
+
+        Args:
+            grad: The gradient before the activation, `[B, n]`.
+            gain_grad: Receives the gradient of the gain, `[n]`.
+            shift_grad: Receives the gradient of the shift, `[n]`.
+        """
+        np.einsum("ij,ij->j", grad, self.normal, out=gain_grad)
+        np.add.reduce(grad, axis=0, out=shift_grad)
+        # A change of a row moves its mean and deviation too, which takes two directions out of the gradient.
+        grad *= self._gain
+        along = np.einsum("ij,ij->i", grad, self.normal)[:, None] * (1 / grad.shape[1])
+        grad -= grad.mean(1, keepdims=True)
+        grad -= self.normal * along
+        grad /= self.deviations
 
 
 def is_q_loss(loss: Loss) -> bool:
@@ -228,24 +246,24 @@ class NumpyNetworks:
             and not any(map(_ACCUMULATE_HOOKS, self._parameters))
         )
 
-    def backward(self, forward: Pass, grad: FloatArray) -> None:
+    def backward(self, outputs: Sequence[FloatArray], grad: FloatArray) -> None:
         """Leave the gradients of the network in its parameters, in place of the gradients that were there.
 
         Args:
-            forward: The forward pass.
+            outputs: The input of the network and the output of each layer, of the latest call.
             grad: Gradient of the loss by the last output, float32 `[B, n]`; it is overwritten.
         """
         for index in reversed(range(len(self.layers))):
-            activation, normal = self._activations[index], forward.normals[index]
+            activation = self._activations[index]
             if activation is not None:
-                _DERIVATIVES[activation](grad, forward.outputs[index + 1])
+                _DERIVATIVES[activation](grad, outputs[index + 1])
             weight_grad, bias_grad, *norm_grads = self._gradient_arrays[index]
-            if normal is not None:
-                grad = _behind_norm(grad, self.layers[index].norm[0], *normal, *norm_grads)  # type: ignore[index]
-            np.matmul(grad.T, forward.outputs[index], out=weight_grad)
+            if norm_grads:
+                cast(Norm, self.layers[index][2]).backward(grad, *norm_grads)
+            np.matmul(grad.T, outputs[index], out=weight_grad)
             np.add.reduce(grad, axis=0, out=bias_grad)
             if index:
-                grad = grad @ self.layers[index].weight.T
+                grad = grad @ self.layers[index][0].T
 
 
 _networks: WeakKeyDictionary[Module, NumpyNetworks] = WeakKeyDictionary()
@@ -268,14 +286,11 @@ def _stack(network: nn.Module) -> Stack | None:
 
 
 def _arrays(stack: Stack) -> list[Layer]:
-    return [
-        Layer(
-            *arrays_of(layer),
-            None if norm is None else (*arrays_of(norm), norm.eps),
-            None if activation is None else NUMPY_ACTIVATIONS[activation],
-        )
-        for layer, norm, activation in stack
-    ]
+    layers: list[Layer] = []
+    for layer, norm, kind in stack:
+        activation = None if kind is None else NUMPY_ACTIVATIONS[kind]
+        layers.append((*arrays_of(layer), activation if norm is None else Norm(norm, activation)))
+    return layers
 
 
 def _parameters_of(layer: nn.Linear, norm: LayerNorm | None) -> list[nn.Parameter]:
@@ -284,43 +299,6 @@ def _parameters_of(layer: nn.Linear, norm: LayerNorm | None) -> list[nn.Paramete
 
 def _layer_parameters(stack: Stack) -> list[nn.Parameter]:
     return [parameter for layer, norm, _ in stack for parameter in _parameters_of(layer, norm)]
-
-
-def pass_forward(x: FloatArray, layers: Sequence[Layer]) -> Pass:
-    """Return what each layer gives for `[B, in]`."""
-    outputs, normals = [x], []
-    for weight, bias, norm, activation in layers:
-        x = x @ weight
-        x += bias
-        normal = None
-        if norm is not None:
-            gain, shift, epsilon = norm
-            normal = normalize_rows(x, epsilon)
-            np.multiply(normal[0], gain, out=x)
-            x += shift
-        if activation is not None:
-            activation(x)
-        outputs.append(x)
-        normals.append(normal)
-    return Pass(outputs, normals)
-
-
-def _behind_norm(
-    grad: FloatArray,
-    gain: FloatArray,
-    normal: FloatArray,
-    deviations: FloatArray,
-    gain_grad: FloatArray,
-    shift_grad: FloatArray,
-) -> FloatArray:
-    """Return the gradient by the input of a layer normalisation, given the one by its output, which is overwritten."""
-    np.einsum("ij,ij->j", grad, normal, out=gain_grad)
-    np.add.reduce(grad, axis=0, out=shift_grad)
-    # A change of a row moves its mean and its deviation too, which takes two directions out of the gradient.
-    grad *= gain
-    grad -= normal * (np.einsum("ij,ij->i", grad, normal)[:, None] * (1 / grad.shape[1])) + grad.mean(1, keepdims=True)
-    grad /= deviations
-    return grad
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:
@@ -353,12 +331,11 @@ def dqn_loss_in_numpy(
 ) -> tuple[np.floating, dict[str, Any]]:
     """Return what `dqn_loss` returns, as arrays, and leave the gradients in the parameters; see `dqn_loss`."""
     rows, actions = np.arange(len(batch["rewards"])), batch["actions"]
-    forward = pass_forward(_flat(batch["obs"]), networks.layers)
-    q_values = forward.outputs[-1]
-    q_taken = q_values[rows, actions]
     next_obs = _flat(batch["next_obs"])
-    next_values = pass_forward(next_obs, networks.target_layers).outputs[-1]
-    chooser = pass_forward(next_obs, networks.layers).outputs[-1] if double_q else next_values
+    next_values = layer_outputs(next_obs, networks.target_layers)[-1]
+    chooser = layer_outputs(next_obs, networks.layers)[-1] if double_q else next_values
+    outputs = layer_outputs(_flat(batch["obs"]), networks.layers)
+    q_taken = outputs[-1][rows, actions]
     next_value = next_values[rows, chooser.argmax(1)]
     td_error = q_taken - (batch["rewards"] + batch["discounts"] * ~batch["terminated"] * next_value)
     if huber:
@@ -366,9 +343,9 @@ def dqn_loss_in_numpy(
         losses = slope * (td_error - 0.5 * slope)
     else:
         slope, losses = 2 * td_error, td_error * td_error
-    grad = np.zeros_like(q_values)
+    grad = np.zeros_like(outputs[-1])
     grad[rows, actions] = batch["weights"] * slope / np.float32(len(rows))
-    networks.backward(forward, grad)
+    networks.backward(outputs, grad)
     reported = {"qf_mean": q_taken.mean(), "qf_min": q_taken.min(), "qf_max": q_taken.max(), "td_error": td_error}
     return batch["weights"] @ losses / np.float32(len(rows)), reported
 
