@@ -46,7 +46,7 @@ def dqn_config(options: Options) -> Any:
     return (
         DQNConfig()
         .environment(measuring.ENV)
-        .rl_module(model_config={"fcnet_hiddens": measuring.HIDDEN, "fcnet_activation": "relu"})
+        .rl_module(model_config={"fcnet_hiddens": measuring.HIDDEN, "fcnet_activation": "relu", "use_layernorm": False})
         .training(
             lr=5e-4,
             train_batch_size_per_learner=32,

@@ -80,7 +80,11 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "dqn": (
         "DQN, CartPole, an update of 32 every 4 env steps",
-        lambda: _off_policy(DQNConfig().environment("CartPole-v1")).training(train_batch_size_per_learner=32),
+        lambda: (
+            _off_policy(DQNConfig().environment("CartPole-v1"))
+            .rl_module(model_config={"fcnet_hiddens": [32, 32], "use_layernorm": False})
+            .training(train_batch_size_per_learner=32, target_network_update_freq=500, tau=1.0, lr=1e-3)
+        ),
     ),
     "sac": (
         "SAC, Pendulum, an update of 256 per env step",

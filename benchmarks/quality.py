@@ -41,7 +41,7 @@ medians over the seeds of when that first happened; a run that never got there c
 is the interquartile mean of the last evaluations with its 95% interval (Agarwal et al. 2021, arXiv:2108.13264), and
 *best* the interquartile mean of the best evaluation of each run. What a run learns does not depend on the load of the
 machine; its CPU seconds depend on it a little. A row names the commit of Corral, or the version of the other library,
-and the day of its latest run.
+and the day of its latest run. Rows are listed when all of their seeds are measured.
 """
 
 
@@ -110,31 +110,32 @@ def commit_of_this_tree() -> str:
 
 
 def render(runs: list[Run]) -> str:
-    """Return the page with one table per env, and the settings of the rows."""
-    lines = [INTRODUCTION.format(num_seeds=NUM_SEEDS)]
+    """Return the page: a table per env, of the rows whose seeds are all measured, and the settings of these rows."""
+    lines, listed = [INTRODUCTION.format(num_seeds=NUM_SEEDS)], dict[str, Row]()
     for env, rows in ROWS.items():
-        task = TASKS[env]
+        task, cells = TASKS[env], []
+        for row in rows:
+            own = [run for run in runs if (run["env"], run["row"]) == (env, row.name)]
+            if len(own) >= NUM_SEEDS:
+                cells.append(cells_of(row, own, task))
+                listed[row.name] = row
+        if not cells:
+            continue
         aim = f"{task.threshold:,g}% of episodes at the goal" if task.has_goals else f"{task.threshold:,g}"
         lines += [f"## {env.rpartition(':')[2]}: {aim} within {task.num_steps:,} env steps", ""]
         lines += ["| | reached | env steps | CPU s | last | best | version | day |"]
         lines += ["| --- | ---: | ---: | ---: | --- | ---: | --- | --- |"]
-        cells = [
-            cells_of(row, [run for run in runs if (run["env"], run["row"]) == (env, row.name)], task) for row in rows
-        ]
         lines += ["| " + " | ".join(texts) + " |" for _, texts in sorted(cells, key=lambda pair: pair[0])]
         lines.append("")
     lines += ["## Settings", "", "What differs from the defaults of the library:", ""]
-    for row in dict.fromkeys(row.name for rows in ROWS.values() for row in rows):
-        given = next(each for rows in ROWS.values() for each in rows if each.name == row)
-        settings = ", ".join(f"`{name}={value!r}`" for name, value in given.settings.items())
-        lines.append(f"- {row}: {settings or 'nothing'}.")
+    for name, row in listed.items():
+        settings = ", ".join(f"`{path}={value!r}`" for path, value in row.settings.items())
+        lines.append(f"- {name}: {settings or 'nothing'}.")
     return "\n".join(lines) + "\n"
 
 
 def cells_of(row: Row, runs: list[Run], task: Task) -> tuple[tuple[float, float], list[str]]:
     """Return by what a row is sorted, and its cells."""
-    if not runs:
-        return (math.inf, math.inf), [row.name, "not measured", *[""] * 6]
     found = [reached(run["points"], task.threshold) for run in runs]
     steps, seconds = (statistics.median_high(each) for each in zip(*found, strict=True))
     last = [run["points"][-1][2] for run in runs]

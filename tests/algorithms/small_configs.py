@@ -28,6 +28,7 @@ TRAINING: dict[str, dict[str, Any]] = {
         "lr": 5e-3,
         "gamma": 0.5,
         "target_network_update_freq": 100,
+        "tau": 1.0,
     },
     "SAC": {**OFF_POLICY, "lr": 3e-3},
     "TQC": {**OFF_POLICY, "lr": 3e-3},

@@ -353,15 +353,20 @@ def quality_run(row: str, seed: int, points: list[list[float]], **fields: Any) -
 
 def test_the_leaderboard_sorts_rows_by_the_steps_to_the_return() -> None:
     fast, slow, never = [[500, 9, -900], [1000, 18, -150]], [[500, 9, -900], [2000, 40, -150]], [[500, 9, -900]]
-    runs = [quality_run("Corral SAC", seed, points, day="2026-11-27") for seed, points in enumerate([fast, slow, slow])]
+    courses = {"Corral SAC": [fast, slow, slow, slow, slow], "SB3 SAC": [slow, never, never, never, never]}
+    runs = [
+        quality_run(row, seed, points, day="2026-11-27")
+        for row, each in courses.items()
+        for seed, points in enumerate(each)
+    ]
+    runs.append(quality_run("Corral TQC", 0, fast, day="2026-11-27"))
     runs[0] |= {"commit": "abcd1234", "day": "2026-11-28"}
-    runs += [quality_run("SB3 SAC", seed, points, day="2026-11-27") for seed, points in enumerate([slow, never, never])]
     page = quality.render(runs)
-    table = page[page.index("## Pendulum-v1") : page.index("## InvertedDoublePendulum")].splitlines()[4:]
-    assert table[0] == "| Corral SAC | 3 of 3 | 2,000 | 40 | -150 (-150 to -150) | -150 | abcd1234 | 2026-11-28 |"
-    assert table[1] == "| SB3 SAC | 1 of 3 | later | later | -650 (-900 to -150) | -650 | 1 | 2026-11-27 |"
-    assert all("| not measured |" in line for line in table[2:-1]) and len(table) == 2 + 5 + 1
-    assert "- SB3 SAC: nothing.\n" in page
+    table = page[page.index("## Pendulum-v1") : page.index("## Settings")].splitlines()[4:]
+    assert table[0] == "| Corral SAC | 5 of 5 | 2,000 | 40 | -150 (-150 to -150) | -150 | abcd1234 | 2026-11-28 |"
+    assert table[1].startswith("| SB3 SAC | 1 of 5 | later | later | -900 (")
+    assert len(table) == 2 + 1 and "TQC" not in page  # a row of which seeds are missing is not listed
+    assert "CartPole" not in page and "- SB3 SAC: nothing.\n" in page
 
 
 def test_a_run_of_the_leaderboard_is_measured_again_when_its_row_changed() -> None:

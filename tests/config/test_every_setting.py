@@ -338,7 +338,8 @@ WITH: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("APPO.count_steps_by", "IMPALA.count_steps_by"), AGENTS_IN_TURN),
     **dict.fromkeys(("algorithm_config_overrides_per_module", "shared_layers"), AGENTS),
     **{
-        f"model_config.head_{name}": {"model_config": {"head_hiddens": [4]}} for name in ("activation", "use_layernorm")
+        f"model_config.head_{name}": {"model_config": {"head_hiddens": [4], "use_layernorm": False}}
+        for name in ("activation", "use_layernorm")
     },
     **{f"model_config.conv_{name}": IMAGES for name in ("activation", "features", *INITIALIZERS)},
     "model_config.image_scale": IMAGES,

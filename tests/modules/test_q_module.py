@@ -174,3 +174,33 @@ def test_other_actions_are_refused(space: spaces.Space[Any]) -> None:
 def test_dueling_needs_a_hidden_layer() -> None:
     with pytest.raises(ConfigError, match="fcnet_hiddens is empty"):
         made(dueling=True, fcnet_hiddens=[])
+
+
+IMAGES = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "settings", "widths"),
+    [
+        (OBS, {}, [128, 128]),
+        (OBS, {"fcnet_hiddens": [7]}, [7]),
+        (OBS, {"fcnet_hiddens": [7], "use_layernorm": False}, []),
+        (OBS, {"fcnet_hiddens": []}, []),
+        (OBS, {"fcnet_hiddens": [], "head_hiddens": [5]}, [5]),
+        (IMAGES, {}, []),
+        (IMAGES, {"fcnet_hiddens": [7]}, [7]),
+        (IMAGES, {"has_targets": False}, [128, 128]),
+    ],
+    ids=str,
+)
+def test_hidden_layers_are_normalised_where_the_settings_do_not_say(
+    space: spaces.Box, settings: dict[str, Any], widths: list[int]
+) -> None:
+    module = QModule(space, spaces.Discrete(4), {"is_normalized": True, **settings})
+    assert [part.normalized_shape[0] for part in module.q.modules() if isinstance(part, nn.LayerNorm)] == widths
+
+
+def test_blocks_have_the_layers_of_their_architecture() -> None:
+    settings = {"architecture": "simba", "fcnet_hiddens": [8]}
+    module, plain = (QModule(OBS, spaces.Discrete(4), {**settings, **own}) for own in ({"is_normalized": True}, {}))
+    assert module.state_dict().keys() == plain.state_dict().keys()

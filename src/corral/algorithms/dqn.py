@@ -8,7 +8,7 @@ has its own setting; all of them together, with n_step=3, are Rainbow (Hessel et
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
@@ -64,11 +64,15 @@ class DQNConfig(OffPolicyConfig):
         "epsilon_timesteps": 10_000,
     }
 
-    lr: Schedule = 1e-3
-    train_batch_size_per_learner: int = 64
+    # Layer normalisation, a rate that falls and targets that move slowly keep policies good that are good already: see
+    # benchmarks/QUALITY.md.
+    lr: Schedule = field(default_factory=lambda: [(0.0, 1e-3), (30_000.0, 1e-4)])
+    tau: float = 0.01
+    target_network_update_freq: int = 0
+    train_batch_size_per_learner: int = 128
     grad_clip: float | None = 10.0
     rollout_fragment_length: int | Literal["auto"] = 4
-    # `target_network_update_freq` counts env steps: with fewer updates for each of them, targets would move too soon.
+    # One update for every `rollout_fragment_length` env steps, also with several sub-envs.
     training_intensity: PositiveFloat | Literal["auto"] | None = "auto"
     n_step: int | tuple[int, int] = 3
     double_q: bool = True
@@ -98,8 +102,9 @@ class DQNConfig(OffPolicyConfig):
 
     @property
     def module_settings(self) -> dict[str, Any]:
-        """Settings of the Q-network."""
-        return {name: getattr(self, name) for name in ("dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max")}
+        """Settings of the Q-network; without memory, it has layer normalisation where `model_config` does not say."""
+        form = {name: getattr(self, name) for name in ("dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max")}
+        return {**form, "is_normalized": not self.asks_for_memory}
 
     @property
     def default_exploration(self) -> dict[str, Any]:

@@ -293,8 +293,9 @@ def _arrays(stack: Stack) -> list[Layer]:
     return layers
 
 
-def _parameters_of(layer: nn.Linear, norm: LayerNorm | None) -> list[nn.Parameter]:
-    return [layer.weight, layer.bias] if norm is None else [layer.weight, layer.bias, norm.weight, norm.bias]
+def _parameters_of(*layers: nn.Module | None) -> list[nn.Parameter]:
+    found = [(layer.weight, layer.bias) for layer in layers if layer is not None]
+    return cast(list[nn.Parameter], [parameter for pair in found for parameter in pair])
 
 
 def _layer_parameters(stack: Stack) -> list[nn.Parameter]:

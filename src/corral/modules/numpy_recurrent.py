@@ -14,12 +14,12 @@ from torch import nn
 from corral.modules.inference import (
     MAX_NUMPY_WIDTH,
     NUMPY_ACTIVATIONS,
-    FloatArray,
     Layer,
     affine_arrays,
     layer_outputs,
     numpy_layers,
 )
+from corral.modules.networks import FloatArray
 
 State = dict[str, FloatArray]
 

@@ -270,13 +270,16 @@ class QModule(Following, Module):
         return QNetwork(self.features_space, self.num_actions, self.network_config(), self.form)
 
     def network_config(self) -> Any:
-        """Return the settings of the layers; `model_config` replaces what normalised networks have by default."""
-        settings = self.model_config
-        if self.form.is_normalized and settings.get("architecture") is None:
-            settings = {"fcnet_hiddens": NORMALIZED_HIDDENS, **settings}
-            if settings["fcnet_hiddens"] or settings.get("head_hiddens"):
-                settings = {"use_layernorm": True, **settings}
-        return self.CONFIG.parse(settings)
+        """Return the settings of the layers; `model_config` replaces what normalised networks have by default.
+
+        With a target network, what convolutions give for images needs no normalised layers.
+        """
+        settings, config = self.model_config, self.CONFIG.parse(self.model_config)
+        has_layers = bool(config.hiddens_for(self.features_space) or config.head_hiddens)
+        may_have_layers = has_layers or (config.fcnet_hiddens is None and not self.form.has_targets)
+        if self.form.is_normalized and config.architecture is None and may_have_layers:
+            config = self.CONFIG.parse({"fcnet_hiddens": NORMALIZED_HIDDENS, "use_layernorm": True, **settings})
+        return config
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""

@@ -240,7 +240,7 @@ def _q_network(layers: _Layers, data: Mapping[str, Any]) -> Found:
         hidden, last = layers.network(there)
         weights |= _stacked(f"{here}.encoder.mlp", hidden[:-1]) | _stacked(f"{here}.streams", hidden[-1:])
         weights |= _named(f"{here}.head", last)
-    return _settings("DQN", {"fcnet_hiddens": _widths(hidden)}), weights
+    return _settings("DQN", {"fcnet_hiddens": _widths(hidden), "use_layernorm": False}), weights
 
 
 def _critics(layers: _Layers, name: str, settings: dict[str, Any]) -> tuple[int, dict[str, Array]]:
