@@ -54,11 +54,12 @@ def test_only_the_modules_that_train_change_and_report(base: type[AlgorithmConfi
 @pytest.mark.parametrize("base", CONFIGS)
 def test_settings_of_a_module_are_used_for_it_alone(base: type[AlgorithmConfig]) -> None:
     overrides = {"blue": {"lr": 0.5, "optimizer": "sgd", "gamma": 0.0, "model_config": {"fcnet_hiddens": [4, 4]}}}
-    with config_of(base, algorithm_config_overrides_per_module=overrides).build() as algo:
+    config = config_of(base, algorithm_config_overrides_per_module=overrides).training(lr=0.125)
+    with config.build() as algo:
         learned = algo.train()["learners"]
         group = "critic" if base is SACConfig else "default"
         name = f"{group}_optimizer_learning_rate"
-        assert (learned["red"][name], learned["blue"][name]) == (algo.config.lr, 0.5)
+        assert (learned["red"][name], learned["blue"][name]) == (0.125, 0.5)
         optimizers = algo.learner_group.get_state()["optimizers"]
         assert [optimizers[module_id]["made_for"][0] for module_id in ("red", "blue")] == ["Adam", "SGD"]
         assert [algo.module_config(module_id).gamma for module_id in ("red", "blue")] == [0.99, 0.0]
