@@ -249,6 +249,7 @@ VALUES: dict[str, Any] = {
     "policies_to_train": ["a"],
     "algorithm_config_overrides_per_module": {"a": {"lr": 0.5}},
     "shared_layers": {"policy_encoder": ["a", "b"]},
+    "critic_sees": "all",
     "min_time_s_per_iteration": 3.0,
     "metrics_num_episodes_for_smoothing": 1,
     "min_sample_timesteps_per_iteration": 200,
@@ -336,7 +337,7 @@ WITH: dict[str, dict[str, Any]] = {
     "evaluation_parallel_to_training": {"evaluation_interval": 1},
     **dict.fromkeys(("policy_mapping_fn", "policies_to_train", "count_steps_by"), AGENTS),
     **dict.fromkeys(("APPO.count_steps_by", "IMPALA.count_steps_by"), AGENTS_IN_TURN),
-    **dict.fromkeys(("algorithm_config_overrides_per_module", "shared_layers"), AGENTS),
+    **dict.fromkeys(("algorithm_config_overrides_per_module", "shared_layers", "critic_sees"), AGENTS),
     **{
         f"model_config.head_{name}": {"model_config": {"head_hiddens": [4], "use_layernorm": False}}
         for name in ("activation", "use_layernorm")

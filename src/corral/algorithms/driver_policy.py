@@ -44,6 +44,7 @@ class DriverPolicy(Policy):
         """
         module = spec.build()
         check_module(module)
+        module.drop_critic()
         super().__init__(module, pipeline=spec.pipeline, seed=module_seed(config.seed, module_id))
         self._module_id = module_id
         self._version = -1

@@ -77,6 +77,7 @@ class IMPALAConfig(AlgorithmConfig):
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 5  # of which two runners sample one batch in fragments of 50 steps
+    TAKES_CENTRAL_CRITIC: ClassVar[bool] = True
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     num_env_runners: int = 2
@@ -377,12 +378,13 @@ def policy_outputs(
     Args:
         rollout: Columns `[T, N, ...]`, as the module saw them.
         outputs_fn: Maps a batch to outputs `[B, D]`. It has the columns `obs`, and for a module with memory `states`,
-            `sequence_starts` and `unit_starts`.
+            `sequence_starts` and `unit_starts`, and `critic_obs` if it has a central critic.
         max_seq_len: Longest sequence of a module with memory, in steps.
     """
     columns: dict[str, Any] = {"obs": map_tree(lambda column: column[:-1], rollout.obs)}
     if has_memory := "states" in rollout:
-        columns["states"] = map_tree(lambda column: column[:-1], rollout.states)
+        seen = {name: rollout[name] for name in ("states", "critic_obs") if name in rollout}
+        columns |= map_tree(lambda column: column[:-1], seen)
         starts = find_sequence_starts(rollout.valid, rollout.done, max_seq_len)
         columns |= {"sequence_starts": starts, "unit_starts": starts}
     outputs = outputs_fn(rollout.valid_rows(columns, by_lane=has_memory))

@@ -67,6 +67,7 @@ class PPOConfig(AlgorithmConfig):
     """
 
     DEFAULT_NUM_ENVS: ClassVar[int] = 16
+    TAKES_CENTRAL_CRITIC: ClassVar[bool] = True
     LEARNS_SEQUENCES: ClassVar[bool] = True
 
     lr: Schedule = 3e-4
@@ -265,10 +266,10 @@ def ppo_batch(
         for_user_code: Whether the batch has the columns that only losses, learners and callbacks of users read.
 
     Returns:
-        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`, and the
-        columns that user code added to a rollout; for user code also `rewards`, `terminated` and `truncated`. For a
-        module with memory also `states`, and `sequence_starts` and `unit_starts`, bool: the rows of a sequence are
-        adjacent, and stay together in minibatches.
+        Columns `[B, ...]`: `obs`, `actions`, `logp`, `dist_inputs`, `values`, `advantages`, `value_targets`,
+        `critic_obs` if there is a central critic, and the columns that user code added to a rollout; for user code also
+        `rewards`, `terminated` and `truncated`. For a module with memory also `states`, and `sequence_starts` and
+        `unit_starts`, bool: the rows of a sequence are adjacent, and stay together in minibatches.
     """
     parts = []
     # Callbacks may have added columns to some rollouts only; a batch needs the same columns from all.
@@ -291,6 +292,8 @@ def ppo_batch(
         )
         if for_user_code:
             columns |= {name: rollout.columns[name] for name in ("rewards", "terminated", "truncated")}
+        if "critic_obs" in rollout:
+            columns["critic_obs"] = map_tree(lambda column: column[:-1], rollout["critic_obs"])
         # A module with memory is unrolled again from the state in which each sequence began.
         if has_memory := "states" in rollout:
             columns["states"] = map_tree(lambda column: column[:-1], rollout.states)

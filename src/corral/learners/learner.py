@@ -459,8 +459,10 @@ class Learner(Viewable):
 
 def policy_columns(batch: Batch) -> Batch:
     """Return the columns of a batch that a policy reads."""
-    names = ("obs", "states", "sequence_starts", "unit_starts") if "sequence_starts" in batch else ("obs",)
-    return {name: batch[name] for name in names}
+    if "sequence_starts" not in batch:
+        return {"obs": batch["obs"]}
+    names = ("obs", "states", "sequence_starts", "unit_starts", "critic_obs")
+    return {name: batch[name] for name in names if name in batch}
 
 
 def policy_of_rows(module: Module, rows: Batch) -> Tensor:

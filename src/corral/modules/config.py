@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import BeforeValidator
 
@@ -127,6 +127,13 @@ def _sharing(value: Any) -> Any:
     return found
 
 
+def _critic(value: Any) -> Any:
+    value = imported(value) if isinstance(value, str) and ":" in value else value
+    if not (value is None or value == "all" or callable(value)):
+        raise ValueError('give "all", or a function (agent_id, observations, actions, present)')
+    return value
+
+
 class ModulesConfig(Config, Protocol):
     """What choosing the settings of one module reads of a config."""
 
@@ -156,6 +163,9 @@ class MultiAgentSettings:
             that differ for a module, as in `{"main": {"lr": 1e-4}}`.
         shared_layers: Layers that modules have in common: ids of modules by the path of the layers, as in `{"encoder":
             ["left", "right"]}`, or several lists of ids for one path.
+        critic_sees: What the critics of PPO, APPO and IMPALA see of the env step, while policies act by their own
+            observations: `"all"` is the observations of all agents, and a function `(agent_id, observations, actions,
+            present)` returns it, an array `[B, ...]`; see docs/multi-agent.md. `None` is the observation of the agent.
     """
 
     policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)
@@ -164,15 +174,24 @@ class MultiAgentSettings:
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
     shared_layers: Annotated[dict[str, list[list[str]]], BeforeValidator(_sharing)] = field(default_factory=dict)
+    critic_sees: Annotated[Any, BeforeValidator(_critic)] = None
+
+    TAKES_CENTRAL_CRITIC: ClassVar[bool] = False
+    """Whether the algorithm learns values with which `critic_sees` can work."""
 
     def check_settings(self) -> None:
-        """Refuse layers that are shared with modules that do not exist, or shared twice.
+        """Refuse layers that are shared with modules that do not exist, or shared twice, and critics that see nothing.
 
         Raises:
-            ConfigError: Names the module and the layers.
+            ConfigError: Names the module and the layers, or the algorithm.
         """
         if self.is_multi_agent:
             _check_shared_layers(self)
+        if self.critic_sees is not None and not self.TAKES_CENTRAL_CRITIC:
+            raise ConfigError(
+                f"multi_agent: critic_sees={self.critic_sees!r:.80} is for PPO, APPO and IMPALA, and "
+                f"{type(self).__name__.removesuffix('Config')} has no critic that could see other agents: leave it out."
+            )
 
     @property
     def is_multi_agent(self) -> bool:

@@ -27,10 +27,10 @@ def module_inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
     For a module without memory this is the column `obs` alone. For a module with memory these are padded sequences:
     observations `[B, L, ...]`, the first states `[B, ...]` and the mask, bool `[B, L]`. `policy_and_value` returns
     outputs for the entries that the mask selects, `[M, ...]`, in the order of the rows of the batch. Entries outside of
-    the mask repeat the last observation of their sequence.
+    the mask repeat the last observation of their sequence. What a central critic sees is the fourth argument.
     """
     if "sequence_starts" not in batch:
-        return (batch["obs"],)
+        return (batch["obs"], None, None, batch["critic_obs"]) if "critic_obs" in batch else (batch["obs"],)
     starts: Tensor = batch["sequence_starts"]
     firsts = starts.nonzero().squeeze(1)
     ends = torch.cat([firsts[1:], firsts.new_tensor([len(starts)])])
@@ -42,10 +42,11 @@ def module_inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
         map_tree(lambda column: column[rows], batch["obs"]),
         map_tree(lambda column: column[firsts], batch["states"]),
         mask,
+        *((map_tree(lambda column: column[rows], batch["critic_obs"]),) if "critic_obs" in batch else ()),
     )
 
 
-def unroll(module: Any, obs: Tree, state: Tree, mask: Tensor) -> tuple[Tensor, Tensor]:
+def unroll(module: Any, obs: Tree, state: Tree, mask: Tensor, critic_obs: Tree = None) -> tuple[Tensor, Tensor]:
     """Call `policy` and `value` of a module with memory at each time of padded sequences; see `module_inputs`.
 
     Returns:
@@ -54,7 +55,8 @@ def unroll(module: Any, obs: Tree, state: Tree, mask: Tensor) -> tuple[Tensor, T
     outputs, values = [], []
     for t in range(mask.shape[1]):
         now = map_tree(lambda column, t=t: column[:, t], obs)
-        values.append(module.value(now, state))
+        seen = now if critic_obs is None else map_tree(lambda column, t=t: column[:, t], critic_obs)
+        values.append(module.value(seen, state))
         dist_inputs, state = module.policy(now, state)
         outputs.append(dist_inputs)
     return torch.stack(outputs, 1)[mask], torch.stack(values, 1)[mask]
@@ -147,7 +149,9 @@ def initial_states(module: Module, num_rows: int) -> Tree:
     return map_tree(lambda leaf: repeat(next(names), leaf), state)
 
 
-def memory_outputs(module: Any, obs: Tree, *, has_value: bool) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+def memory_outputs(
+    module: Any, obs: Tree, *, has_value: bool, critic_obs: Tree = None
+) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Call the methods of a module with memory on two observations; see `Module.outputs`.
 
     Raises:
@@ -164,7 +168,7 @@ def memory_outputs(module: Any, obs: Tree, *, has_value: bool) -> Iterator[tuple
     yield "policy(obs, state)[0]", dist_inputs, (module.distribution.num_inputs,)
     check_states(name, before, after)
     if has_value:
-        yield "value(obs, state)", module.value(obs, before), ()
+        yield "value(obs, state)", module.value(obs if critic_obs is None else critic_obs, before), ()
 
 
 def check_states(name: str, before: Tree, after: Tree) -> None:

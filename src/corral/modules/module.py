@@ -176,6 +176,7 @@ class NetworkConfig:
         own: type = cls
         known = setting_types(own)
         absent = {name for name in ("use_lstm", "use_gru") if name not in known and settings.get(name) is False}
+        absent.add("critic_space")  # a space, which the class reads
         config = parse_settings(cls, {name: settings[name] for name in settings if name not in absent}, "model_config")
         if config.architecture is not None:
             config._refuse_layers()
@@ -257,6 +258,8 @@ class Module(Viewable, nn.Module):
         has_action_mask: Whether observations hold a mask of legal actions, under the key `action_mask`.
         features_space: Space of what the networks read: the observation space without the mask.
         max_seq_len: Longest sequence, in steps, that a module with memory learns from; a key of `model_config`.
+        critic_space: Space of what `value` is given in place of observations, from `model_config`, if the setting
+            `critic_sees` says so; else `None`.
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
     """
@@ -291,6 +294,7 @@ class Module(Viewable, nn.Module):
         )
         self.features_space = without_mask(observation_space) if self.has_action_mask else observation_space
         self.max_seq_len = int(model_config.get("max_seq_len") or DEFAULT_MAX_SEQ_LEN)
+        self.critic_space: spaces.Space[Any] | None = model_config.get("critic_space")
 
     def _repr_html_(self) -> str:
         return module_html(self)
@@ -313,19 +317,21 @@ class Module(Viewable, nn.Module):
         raise TypeError(f"{type(self).__name__} has no method policy(obs) -> dist_inputs [B, D].")
 
     def value(self, obs: Tree) -> Tensor:
-        """Map observations (a tree of `[B, ...]`) to state values, float32 `[B]`."""
+        """Map observations, or entries of `critic_space` (a tree of `[B, ...]`), to state values, float32 `[B]`."""
         raise TypeError(f"{type(self).__name__} has no method value(obs) -> values [B].")
 
-    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return `policy(obs)` and `value(obs)`; override it if they share layers.
+    def policy_and_value(
+        self, obs: Tree, state: Tree = None, mask: Tensor | None = None, critic_obs: Tree = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return `policy(obs)` and `value(obs)`, or `value(critic_obs)`; override it if they share layers.
 
         Losses call it with `corral.modules.memory.module_inputs(batch)`. A module with memory is given sequences
         `[B, L, ...]`, their first states and their mask, and returns `[M, D]` and `[M]`. Override it if layers can
         compute whole sequences; this method takes one step after another.
         """
         if mask is not None:
-            return unroll(self, obs, state, mask)
-        return self.policy(obs), self.value(obs)
+            return unroll(self, obs, state, mask, critic_obs)
+        return self.policy(obs), self.value(obs if critic_obs is None else critic_obs)
 
     def policy_for_learning(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> Tensor:
         """Return what losses without values learn from: `policy(obs)`, or the first part of `policy_and_value`."""
@@ -362,16 +368,20 @@ class Module(Viewable, nn.Module):
 
         The check of a new module compares them. Override it to have other methods checked too.
         """
-        own, num_inputs = type(self), (self.distribution.num_inputs,)
+        own, num_inputs, seen = type(self), (self.distribution.num_inputs,), obs
+        if self.critic_space is not None:
+            from corral.modules.spec import example_obs  # here: it imports this module
+
+            seen = example_obs(self.critic_space)
         if own.has_memory():
-            yield from memory_outputs(self, obs, has_value=own.value is not Module.value)
+            yield from memory_outputs(self, obs, has_value=own.value is not Module.value, critic_obs=seen)
             return
         if own.policy is not Module.policy:
             yield "policy(obs)", self.policy(obs), num_inputs
         if own.value is not Module.value:
-            yield "value(obs)", self.value(obs), ()
+            yield "value(obs)", self.value(seen), ()
         if own.policy_and_value is not Module.policy_and_value:
-            both = self.policy_and_value(obs)
+            both = self.policy_and_value(*((obs,) if seen is obs else (obs, None, None, seen)))
             policy, value = both if isinstance(both, (tuple, list)) and len(both) == 2 else (both, None)
             yield "policy_and_value(obs)[0]", policy, num_inputs
             yield "policy_and_value(obs)[1]", value, ()
@@ -379,6 +389,9 @@ class Module(Viewable, nn.Module):
     def acting_weights(self) -> dict[str, Tensor]:
         """Return the part of `state_dict` that `policy` needs, which is sent to the runners; all of it by default."""
         return self.state_dict()
+
+    def drop_critic(self) -> None:
+        """Remove the layers that only a central critic needs, from a copy that acts; by default nothing."""
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters by group; each group is clipped separately and may have its own learning rate."""
@@ -511,9 +524,17 @@ class ActorCritic(Module):
         hiddens = config.hiddens_for(self.features_space)
         share = config.vf_share_layers
         if share is None:
-            share = has_image(self.features_space, config)
+            share = self.critic_space is None and has_image(self.features_space, config)
         self.policy_encoder = self.make_encoder(hiddens, config)
-        self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
+        if self.critic_space is None:
+            self.value_encoder = self.policy_encoder if share else self.make_encoder(hiddens, config)
+        elif share:
+            raise ConfigError(
+                "model_config: vf_share_layers=True shares layers that see one agent with a critic that sees all of "
+                "them: leave it out, or leave out multi_agent(critic_sees=...)."
+            )
+        else:
+            self.value_encoder = Encoder(self.critic_space, config.hiddens_for(self.critic_space), config)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
@@ -521,10 +542,10 @@ class ActorCritic(Module):
         if isinstance(self.distribution, DiagGaussian) and len(columns) and config.free_log_std:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), initial_log_std))
-        num_features = self.policy_encoder.num_outputs
-        self.policy_hiddens, self.value_hiddens = (config.make_head_layers(num_features) for _ in range(2))
+        num_features, num_of_value = self.policy_encoder.num_outputs, self.value_encoder.num_outputs
+        self.policy_hiddens, self.value_hiddens = map(config.make_head_layers, (num_features, num_of_value))
         self.policy_head = config.make_last_layer(num_features, num_outputs, self._SMALL_POLICY_GAIN)
-        self.value_head = config.make_last_layer(num_features, 1, 1.0)
+        self.value_head = config.make_last_layer(num_of_value, 1, 1.0)
         if self.log_std is None:
             with torch.no_grad():
                 self.policy_head.bias[torch.from_numpy(columns)] += initial_log_std
@@ -546,20 +567,34 @@ class ActorCritic(Module):
         return self._dist_inputs(obs, self.policy_encoder(obs))
 
     def value(self, obs: Tree) -> Tensor:
-        """Map observations to state values, float32 `[B]`."""
+        """Map observations, or entries of `critic_space`, to state values, float32 `[B]`."""
         return self._values(self.value_encoder(obs))
 
     def _values(self, features: Tensor) -> Tensor:
         values: Tensor = self.value_head(self.value_hiddens(features)).squeeze(-1)
         return values
 
-    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def policy_and_value(
+        self, obs: Tree, state: Tree = None, mask: Tensor | None = None, critic_obs: Tree = None
+    ) -> tuple[Tensor, Tensor]:
         """Return both; shared layers run once, unless a subclass overrides `policy` or `value`."""
         changed = type(self).policy is not ActorCritic.policy or type(self).value is not ActorCritic.value
         if changed or self.value_encoder is not self.policy_encoder:
-            return super().policy_and_value(obs, state, mask)
+            return super().policy_and_value(obs, state, mask, critic_obs)
         features = self.policy_encoder(obs)
         return self._dist_inputs(obs, features), self._values(features)
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """Return all weights, or those of the policy alone if there is a central critic."""
+        weights = self.state_dict()
+        if self.critic_space is None:
+            return weights
+        return {name: value for name, value in weights.items() if not name.startswith("value_")}
+
+    def drop_critic(self) -> None:
+        """Remove the layers of a central critic."""
+        if self.critic_space is not None:
+            del self.value_encoder, self.value_hiddens, self.value_head
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the policy, if observations are flat and no subclass overrides `policy`."""

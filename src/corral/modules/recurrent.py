@@ -76,7 +76,8 @@ class RecurrentEncoder(nn.Module):
 class RecurrentActorCritic(ActorCritic):
     """The default module with memory of policy-gradient algorithms; see `ModelConfig`, `use_lstm` and `use_gru`.
 
-    Policy and value share the encoder and the recurrent layer, unless `vf_share_layers=False` gives each its own.
+    Policy and value share the encoder and the recurrent layer, unless `vf_share_layers=False` gives each its own. A
+    central critic has no memory.
     """
 
     def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> RecurrentEncoder:
@@ -86,9 +87,13 @@ class RecurrentActorCritic(ActorCritic):
     def initial_state(self) -> State:
         """Return the state of the policy's layer, and the state of the value's own layer with names `value_...`."""
         state: State = self.policy_encoder.initial_state()
-        if self.value_encoder is not self.policy_encoder:
+        if self._has_value_memory:
             state |= {f"value_{name}": part for name, part in self.value_encoder.initial_state().items()}
         return state
+
+    @property
+    def _has_value_memory(self) -> bool:
+        return self.critic_space is None and self.value_encoder is not self.policy_encoder
 
     def policy(self, obs: Tree, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
         """Return `dist_inputs`, float32 `[B, D]`, and the next states, for observations `[B, ...]` and states."""
@@ -100,11 +105,13 @@ class RecurrentActorCritic(ActorCritic):
 
     def value(self, obs: Tree, state: State) -> Tensor:  # type: ignore[override]
         """Return state values, float32 `[B]`, for observations `[B, ...]` and the states before them."""
+        if self.critic_space is not None:
+            return self._values(self.value_encoder(obs))
         features, _ = self.value_encoder.step(obs, _part(state, "value_" if "value_h" in state else ""))
         return self._values(features)
 
     def policy_and_value(  # type: ignore[override]
-        self, obs: Tree, state: State, mask: Tensor
+        self, obs: Tree, state: State, mask: Tensor, critic_obs: Tree = None
     ) -> tuple[Tensor, Tensor]:
         """Return `dist_inputs` `[M, D]` and values `[M]` of padded sequences; see `corral.modules.memory`.
 
@@ -112,9 +119,12 @@ class RecurrentActorCritic(ActorCritic):
         """
         own = type(self)
         if own.policy is not RecurrentActorCritic.policy or own.value is not RecurrentActorCritic.value:
-            return super(ActorCritic, self).policy_and_value(obs, state, mask)
-        features = self.policy_encoder(obs, _part(state, ""))[mask]
-        for_values = self.value_encoder(obs, _part(state, "value_"))[mask] if "value_h" in state else features
+            return super(ActorCritic, self).policy_and_value(obs, state, mask, critic_obs)
+        features = for_values = self.policy_encoder(obs, _part(state, ""))[mask]
+        if critic_obs is not None:
+            for_values = self.value_encoder(map_tree(lambda leaf: leaf[mask], critic_obs))
+        elif "value_h" in state:
+            for_values = self.value_encoder(obs, _part(state, "value_"))[mask]
         rows = map_tree(lambda leaf: leaf[mask], obs) if self.has_action_mask else obs
         return self._dist_inputs(rows, features), self._values(for_values)
 
@@ -126,7 +136,7 @@ class RecurrentActorCritic(ActorCritic):
         if not is_flat(self.policy_encoder, self.observation_space):
             return None
         encoders = {"": self.policy_encoder}
-        if self.value_encoder is not self.policy_encoder:
+        if self._has_value_memory:
             encoders["value_"] = self.value_encoder
         layers = {prefix: ([*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()}
         if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()):

@@ -44,6 +44,7 @@ class ModuleSpec:
         model_config: The settings of the class.
         seed: Seed of the initial weights.
         pipeline: Transforms between the env and the module; `None` if the module sees what the env gives.
+        critic_space: Space of what a central critic sees; `None` if the module values its observations.
     """
 
     module_class: type[Module]
@@ -52,6 +53,7 @@ class ModuleSpec:
     model_config: Mapping[str, Any]
     seed: int = 0
     pipeline: Pipeline | None = None
+    critic_space: spaces.Space[Any] | None = None
 
     @property
     def module_space(self) -> spaces.Space[Any]:
@@ -65,7 +67,9 @@ class ModuleSpec:
             ConfigError: The class does not call `super().__init__`, or has weights of a dtype that NumPy does not have.
             CheckpointError: It needs far more memory than the weights that it will get; see `weights_limited`.
         """
-        name = self.module_class.__name__
+        name, settings = self.module_class.__name__, dict(self.model_config)
+        if self.critic_space is not None:
+            settings["critic_space"] = self.critic_space
         unfinished = (
             f"{name}.__init__ must begin with super().__init__(observation_space, action_space, model_config), which "
             "builds `distribution` and makes the module ready for layers."
@@ -74,13 +78,14 @@ class ModuleSpec:
         with torch.random.fork_rng(devices=[]), contextlib.nullcontext() if size is None else _Limited(size):
             torch.default_generator.manual_seed(self.seed)
             try:
-                module = self.module_class(self.module_space, self.action_space, dict(self.model_config))
+                module = self.module_class(self.module_space, self.action_space, settings)
             except AttributeError as error:
                 if "before Module.__init__() call" in str(error):
                     raise ConfigError(unfinished) from error
                 raise
         if not hasattr(module, "distribution"):
             raise ConfigError(unfinished)
+        module.critic_space = self.critic_space  # though the class may give the base other settings than it was given
         for weight, value in module.state_dict().items():
             if value.dtype.is_floating_point and value.dtype not in NUMPY_FLOATS:
                 raise ConfigError(

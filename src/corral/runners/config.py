@@ -124,6 +124,7 @@ class RunnerConfig(HostConfig, ExplorationConfig, Protocol):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
     policies: dict[str, dict[str, Any]]
     policy_mapping_fn: Any
+    critic_sees: Any
 
     @property
     def is_multi_agent(self) -> bool:

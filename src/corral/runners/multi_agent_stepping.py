@@ -33,6 +33,7 @@ from corral.runners.stepping import Stepping
 
 if TYPE_CHECKING:
     from corral.envs.seats import SeatBlock
+    from corral.runners.central_critic import CentralCritic
     from corral.runners.config import RunnerConfig
 
 
@@ -61,6 +62,11 @@ class MultiAgentStepping(Stepping):
         self._actions: Any = create_empty_array(self.host.env.single_action_space, self.host.num_envs, np.zeros)
         self._forget_seats()
         self.open_infos: dict[int, Infos] = {}
+        self._critic: CentralCritic | None = None
+        if self.config.critic_sees is not None and not self.config.in_evaluation:
+            from corral.runners.central_critic import CentralCritic
+
+            self._critic = CentralCritic(self.config.critic_sees, self._seats, self.host.name)
 
     # Modules.
 
@@ -115,6 +121,7 @@ class MultiAgentStepping(Stepping):
                 if is_plain([infos.of_lanes, infos.final])
             ],
             **({"played": self._get_played()} if self.host.plays_again else {}),
+            **({} if self._critic is None else {"critic_obs": self._critic.get_state()}),
         }
 
     def _get_played(self) -> list[Tree | None]:
@@ -170,6 +177,9 @@ class MultiAgentStepping(Stepping):
             if module_id in self.lanes:
                 self.lanes[module_id].check_state(part)
 
+        if self._critic is not None:
+            self._critic.check_state(state.get("critic_obs", {}), self._critic_spaces())
+
         def check(here: NDArray[Any], leaf: NDArray[Any]) -> None:
             if leaf.shape[1:] != here.shape[1:] or leaf.dtype != here.dtype:
                 raise CheckpointError(f"the actions of agents of a runner are {leaf.dtype}{leaf.shape}.")
@@ -192,6 +202,13 @@ class MultiAgentStepping(Stepping):
                 lanes.set_state(state["lanes"][module_id])
         if self.host.plays_again:
             self.played.set(state.get("played", ()))
+        if self._critic is not None:
+            self._critic.set_state(state.get("critic_obs", {}))
+
+    def _critic_spaces(self) -> dict[str, Any]:
+        """Return the space of what the critic of each module sees, for the modules that have a central critic."""
+        found = {module_id: self.actors[module_id].module.critic_space for module_id in self.lanes}
+        return {module_id: space for module_id, space in found.items() if space is not None}
 
     def _name_of(self, index: int) -> str | None:
         return list(self.lanes)[index] if index >= 0 else None
@@ -424,10 +441,10 @@ class MultiAgentStepping(Stepping):
         assert isinstance(rollout, MultiAgentRollout)
         if not rollout.num_rows:
             return rollout
-        steps, modules, kept = {}, {}, []
+        steps, modules, parts, kept = {}, {}, dict[str, LaneRollout](), []
         of_agents = dict.fromkeys(self._seats.agents, 0)
         for module_id, lanes in self.lanes.items():
-            part = lanes.finish(rollout)
+            parts[module_id] = part = lanes.finish(rollout)
             self._check_obs(lanes, part)
             if self.host.plays_again:
                 kept.append((self.actors.blocks[module_id].name, *lanes.played))
@@ -440,6 +457,8 @@ class MultiAgentStepping(Stepping):
             part.pipeline = None if transforms is None else transforms.pipeline
             self.complete(module_id, part, mode)
             modules[module_id] = part
+        if self._critic is not None:
+            self._critic.add_columns(rollout, self.lanes, parts, self._critic_spaces())
         rollout.set_modules(modules)
         rollout.num_agent_steps = sum(steps.values())
         oldest = min(lanes.oldest_row for lanes in self.lanes.values())

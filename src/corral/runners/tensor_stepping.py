@@ -50,6 +50,8 @@ def find_setting_of_arrays(config: RunnerConfig, actors: Actors, shows_infos: bo
         return "callbacks"
     if config.is_multi_agent and not _maps_by_id_alone(config, actors.seats.agents):
         return "multi_agent.policy_mapping_fn"
+    if config.critic_sees is not None:
+        return "multi_agent.critic_sees"
     return next(filter(None, (needs_arrays(actor, config.ON_POLICY) for actor in actors.values())), "")
 
 

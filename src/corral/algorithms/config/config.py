@@ -562,6 +562,7 @@ class AlgorithmConfig(
         return {self.module_ids[0]: self.module_spec(observation_space, action_space)}
 
     def _specs_of_agents(self, seats: Seats, known: Mapping[str, ModuleSpec]) -> dict[str, ModuleSpec]:
+        from corral.modules.heuristic import HeuristicModule
         from corral.runners.mapping import NUM_TRIALS, agents_of_modules, block_of_module
 
         specs = {}
@@ -579,7 +580,12 @@ class AlgorithmConfig(
                     f"have several kinds of spaces: give its spaces, policies={{{module_id!r}: {{'observation_space': "
                     "..., 'action_space': ...}}."
                 )
-            specs[module_id] = self._spec_of_module(module_id, observation_space, action_space)
+            specs[module_id] = spec = self._spec_of_module(module_id, observation_space, action_space)
+            if self.critic_sees is not None and not issubclass(spec.module_class, HeuristicModule):
+                from corral.runners.central_critic import critic_space
+
+                those = agents or (seats.agents if block is None else block.agents)
+                specs[module_id] = dataclasses.replace(spec, critic_space=critic_space(self.critic_sees, seats, those))
         return specs
 
     def _spec_of_module(self, module_id: str, observation_space: Any, action_space: Any) -> ModuleSpec:

@@ -117,6 +117,8 @@ def _validate_sampling(config: AlgorithmConfig) -> None:
     _validate_env_functions(config)
     _validate_actions(config)
     check_called("policy_mapping_fn", config.policy_mapping_fn, "agent_id", "episode")
+    if callable(config.critic_sees):
+        check_called("critic_sees", config.critic_sees, "agent_id", "observations", "actions", "present")
     if not config.is_multi_agent:
         _refuse_settings_of_agents(config)
 

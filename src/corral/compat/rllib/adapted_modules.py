@@ -99,7 +99,9 @@ class AdaptedModule(Module):
         values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
         return values
 
-    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def policy_and_value(
+        self, obs: Tree, state: Tree = None, mask: Tensor | None = None, critic_obs: Tree = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs of the distribution and values of one forward pass for learning."""
         batch = {_OBS: fresh(obs)}
         outputs = self.forward_train(batch)
@@ -158,7 +160,9 @@ class AdaptedMemoryModule(Module):
         values: Tensor = self.rl_module.compute_values(batch)
         return values.squeeze(1)
 
-    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def policy_and_value(
+        self, obs: Tree, state: Tree = None, mask: Tensor | None = None, critic_obs: Tree = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs of the distribution and values for the steps of sequences that a mask selects."""
         assert mask is not None
         batch = {_OBS: fresh(obs), _STATE_IN: state}
@@ -210,7 +214,9 @@ class AdaptedPart(Module):
         values: Tensor = self.rl_module.compute_values({_OBS: fresh(obs)})
         return values
 
-    def policy_and_value(self, obs: Tree, state: Tree = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def policy_and_value(
+        self, obs: Tree, state: Tree = None, mask: Tensor | None = None, critic_obs: Tree = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs of the distribution and values."""
         outputs = self.multi.forward_train({self.module_id: {_OBS: fresh(obs)}})[self.module_id]
         values = outputs[_VALUES] if _VALUES in outputs else self.value(obs)

@@ -47,6 +47,7 @@ class Rollout(StepColumns):
             own.
         states: For a module with memory, a tree of `[T + 1, N, ...]`: row t is the state in which the module saw the
             observation of row t.
+        critic_obs: For a central critic, a tree of `[T + 1, L, ...]`: what it sees where the module sees `obs`.
         final_states: By (row, sub-env) as in `final_obs`, the state in which the final observation would be seen.
         columns: All columns by name, the columns that user code added included.
         final_obs: By (row, sub-env) of a step that ended its episode, the final observation that `obs` does not hold
@@ -408,14 +409,15 @@ class Rollout(StepColumns):
         """Return the values that return computations need.
 
         Args:
-            value_fn: Maps observations (tree of `[B, ...]`), and states (tree of `[B, ...]`) if the module has memory,
-                to values `[B]`.
+            value_fn: Maps observations (tree of `[B, ...]`), or what a central critic sees, and states (tree of
+                `[B, ...]`) if the module has memory, to values `[B]`.
 
         Returns:
             V(s_t), and V of the observation that step t led to, both `[T, N]`.
         """
         shape = (self.num_rows + 1, self.rewards.shape[1])
-        inputs = (self.obs, self.states) if "states" in self else (self.obs,)
+        obs = self.columns.get("critic_obs", self.obs)
+        inputs = (obs, self.states) if "states" in self else (obs,)
         values = value_fn(*map_tree(lambda column: column.reshape(-1, *column.shape[2:]), inputs)).reshape(shape)
         next_values = values[1:]
         if self.final_obs:

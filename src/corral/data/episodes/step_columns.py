@@ -26,12 +26,12 @@ from corral.errors import nearest
 STANDARD_COLUMNS = frozenset(
     {
         *("obs", "actions", "rewards", "terminated", "truncated", "valid", "dist_inputs", "logp", "row_times_s"),
-        *("states", "stored"),
+        *("states", "stored", "critic_obs"),
     }
 )
 """Names of the columns that the library writes; user code added any other column."""
 
-COLUMNS_OF_OBS = frozenset({"obs", "states", "stored"})
+COLUMNS_OF_OBS = frozenset({"obs", "states", "stored", "critic_obs"})
 """Names of the columns with one row more, `[T + 1, L, ...]`: what the actions saw, and what the last step led to."""
 
 NO_OUTPUTS = STANDARD_COLUMNS - {"dist_inputs", "logp"}

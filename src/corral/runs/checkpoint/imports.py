@@ -31,7 +31,7 @@ IMPORTED = frozenset(
             "episode_class",
         ),
         *("callbacks_class", "callback_functions", "env_task_fn", "env_reset_fn", "custom_evaluation_function"),
-        *("policy_mapping_fn", "policies_to_train", "loggers"),
+        *("policy_mapping_fn", "policies_to_train", "critic_sees", "loggers"),
     }
 )
 """Settings whose strings are read as import paths; their names are unique among all groups."""

@@ -67,6 +67,8 @@ def policy_description(
     except ValueError as error:
         raise CheckpointError(f"the policy cannot be saved: {error}") from error
     transforms = {} if pipeline is None else {"transforms": describe_pipeline(pipeline)}
+    if spec.critic_space is not None:
+        spaces["critic_space"] = describe_space(spec.critic_space)
     return {
         **spaces,
         "module_class": cls.__name__ if own else path_of(cls),
@@ -101,6 +103,8 @@ def described_spec(
         name, acts_by_module = str(description["module_class"]), description["acts_by_module"] is True
         observation_space = described_space(description["observation_space"])
         action_space = described_space(description["action_space"])
+        critic = description.get("critic_space")
+        critic_space = None if critic is None else described_space(critic)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the description of the policy is damaged: {type(error).__name__}: {error}.") from error
     if not acts_by_module:
@@ -119,7 +123,7 @@ def described_spec(
         )
     pipeline = described_pipeline(description, observation_space, action_space, transforms)
     cls = module_class or _class_named(name)
-    return ModuleSpec(cls, observation_space, action_space, settings, pipeline=pipeline)
+    return ModuleSpec(cls, observation_space, action_space, settings, pipeline=pipeline, critic_space=critic_space)
 
 
 def _class_named(name: str) -> type[Module]:

@@ -369,4 +369,5 @@ def checkpoint_policy(
             f"{checkpoint.path}: its weights do not fit {type(module).__name__}: {error}. Give the class and the "
             "settings with which it was trained."
         ) from error
+    module.drop_critic()
     return Policy(module, pipeline=spec.pipeline, seed=seed)
