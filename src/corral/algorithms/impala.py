@@ -312,6 +312,8 @@ class IMPALA(Algorithm):
 
     def make_batch(self, module_id: str, rollouts: Sequence[Rollout]) -> Batch:
         """Return the batch of a module, with the advantages of V-trace by the weights of now; see `ppo_batch`."""
+        if self.config.critic_sees is not None:
+            self.learner_group.add_critic_states(module_id, rollouts)
         return ppo_batch(
             rollouts,
             partial(self.learner_group.values, module_id),

@@ -167,6 +167,8 @@ class PPO(Algorithm):
 
     def _batch(self, module_id: str, rollouts: Sequence[Rollout]) -> Batch:
         config = self.module_config(module_id)
+        if self.config.critic_sees is not None:
+            self.learner_group.add_critic_states(module_id, rollouts)
         return ppo_batch(
             rollouts,
             partial(self.learner_group.values, module_id),

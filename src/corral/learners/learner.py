@@ -402,6 +402,16 @@ class Learner(Viewable):
         module, num_threads = self.modules[module_id], self._parts[module_id].num_threads
         return evaluate_in_chunks(module, lambda module, rows: module.value(*rows.values()), inputs, num_threads)
 
+    def add_critic_states(self, module_id: str, rollout: Any) -> None:
+        """Add the states of a central critic with memory to the column `states` of a rollout of arrays."""
+        module, num_threads = self.modules[module_id].eval(), self._parts[module_id].num_threads
+        with torch_threads(num_threads), torch.inference_mode():
+            seen = to_tensors({"obs": rollout["critic_obs"], "valid": rollout.valid}, self.device)
+            found = module.critic_states(seen["obs"], seen["valid"])
+        if found:
+            arrays = {name: part.cpu().numpy() for name, part in found.items()}
+            rollout.columns["states"] = {**rollout.states, **arrays}
+
     def dist_inputs(self, module_id: str, batch: Batch) -> Any:
         """Return the outputs of the module's policy, float32 `[B, d]`, for a batch of arrays or tensors."""
         module, num_threads = self.modules[module_id], self._parts[module_id].num_threads

@@ -229,6 +229,11 @@ class LearnerGroup:
         """Return state values `[B]` of observations `[B, ...]`, and states `[B, ...]` if the module has memory."""
         return self.learner_here.values(module_id, obs, states)
 
+    def add_critic_states(self, module_id: str, rollouts: Sequence[Any]) -> None:
+        """Add the states of a central critic with memory to rollouts, as the module saw them."""
+        for rollout in rollouts:
+            self.learner_here.add_critic_states(module_id, rollout)
+
     def dist_inputs(self, module_id: str, batch: Batch) -> Any:
         """Return the outputs of the policy `[B, d]` for the observations of a batch."""
         return self.learner_here.dist_inputs(module_id, batch)

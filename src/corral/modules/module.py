@@ -390,6 +390,18 @@ class Module(Viewable, nn.Module):
         """Return the part of `state_dict` that `policy` needs, which is sent to the runners; all of it by default."""
         return self.state_dict()
 
+    def critic_states(self, critic_obs: Tree, valid: Any) -> dict[str, Any]:
+        """Return the states of a central critic with memory, by name `[T + 1, L, ...]`; without memory an empty dict.
+
+        Runners do not know these states, because they do not see what the critic sees. Learners add them to the states
+        of a rollout.
+
+        Args:
+            critic_obs: What the critic sees, a tree of tensors `[T + 1, L, ...]`.
+            valid: Which rows are steps, bool `[T, L]`; after any other row an episode begins.
+        """
+        return {}
+
     def drop_critic(self) -> None:
         """Remove the layers that only a central critic needs, from a copy that acts; by default nothing."""
 
@@ -534,7 +546,8 @@ class ActorCritic(Module):
                 "them: leave it out, or leave out multi_agent(critic_sees=...)."
             )
         else:
-            self.value_encoder = Encoder(self.critic_space, config.hiddens_for(self.critic_space), config)
+            of_critic = config.hiddens_for(self.critic_space)
+            self.value_encoder = self.make_encoder(of_critic, config, self.critic_space)
         num_outputs = self.distribution.num_inputs
         self.log_std: nn.Parameter | None = None
         self.log_std_bounds, initial_log_std = _bounds(self.distribution, config)
@@ -550,9 +563,9 @@ class ActorCritic(Module):
             with torch.no_grad():
                 self.policy_head.bias[torch.from_numpy(columns)] += initial_log_std
 
-    def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> Any:
-        """Return an encoder of observations with these hidden layers."""
-        return Encoder(self.features_space, hiddens, config)
+    def make_encoder(self, hiddens: Sequence[int], config: ModelConfig, space: spaces.Space[Any] | None = None) -> Any:
+        """Return an encoder of observations, or of another space, with these hidden layers."""
+        return Encoder(self.features_space if space is None else space, hiddens, config)
 
     def _dist_inputs(self, obs: Tree, features: Tensor) -> Tensor:
         outputs: Tensor = self.policy_head(self.policy_hiddens(features))

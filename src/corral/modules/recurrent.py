@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corral.core.tree import Tree, map_tree
+from corral.errors import ConfigError
 from corral.modules.module import ActorCritic, MemoryConfig, ModelConfig
 from corral.modules.networks import Encoder, set_weights
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
@@ -76,13 +77,15 @@ class RecurrentEncoder(nn.Module):
 class RecurrentActorCritic(ActorCritic):
     """The default module with memory of policy-gradient algorithms; see `ModelConfig`, `use_lstm` and `use_gru`.
 
-    Policy and value share the encoder and the recurrent layer, unless `vf_share_layers=False` gives each its own. A
-    central critic has no memory.
+    Policy and value share the encoder and the recurrent layer, unless `vf_share_layers=False` gives each its own. The
+    memory of a central critic begins empty in each rollout.
     """
 
-    def make_encoder(self, hiddens: Sequence[int], config: ModelConfig) -> RecurrentEncoder:
+    def make_encoder(
+        self, hiddens: Sequence[int], config: ModelConfig, space: spaces.Space[Any] | None = None
+    ) -> RecurrentEncoder:
         """Return an encoder with memory."""
-        return RecurrentEncoder(self.features_space, hiddens, config)
+        return RecurrentEncoder(self.features_space if space is None else space, hiddens, config)
 
     def initial_state(self) -> State:
         """Return the state of the policy's layer, and the state of the value's own layer with names `value_...`."""
@@ -98,15 +101,13 @@ class RecurrentActorCritic(ActorCritic):
     def policy(self, obs: Tree, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
         """Return `dist_inputs`, float32 `[B, D]`, and the next states, for observations `[B, ...]` and states."""
         features, after = self.policy_encoder.step(obs, _part(state, ""))
-        if "value_h" in state:
+        if self._has_value_memory:
             _, own = self.value_encoder.step(obs, _part(state, "value_"))
             after |= {f"value_{name}": part for name, part in own.items()}
         return self._dist_inputs(obs, features), after
 
     def value(self, obs: Tree, state: State) -> Tensor:  # type: ignore[override]
         """Return state values, float32 `[B]`, for observations `[B, ...]` and the states before them."""
-        if self.critic_space is not None:
-            return self._values(self.value_encoder(obs))
         features, _ = self.value_encoder.step(obs, _part(state, "value_" if "value_h" in state else ""))
         return self._values(features)
 
@@ -119,14 +120,28 @@ class RecurrentActorCritic(ActorCritic):
         """
         own = type(self)
         if own.policy is not RecurrentActorCritic.policy or own.value is not RecurrentActorCritic.value:
-            return super(ActorCritic, self).policy_and_value(obs, state, mask, critic_obs)
+            if critic_obs is not None:  # what one step after another is given has no states of the critic
+                raise ConfigError(
+                    f"{own.__name__} overrides policy or value of RecurrentActorCritic, whose central critic has "
+                    "memory: derive the class from corral.Module, or leave out multi_agent(critic_sees=...)."
+                )
+            return super(ActorCritic, self).policy_and_value(obs, state, mask)
         features = for_values = self.policy_encoder(obs, _part(state, ""))[mask]
-        if critic_obs is not None:
-            for_values = self.value_encoder(map_tree(lambda leaf: leaf[mask], critic_obs))
-        elif "value_h" in state:
-            for_values = self.value_encoder(obs, _part(state, "value_"))[mask]
+        if "value_h" in state:
+            seen = obs if critic_obs is None else critic_obs
+            for_values = self.value_encoder(seen, _part(state, "value_"))[mask]
         rows = map_tree(lambda leaf: leaf[mask], obs) if self.has_action_mask else obs
         return self._dist_inputs(rows, features), self._values(for_values)
+
+    def critic_states(self, critic_obs: Tree, valid: Tensor) -> State:
+        """Return the states `value_...` of a central critic; see `Module.critic_states`."""
+        initial: State = self.value_encoder.initial_state()
+        first = {name: part.to(valid.device).expand(valid.shape[1], -1) for name, part in initial.items()}
+        states = [first]
+        for t, is_step in enumerate(valid):
+            _, after = self.value_encoder.step(map_tree(lambda leaf, t=t: leaf[t], critic_obs), states[-1])
+            states.append({name: torch.where(is_step[:, None], after[name], first[name]) for name in first})
+        return {f"value_{name}": torch.stack([state[name] for state in states]) for name in first}
 
     def numpy_steps(self) -> RecurrentSteps | None:
         """Return the policy in NumPy for small layers on flat observations, if no subclass overrides `policy`."""
