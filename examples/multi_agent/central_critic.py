@@ -1,4 +1,4 @@
-"""A team that learns with a critic that sees the whole state, and with a critic that sees what one agent sees.
+"""A team that learns with a critic that sees all agents, and with a critic that sees what one agent sees.
 
 The env has the structure of the particle env "simple spread" (Lowe et al. 2017, arXiv:1706.02275): agents move in a
 square with landmarks, and have one common reward. Here each agent has a landmark of its own and sees nothing else. The
@@ -13,9 +13,8 @@ import argparse
 
 import gymnasium as gym
 import numpy as np
-from torch import nn
 
-from corral import Module, MultiAgentEnv, PPOConfig
+from corral import MultiAgentEnv, PPOConfig
 
 NUM_AGENTS = 8
 NUM_STEPS = 25
@@ -25,17 +24,14 @@ NUM_ENV_STEPS = 20_000
 
 
 class Spread(MultiAgentEnv):
-    """Observations have two parts: `own` is for the policy, and `state` is the whole state, for the central critic."""
+    """Each agent sees its place, and where its landmark is."""
 
     possible_agents = tuple(f"agent_{i}" for i in range(NUM_AGENTS))
+    observation_space = gym.spaces.Box(-3.0, 3.0, (5,), np.float32)
     action_space = gym.spaces.Discrete(len(MOVES))
 
     def __init__(self, config):
         super().__init__()
-        parts = {"own": (5,), "state": (5 * NUM_AGENTS,)}
-        self.observation_space = gym.spaces.Dict(
-            {name: gym.spaces.Box(-3.0, 3.0, shape, np.float32) for name, shape in parts.items()}
-        )
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -46,9 +42,8 @@ class Spread(MultiAgentEnv):
     def show(self):
         to_landmarks = self.landmarks - self.places
         distances = np.linalg.norm(to_landmarks, axis=1, keepdims=True)
-        own = np.concatenate([self.places, to_landmarks, distances], 1).astype(np.float32)
-        state = own.ravel()
-        return {agent: {"own": own[i], "state": state} for i, agent in enumerate(self.possible_agents)}
+        seen = np.concatenate([self.places, to_landmarks, distances], 1).astype(np.float32)
+        return dict(zip(self.possible_agents, seen, strict=True))
 
     def step(self, actions):
         moves = MOVES[[actions[agent] for agent in self.possible_agents]]
@@ -59,53 +54,31 @@ class Spread(MultiAgentEnv):
         return self.show(), dict.fromkeys(self.possible_agents, reward), {"__all__": False}, over, {}
 
 
-class ActorAndCritic(Module):
-    """A policy of `own`, and values of `own` or of `state`; `model_config["critic"]` says which."""
-
-    def __init__(self, observation_space, action_space, model_config):
-        super().__init__(observation_space, action_space, model_config)
-        self.seen = model_config["critic"]
-        self.actor = make_mlp(observation_space["own"].shape[0], self.distribution.num_inputs)
-        self.critic = make_mlp(observation_space[self.seen].shape[0], 1)
-
-    def policy(self, obs):
-        return self.actor(obs["own"])
-
-    def value(self, obs):
-        return self.critic(obs[self.seen]).squeeze(-1)
-
-
-def make_mlp(num_inputs, num_outputs, width=64):
-    layers = [nn.Linear(num_inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(width, num_outputs))
-
-
-def make_config(seed, critic):
+def make_config(seed, critic_sees):
     return (
         PPOConfig()
         .environment(Spread)
         .env_runners(num_envs_per_env_runner=32)
-        .multi_agent(policies={"team"})  # all agents have one module, which is told which agent it acts for
-        .rl_module(ActorAndCritic, model_config={"critic": critic})
+        .multi_agent(policies={"team"}, critic_sees=critic_sees)  # all agents have one module
         .training(train_batch_size_per_learner=800, minibatch_size=800, num_epochs=8, lr=2e-3, gamma=0.9)
         .training(entropy_coeff=0.01)
         .debugging(seed=seed)
     )
 
 
-def train(seed, critic, num_env_steps=NUM_ENV_STEPS):
+def train(seed, critic_sees, num_env_steps=NUM_ENV_STEPS):
     """Train, and return the mean return of the team over the latest 100 episodes, for one agent of it."""
-    with make_config(seed, critic).build() as algo:
+    with make_config(seed, critic_sees).build() as algo:
         while algo.num_env_steps_sampled_lifetime < num_env_steps:
             result = algo.train()
     return result["env_runners"]["agent_episode_return_mean"]["agent_0"]
 
 
 def main(seeds=1):
-    found = {"own": [], "state": []}
+    found = {"one": [], "all": []}
     for seed in range(seeds):
         for critic, returns in found.items():
-            returns.append(train(seed, critic))
+            returns.append(train(seed, "all" if critic == "all" else None))
             print(f"seed {seed}, the critic sees {critic}: mean return {returns[-1]:.2f}")
     return found
 

@@ -97,7 +97,9 @@ def test_appo_has_the_values_of_what_critics_see(model_config: Any) -> None:
             batch = algo.make_batch(module_id, parts)
             module: Any = algo.learner_group.get_module(module_id)
             values = [slow_values(module, part["critic_obs"], part.valid)[:-1] for part in parts]
-            rows = [part.valid_rows(column, by_lane=module.has_memory()) for part, column in zip(parts, values, strict=True)]
+            rows = [
+                part.valid_rows(column, by_lane=module.has_memory()) for part, column in zip(parts, values, strict=True)
+            ]
             expected = np.concatenate(rows)
             np.testing.assert_allclose(batch["values"], expected, rtol=1e-4, atol=1e-5)
 

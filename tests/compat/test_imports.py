@@ -89,6 +89,7 @@ assert (Columns.TERMINATEDS, Columns.ACTION_LOGP, Columns.NEXT_OBS) == ("termina
         ("from ray.rllib.core.models.specs.specs_dict import SpecDict", "ModelV2 and its catalog"),
         ("from ray.rllib.algorithms.dreamerv3.utils import debugging", "an algorithm that is not built"),
         ("from ray.rllib.evaluation.postprocessing import compute_advantages", "use episodes in callbacks"),
+        ("from ray.rllib.examples.algorithms.mappo.mappo import MAPPOConfig", "multi_agent(critic_sees=...)"),
         ("from ray.rllib.utils.annotations import overrides", "Did you mean 'override'?"),
         ("import ray.rllib.utils.annotation", "Did you mean 'utils.annotations'?"),
     ],

@@ -328,3 +328,19 @@ def test_a_script_that_builds_nothing_and_one_that_fails(run: Run, tmp_path: Pat
     assert "text\n" in nothing.stderr and "built no algorithm" in nothing.stderr
     fails = print_port(run, tmp_path, start + ".training(lrr=1)", code=1)
     assert "lrr" in fails.stderr and "Traceback" in fails.stderr
+
+
+def test_a_centralised_critic_of_rllib_is_told_the_setting(run: Run, tmp_path: Path) -> None:
+    # The names of RLlib's own script, whose first line that is not served does not say what it is for.
+    script = """
+from ray.rllib.algorithms.ppo.ppo import PPO, PPOConfig
+from ray.rllib.algorithms.ppo.ppo_torch_policy import PPOTorchPolicy
+class CentralizedValueMixin:
+    def __init__(self):
+        self.compute_central_vf = self.model.central_value_function
+"""
+    for told in (print_port(run, tmp_path, script, code=1), run([str(tmp_path / "script.py")], code=1)):
+        assert "Policy classes of the old API" in told.stderr
+        assert 'corral.PPOConfig().multi_agent(critic_sees="all")' in told.stderr
+    other = print_port(run, tmp_path, script.partition("class ")[0], code=1)
+    assert "critic_sees" not in other.stderr

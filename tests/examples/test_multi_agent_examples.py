@@ -102,14 +102,14 @@ def test_tic_tac_toe_for_five_of_five_seeds() -> None:
 def test_the_central_critic_explains_what_single_agents_do_not_see() -> None:
     example = load("central_critic")
     explained = {}
-    for critic in ("own", "state"):
-        with example.make_config(0, critic).build() as algo:
+    for critic_sees in (None, "all"):
+        with example.make_config(0, critic_sees).build() as algo:
             for _ in range(6):
-                explained[critic] = algo.train()["learners"]["team"]["vf_explained_var"]
-    assert explained["state"] > explained["own"] + 0.1
+                explained[critic_sees] = algo.train()["learners"]["team"]["vf_explained_var"]
+    assert explained["all"] > explained[None] + 0.1
 
 
 @pytest.mark.slow
 def test_the_central_critic_learns_faster_over_five_seeds() -> None:
     found = load("central_critic").main(seeds=5)
-    assert sum(found["state"]) / 5 > sum(found["own"]) / 5
+    assert sum(found["all"]) / 5 > sum(found["one"]) / 5

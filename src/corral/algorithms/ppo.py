@@ -31,6 +31,7 @@ from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
+from corral.modules.value_scale import has_value_scale, update_value_scale
 
 if TYPE_CHECKING:
     from corral.algorithms.config.setter_types import PPOTrainingArgs
@@ -61,6 +62,8 @@ class PPOConfig(AlgorithmConfig):
             With `None` the coefficient follows its schedule.
         kl_band: How many times above or below `kl_target` the divergence may be before the coefficient changes.
         kl_factors: What the coefficient is multiplied by above and below this band.
+        normalize_values: Whether the value function learns in units of the deviation of recent value targets (Pop-Art,
+            van Hasselt et al. 2016, arXiv:1602.07714), as MAPPO does. The value loss is then in these units.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
         target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence of
             an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no coefficient.
@@ -85,6 +88,7 @@ class PPOConfig(AlgorithmConfig):
     kl_target: PositiveFloat | None = None
     kl_band: Annotated[AtLeastOne, HAS_KL_TARGET] = 1.5
     kl_factors: Annotated[tuple[PositiveFloat, PositiveFloat], HAS_KL_TARGET] = (2.0, 0.5)
+    normalize_values: Annotated[bool, LEARNS_VALUES] = False
     normalize_advantages: bool = True
     target_kl: Annotated[PositiveFloat | None, Need("num_epochs above 1", lambda config: config.num_epochs > 1)] = None
 
@@ -96,6 +100,11 @@ class PPOConfig(AlgorithmConfig):
     def algo_class(self) -> type[Algorithm]:
         """`PPO`."""
         return PPO
+
+    @property
+    def module_settings(self) -> dict[str, Any]:
+        """The scale of values, if there is one."""
+        return {**super().module_settings, **({"normalize_values": True} if self.normalize_values else {})}
 
     def check_settings(self) -> None:
         """Refuse contradictions of these settings; see `AlgorithmConfig.validate`."""
@@ -129,6 +138,12 @@ class PPO(Algorithm):
     def setup(self) -> None:
         """Start with no adaptive KL coefficient: each module starts at its initial value when it first learns."""
         self._kl_coeff: dict[str, float] = {}
+        for module_id, record in self.modules.items():
+            if record.config.normalize_values and record.has_weights and not has_value_scale(record.module):
+                raise ConfigError(
+                    f"normalize_values=True is for the default module, and module {module_id!r} is a "
+                    f"{type(record.module).__name__} or has another architecture: leave it out."
+                )
 
     def make_loss(self, config: PPOConfig) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
@@ -146,6 +161,11 @@ class PPO(Algorithm):
         # Values of the old weights: advantages and value targets stay the same in all epochs.
         with self.timers.time("returns"):
             batches = {module_id: self._batch(module_id, parts) for module_id, parts in rollouts.items()}
+        for module_id, batch in batches.items():
+            if self.module_config(module_id).normalize_values:
+                targets = batch["value_targets"]
+                moments = float(targets.mean()), float((targets * targets).mean())
+                self.learner_group.foreach_module(module_id, update_value_scale, *moments)
         # Schedules are read once, so that all minibatches of an iteration have the same coefficients.
         coefficients = {module_id: self._coefficients(module_id) for module_id in batches}
         with self.timers.time("learning"):
@@ -363,6 +383,8 @@ def ppo_loss(
         near = batch["values"] + (values - batch["values"]).clamp(-vf_clip_param, vf_clip_param)
         vf_errors = torch.max(vf_errors, (near - value_targets).square())
     vf_loss = (vf_errors if vf_loss_clip is None else vf_errors.clamp(max=vf_loss_clip)).mean()
+    if (scale := getattr(module, "value_scale", None)) is not None:
+        vf_loss = vf_loss / scale.variance
 
     # A bonus or penalty with coefficient 0 is reported only, and costs no backward pass.
     loss = policy_loss + vf_loss_coeff * vf_loss

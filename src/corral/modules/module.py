@@ -176,7 +176,7 @@ class NetworkConfig:
         own: type = cls
         known = setting_types(own)
         absent = {name for name in ("use_lstm", "use_gru") if name not in known and settings.get(name) is False}
-        absent.add("critic_space")  # a space, which the class reads
+        absent |= {"critic_space", "normalize_values"}  # of other settings, which the class reads
         config = parse_settings(cls, {name: settings[name] for name in settings if name not in absent}, "model_config")
         if config.architecture is not None:
             config._refuse_layers()
@@ -559,6 +559,11 @@ class ActorCritic(Module):
         self.policy_hiddens, self.value_hiddens = map(config.make_head_layers, (num_features, num_of_value))
         self.policy_head = config.make_last_layer(num_features, num_outputs, self._SMALL_POLICY_GAIN)
         self.value_head = config.make_last_layer(num_of_value, 1, 1.0)
+        self.value_scale: Any = None
+        if model_config.get("normalize_values"):
+            from corral.modules.value_scale import ValueScale
+
+            self.value_scale = ValueScale()
         if self.log_std is None:
             with torch.no_grad():
                 self.policy_head.bias[torch.from_numpy(columns)] += initial_log_std
@@ -585,7 +590,7 @@ class ActorCritic(Module):
 
     def _values(self, features: Tensor) -> Tensor:
         values: Tensor = self.value_head(self.value_hiddens(features)).squeeze(-1)
-        return values
+        return values if self.value_scale is None else self.value_scale(values)
 
     def policy_and_value(
         self, obs: Tree, state: Tree = None, mask: Tensor | None = None, critic_obs: Tree = None
@@ -607,7 +612,7 @@ class ActorCritic(Module):
     def drop_critic(self) -> None:
         """Remove the layers of a central critic."""
         if self.critic_space is not None:
-            del self.value_encoder, self.value_hiddens, self.value_head
+            del self.value_encoder, self.value_hiddens, self.value_head, self.value_scale
 
     def policy_layers(self) -> tuple[list[nn.Module], nn.Parameter | None] | None:
         """Return the layers of the policy, if observations are flat and no subclass overrides `policy`."""

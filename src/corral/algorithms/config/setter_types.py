@@ -277,6 +277,7 @@ class PPOTrainingArgs(TrainingArgs, total=False):
     kl_target: float | None
     kl_band: float
     kl_factors: Sequence[float]
+    normalize_values: bool
     normalize_advantages: bool
     target_kl: float | None
 

@@ -19,6 +19,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 
 from corral.compat.rllib import install
+from corral.errors import NotServedError
 
 USAGE = """usage: python -m corral.compat.rllib [--port] (script.py | -m module) [arguments of the script]
 
@@ -45,6 +46,12 @@ def main(arguments: Sequence[str]) -> None:
     try:
         (functools.partial(_port, run) if is_port else run)(sys.argv[0])
     except Exception as error:
+        if isinstance(error, NotServedError) and not is_module:
+            from corral.compat.rllib.table import find_hint
+
+            with open(sys.argv[0], encoding="utf-8") as script:
+                if hint := find_hint(script.read()):
+                    error.add_note(hint)
         error.__traceback__ = _from_script(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()

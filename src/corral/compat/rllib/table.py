@@ -409,6 +409,11 @@ FROM_RAY = (
 NOT_SERVED = (
     # Pattern of the dotted path with the name, what it belongs to, and what to do instead.
     (
+        r"mappo|[Ss]hared_?[Cc]ritic|[Cc]entralized_?[Cc]ritic",
+        "a critic that sees all agents, which is a setting in Corral",
+        "use corral.PPOConfig().multi_agent(critic_sees=...), see docs/multi-agent.md",
+    ),
+    (
         r"(^|[.])tf([._]|$)|_tf_|_tf$|[.]TF|Tf[A-Z]|TF[12A-Z]|tf_utils|eager",
         "TensorFlow, which Corral does not use",
         "use torch",
@@ -509,6 +514,16 @@ def public_names(module: ModuleType) -> list[str]:
 def is_served(module: str) -> bool:
     """Return whether the table has a module, or modules below it; the empty string is `ray.rllib` itself."""
     return module in MODULES or any(known.startswith(f"{module}.") for known in (*MODULES, *FROM_RAY))
+
+
+def find_hint(source: str) -> str:
+    """Return what the source of a script asks for under names of its own, and the setting for it; else nothing."""
+    if re.search(r"central_value_function|[Cc]entraliz\w*[Cc]ritic|[Ss]hared_?[Cc]ritic", source):
+        return (
+            "The script gives PPO a critic that sees all agents, which is a setting in Corral: leave out its classes, "
+            'and set corral.PPOConfig().multi_agent(critic_sees="all"), or a function; see docs/multi-agent.md.'
+        )
+    return ""
 
 
 def why_not_served(path: str) -> str:
