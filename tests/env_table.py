@@ -136,6 +136,10 @@ def _examples() -> dict[str, Row]:
     for file in sorted((EXAMPLES / "tuned").glob("*.yaml")):
         experiment = read_experiment(file)
         env, algo = experiment["environment"]["env"], experiment["algo"]
+        if env.startswith("mpe2."):
+            more: dict[str, Any] = {"short": {"max_cycles": 12}, "needs": ("mpe2",), "modules": ("team",)}
+            rows[file.stem] = Row(args=("--config", str(file)), settings={**SMALL[algo], **NETS}, **more)
+            continue
         in_pool = env.startswith("envpool:")
         rows[file.stem] = Row(
             args=("--config", str(file)),

@@ -6,6 +6,7 @@ where a rollout ends is kept for the first row of the next one, so that it does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from corral.core.columns import describe
 from corral.core.ids import AgentID
 from corral.core.spaces import blank_array, module_observation_space, space_tree
-from corral.core.tree import Tree, map_tree
+from corral.core.tree import Tree, map_tree, num_rows
 from corral.data.episodes.lane_rollout import LaneRollout
 from corral.errors import CheckpointError, ConfigError
 
@@ -98,38 +99,15 @@ class CentralCritic:
         critic_sees: The setting, `"all"` or a function.
         seats: Seats of all agents.
         name: Name of the env, for messages.
+
+    Attributes:
+        latest: What each lane saw in its last row, by module id trees of `[L, ...]`; arrays that nobody changes.
     """
 
     def __init__(self, critic_sees: Any, seats: Seats, name: str) -> None:
         """Begin without an earlier rollout."""
         self._critic_sees, self._seats, self._name = critic_sees, seats, name
-        self._latest: dict[str, Tree] = {}  # what each lane saw in its last row, [L, ...]
-
-    def get_state(self) -> dict[str, Tree]:
-        """Return a copy of what the lanes of each module saw last."""
-        return {module_id: map_tree(np.copy, tree) for module_id, tree in self._latest.items()}
-
-    def set_state(self, state: Mapping[str, Tree]) -> None:
-        """Continue from a state of `get_state`."""
-        self._latest = {module_id: map_tree(np.copy, tree) for module_id, tree in state.items()}
-
-    def check_state(self, state: Mapping[str, Tree], seen: Mapping[str, spaces.Space[Any]]) -> None:
-        """Check a state, without changing anything.
-
-        Args:
-            state: The state.
-            seen: Space of what the critic of each module sees.
-
-        Raises:
-            CheckpointError: The critics saw something else.
-        """
-
-        def check(space: spaces.Space[Any], leaf: NDArray[Any]) -> None:
-            if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
-                raise CheckpointError(f"what a central critic saw in a runner is {describe(leaf)}.")
-
-        for module_id in state.keys() & seen.keys():
-            map_tree(check, space_tree(seen[module_id]), state[module_id])
+        self.latest: dict[str, Tree] = {}
 
     def add_columns(
         self,
@@ -152,120 +130,104 @@ class CentralCritic:
         num_keys = rollout.num_rows + 1
         over = np.zeros((num_keys, rollout.num_envs), np.bool_)
         over[1:] = (rollout.terminated | rollout.truncated)[: rollout.num_rows]
-        rows, keys = _blank_rows(self._seats, num_keys * (1 + rollout.same_step), rollout.num_envs), {}
+        joint, keys = _blank_rows(self._seats, num_keys * (1 + rollout.same_step), rollout.num_envs), {}
         for module_id, part in parts.items():
             of, clock = lanes[module_id], part.lane_rows
             is_final = np.zeros(part.obs_rows.shape, np.bool_)
             is_final[1:] = part.terminated | part.truncated
-            key = part.obs_rows.clip(0)
+            keys[module_id] = key = part.obs_rows.clip(0)
             ends_all = over[key, of.envs]
             if rollout.same_step:  # the first observation of an episode came in one row with the final one before it
                 key += num_keys * (ends_all & ~is_final)
             times = np.arange(len(key))[:, None]
             shown = (times < clock) | ((times == clock) & (of.is_open | of.acts))
             shown &= (part.obs_rows >= 0) & (ends_all | ~is_final)
-            keys[module_id] = key
             for agent, own in _lanes_by_agent(of).items():
                 at, i = shown[:, own].nonzero()
                 index = key[at, own[i]], of.envs[own[i]]
-                map_tree(_write(index, (at, own[i])), rows["observations"][agent], part.obs)
-                rows["present"][agent][index] = True
+                _set(joint["observations"][agent], index, _at(part.obs, (at, own[i])))
+                joint["present"][agent][index] = True
             if callable(self._critic_sees):
-                _write_actions(rows["actions"], of, part.broken, rollout.broken)
+                _set_actions(joint["actions"], of, part.broken, rollout.broken)
         for module_id, space in seen.items():
-            if module_id in parts:
-                column = self._column(rows, lanes[module_id], parts[module_id], keys[module_id], space)
-                self._keep(module_id, column, parts[module_id], continues=rollout.continues)
+            of, part, key = lanes[module_id], parts[module_id], keys[module_id]
+            column = map_tree(lambda leaf, key=key: np.zeros((*key.shape, *leaf.shape), leaf.dtype), space_tree(space))
+            for agent, own in _lanes_by_agent(of).items():
+                rows = _at(joint, (key[:, own], of.envs[own]))
+                rows["observations"][agent] = _at(part.obs, (slice(None), own))
+                rows["present"][agent][:] = True
+                _set(column, (slice(None), own), self._see(agent, rows, space))
+            if rollout.continues and module_id in self.latest:
+                latest = self.latest[module_id]  # lanes may have been added
+                (kept,) = (part.obs_rows[0, : num_rows(latest)] <= 0).nonzero()
+                _set(column, (0, kept), _at(latest, kept))
+            part.columns["critic_obs"] = column
+            self.latest[module_id] = _at(column, (part.lane_rows, np.arange(part.num_lanes)))
 
-    def _column(
-        self, rows: dict[str, Any], lanes: Lanes, part: LaneRollout, keys: NDArray[np.int64], space: spaces.Space[Any]
-    ) -> Tree:
-        """Return what the critic of a module sees, a tree of `[T + 1, L, ...]`."""
-        tree = space_tree(space)
-        column: Tree = map_tree(lambda leaf: np.zeros((*keys.shape, *leaf.shape), leaf.dtype), tree)
-        for agent, own in _lanes_by_agent(lanes).items():
-            index = keys[:, own].ravel(), np.tile(lanes.envs[own], len(keys))
-            joint = map_tree(lambda leaf, index=index: leaf[index], rows)
-            joint["observations"][agent] = map_tree(
-                lambda leaf, own=own: leaf[:, own].reshape(-1, *leaf.shape[2:]), part.obs
-            )
-            joint["present"][agent][:] = True
-            seen = self._see(agent, joint, space)
-            map_tree(
-                lambda leaf, entries, own=own: leaf.__setitem__(
-                    (slice(None), own), entries.reshape(len(keys), len(own), *leaf.shape[2:])
-                ),
-                column,
-                seen,
-            )
-        return column
-
-    def _see(self, agent: AgentID, joint: dict[str, Any], space: spaces.Space[Any]) -> Tree:
-        """Return what the critic of an agent sees of rows `[B, ...]`."""
-        present = joint["present"]
+    def _see(self, agent: AgentID, rows: dict[str, Any], space: spaces.Space[Any]) -> Tree:
+        """Return what the critic of an agent sees of rows `[T, L, ...]`."""
+        present, shape = rows["present"], rows["present"][agent].shape
         if not callable(self._critic_sees):
-            is_agent = np.array([name == agent for name in self._seats.agents], np.float32)
-            flags = np.stack([present[name] for name in self._seats.agents], -1)
-            observations = {str(name): obs for name, obs in joint["observations"].items()}
             return {
-                "observations": observations,
-                "present": flags,
-                "agent": np.broadcast_to(is_agent, (len(flags), len(is_agent))),
+                "observations": {str(name): obs for name, obs in rows["observations"].items()},
+                "present": np.stack([present[name] for name in self._seats.agents], -1),
+                "agent": np.array([name == agent for name in self._seats.agents]),
             }
-        entries = _call(self._critic_sees, agent, joint)
-        if entries.shape != (expected := (len(present[agent]), *(space.shape or ()))):
+        entries = _call(self._critic_sees, agent, map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows))
+        if entries.shape != (expected := (math.prod(shape), *(space.shape or ()))):
             raise ConfigError(
                 f"env {self._name!r}: {FORM} returned {describe(entries)} for agent {agent!r}, and entries were "
                 f"{list(expected[1:])} when the algorithm was built: return {list(expected)} for {expected[0]} rows, "
                 "with zeros for agents that are absent."
             )
-        return entries
+        return entries.reshape(*shape, *expected[1:])
 
-    def _keep(self, module_id: str, column: Tree, part: LaneRollout, *, continues: bool) -> None:
-        """Add a column to a rollout, row 0 as lanes saw it in the rollout before, and keep what they saw last."""
-        if continues and module_id in self._latest:
 
-            def write(leaf: NDArray[Any], latest: NDArray[Any]) -> None:
-                (kept,) = (part.obs_rows[0, : len(latest)] <= 0).nonzero()  # lanes may have been added
-                leaf[0, kept] = latest[kept]
+def check_seen(state: Mapping[str, Tree], seen: Mapping[str, spaces.Space[Any]]) -> None:
+    """Check a state that is to become `CentralCritic.latest`, by the space of what the critic of each module sees.
 
-            map_tree(write, column, self._latest[module_id])
-        part.columns["critic_obs"] = column
-        self._latest[module_id] = map_tree(lambda leaf: leaf[part.lane_rows, np.arange(part.num_lanes)], column)
+    Raises:
+        CheckpointError: The critics saw something else.
+    """
+
+    def check(space: spaces.Space[Any], leaf: NDArray[Any]) -> None:
+        if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
+            raise CheckpointError(f"what a central critic saw in a runner is {describe(leaf)}.")
+
+    for module_id in state.keys() & seen.keys():
+        map_tree(check, space_tree(seen[module_id]), state[module_id])
 
 
 def _lanes_by_agent(lanes: Lanes) -> dict[AgentID, NDArray[np.int64]]:
     """Return the lanes of each agent."""
-    found: dict[AgentID, list[int]] = {}
-    for lane, agent in enumerate(lanes.agents):
-        found.setdefault(agent, []).append(lane)
-    return {agent: np.array(own) for agent, own in found.items()}
+    agents = np.array(lanes.agents, object)
+    return {agent: (agents == agent).nonzero()[0] for agent in dict.fromkeys(lanes.agents)}
 
 
-def _write(index: Any, source: Any) -> Any:
-    return lambda leaf, given: leaf.__setitem__(index, given[source])
+def _at(tree: Tree, index: Any) -> Tree:
+    return map_tree(lambda leaf: leaf[index], tree)
 
 
-def _write_actions(
-    actions: dict[AgentID, Tree],
-    lanes: Lanes,
-    broken_steps: Sequence[tuple[int, int]],
-    broken: Sequence[tuple[int, int]],
+def _set(tree: Tree, index: Any, values: Tree) -> None:
+    map_tree(lambda leaf, part: leaf.__setitem__(index, part), tree, values)
+
+
+def _set_actions(
+    actions: dict[AgentID, Tree], lanes: Lanes, ended: Sequence[tuple[int, int]], broken: Sequence[tuple[int, int]]
 ) -> None:
     """Write actions, in the units of the env, to the rows that they led to.
 
     Args:
         actions: By agent, where to write them.
         lanes: The lanes that chose them.
-        broken_steps: Row and lane of the steps that a failure of the env ended, of which others saw the beginning.
+        ended: Row and lane of the steps that ended because the env failed later: others saw what they began with.
         broken: Row and sub-env of the env steps that failed: what was chosen there led to nothing.
     """
     distribution, taken, obs_rows, acts, envs, _ = lanes.played
     acts = acts & (obs_rows[: len(acts)] >= 0)  # others are of an earlier rollout
-    for row, lane in broken_steps:
+    for row, lane in ended:
         acts[row, lane] = obs_rows[row, lane] >= 0 and (obs_rows[row, lane], envs[lane]) not in broken
     for agent, own in _lanes_by_agent(lanes).items():
         at, i = acts[:, own].nonzero()
-        index = obs_rows[at, own[i]] + 1, envs[own[i]]
         chosen = distribution.to_env(taken[at, own[i]])
-        map_tree(lambda leaf, part, index=index: leaf.__setitem__(index, part), actions[agent], chosen)
+        _set(actions[agent], (obs_rows[at, own[i]] + 1, envs[own[i]]), chosen)

@@ -121,7 +121,7 @@ class MultiAgentStepping(Stepping):
                 if is_plain([infos.of_lanes, infos.final])
             ],
             **({"played": self._get_played()} if self.host.plays_again else {}),
-            **({} if self._critic is None else {"critic_obs": self._critic.get_state()}),
+            **({} if self._critic is None else {"critic_obs": dict(self._critic.latest)}),
         }
 
     def _get_played(self) -> list[Tree | None]:
@@ -178,7 +178,9 @@ class MultiAgentStepping(Stepping):
                 self.lanes[module_id].check_state(part)
 
         if self._critic is not None:
-            self._critic.check_state(state.get("critic_obs", {}), self._critic_spaces())
+            from corral.runners.central_critic import check_seen
+
+            check_seen(state.get("critic_obs", {}), self._critic_spaces())
 
         def check(here: NDArray[Any], leaf: NDArray[Any]) -> None:
             if leaf.shape[1:] != here.shape[1:] or leaf.dtype != here.dtype:
@@ -203,7 +205,7 @@ class MultiAgentStepping(Stepping):
         if self.host.plays_again:
             self.played.set(state.get("played", ()))
         if self._critic is not None:
-            self._critic.set_state(state.get("critic_obs", {}))
+            self._critic.latest = dict(state.get("critic_obs", {}))
 
     def _critic_spaces(self) -> dict[str, Any]:
         """Return the space of what the critic of each module sees, for the modules that have a central critic."""
