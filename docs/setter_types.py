@@ -46,7 +46,7 @@ IdsArg = Set[str] | list[str] | tuple[str, ...]
 CONVERTED = {
     "policies": "IdsArg | Mapping[str, Mapping[str, Any] | None]",
     "policies_to_train": "IdsArg | Callable[[str], bool] | str | None",
-    "critic_sees": "Literal['all'] | Callable[..., Any] | str | None",
+    "critic_sees": 'Literal["all"] | Callable[..., Any] | str | None',
     "shared_layers": "Mapping[str, IdsArg | Sequence[Sequence[str]]]",
 }
 

@@ -90,18 +90,14 @@ class RecurrentActorCritic(ActorCritic):
     def initial_state(self) -> State:
         """Return the state of the policy's layer, and the state of the value's own layer with names `value_...`."""
         state: State = self.policy_encoder.initial_state()
-        if self._has_value_memory:
+        if self.critic_space is None and self.value_encoder is not self.policy_encoder:
             state |= {f"value_{name}": part for name, part in self.value_encoder.initial_state().items()}
         return state
-
-    @property
-    def _has_value_memory(self) -> bool:
-        return self.critic_space is None and self.value_encoder is not self.policy_encoder
 
     def policy(self, obs: Tree, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
         """Return `dist_inputs`, float32 `[B, D]`, and the next states, for observations `[B, ...]` and states."""
         features, after = self.policy_encoder.step(obs, _part(state, ""))
-        if self._has_value_memory:
+        if "value_h" in state:
             _, own = self.value_encoder.step(obs, _part(state, "value_"))
             after |= {f"value_{name}": part for name, part in own.items()}
         return self._dist_inputs(obs, features), after
@@ -151,7 +147,7 @@ class RecurrentActorCritic(ActorCritic):
         if not is_flat(self.policy_encoder, self.observation_space):
             return None
         encoders = {"": self.policy_encoder}
-        if self._has_value_memory:
+        if self.critic_space is None and self.value_encoder is not self.policy_encoder:
             encoders["value_"] = self.value_encoder
         layers = {prefix: ([*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()}
         if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()):

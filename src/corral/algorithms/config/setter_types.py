@@ -133,7 +133,7 @@ class MultiAgentArgs(TypedDict, total=False):
     count_steps_by: Literal["env_steps", "agent_steps"]
     algorithm_config_overrides_per_module: Mapping[str, Mapping[str, Any]]
     shared_layers: Mapping[str, IdsArg | Sequence[Sequence[str]]]
-    critic_sees: Literal['all'] | Callable[..., Any] | str | None
+    critic_sees: Literal["all"] | Callable[..., Any] | str | None
 
 
 class OfflineDataArgs(TypedDict, total=False):
