@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agent_steps import AGENTS, Played
-from at_least import all_of
 from corral import PPOConfig
 from corral.errors import ConfigError
 from corral.runners.runner import EnvRunner
 from corral.runners.runner_state import get_runner_state, set_runner_state
 from corral.runs.checkpoint.codec import decode, encode
 from scripted_agents import ScriptedAgents
+from seen_by_critics import assert_seen, numbers_of_all
 
 NUMBERS = (1, 2, 30, 3, 90, 7, 1, 1, 60)
-
-
-def numbers_of_all(agent_id: Any, observations: Any, actions: Any, present: Any) -> Any:
-    """Return what each agent sees, what it did, whether it is present, and whose critic it is."""
-    rows = len(present[agent_id])
-    columns = [observations[agent][:, 0] for agent in AGENTS]
-    columns += [actions[agent] for agent in AGENTS] + [present[agent] for agent in AGENTS]
-    return np.stack([*columns, np.full(rows, AGENTS.index(agent_id))], -1)
 
 
 def make(episodes: dict[int, list[Played]], critic_sees: Any, policies: Any = ("shared",), **settings: Any) -> Any:
@@ -41,51 +32,6 @@ def make(episodes: dict[int, list[Played]], critic_sees: Any, policies: Any = ("
     return EnvRunner(config.copy(**settings).freeze())
 
 
-def ended(played: Played, agent: Any, t: int) -> bool:
-    """Return whether an agent ended alone in the env step that led to time t."""
-    return t > 0 and bool(played.terminateds[t - 1].get(agent) or played.truncateds[t - 1].get(agent))
-
-
-def is_over(played: Played, t: int) -> bool:
-    return t > 0 and bool(played.terminateds[t - 1].get("__all__") or played.truncateds[t - 1].get("__all__"))
-
-
-def expected(played: Played) -> Iterator[tuple[float, list[float]]]:
-    """Yield the number by which an agent's row is known, and what `numbers_of_all` gives for it, for all rows.
-
-    A row is known by the number that the agent sees, or for a final row of an agent that was not observed in the end by
-    minus its latest number.
-    """
-    waits: set[Any] = set()  # agents that have acted, and were not observed since
-    latest: dict[Any, float] = {}
-    for t in range(len(played) + 1):
-        seen = {agent: float(obs[0]) for agent, obs in played.observations[t].items()}
-        over = is_over(played, t)
-        acting = {agent for agent in seen if not over and not ended(played, agent, t)}
-        final = {agent for agent in waits if over or ended(played, agent, t)}
-        together = final if over else acting
-        known = {**latest, **{agent: number for agent, number in seen.items() if agent in acting | final}}
-        before = played.actions[t - 1] if t else {}
-        for agent in [agent for agent in AGENTS if agent in acting | final]:
-            present = together | {agent}
-            row = [known[each] if each in present else 0.0 for each in AGENTS]
-            row += [float(before.get(each, 0)) for each in AGENTS] + [float(each in present) for each in AGENTS]
-            yield known[agent] if agent in seen else -known[agent], [*row, float(AGENTS.index(agent))]
-        latest = known
-        waits = (waits - final - acting) | acting
-
-
-def found(rollouts: list[Any]) -> Iterator[tuple[float, Any]]:
-    """Yield the rows that steps began with or led to, by their numbers as `expected` does."""
-    for rollout in rollouts:
-        for part in rollout.modules.values():
-            for t, lane in np.argwhere(part.valid).tolist():
-                for row in (t, t + 1):
-                    number = float(part.obs[row, lane, 0])
-                    unseen = row > t and number == float(part.obs[t, lane, 0])
-                    yield -number if unseen else number, np.array(part["critic_obs"])[row, lane]
-
-
 WAYS: dict[str, dict[str, Any]] = {
     "shared": {},
     "two modules": {"policies": ["one", "other"]},
@@ -99,15 +45,11 @@ def test_a_function_is_given_what_all_agents_saw_and_did(way: str) -> None:
     episodes: dict[int, list[Played]] = {}
     runner = make(episodes, numbers_of_all, **WAYS[way])
     rollouts = [runner.sample(num_timesteps=number) for number in NUMBERS]
-    # Observations of two episodes may have the same numbers: each has its own list of rows.
-    wanted: dict[float, list[list[float]]] = {}
-    for played in [played for of_env in episodes.values() for played in of_env]:
-        for number, row in expected(played):
-            wanted.setdefault(number, []).append(row)
-    rows = list(found(rollouts))
-    assert all_of((row.tolist() in wanted[number] for number, row in rows), 300)
+    rows = assert_seen([played for of_env in episodes.values() for played in of_env], rollouts, 300)
     present = np.array([row[8:12].sum() for _, row in rows])
-    assert set(present) >= {1, 2, 3} and any(number < 0 for number, _ in rows)
+    assert set(present) >= {1, 2, 3} and any(
+        number < 0 for number, _ in rows
+    )  # also of agents that were not observed in the end
 
 
 def test_all_is_the_observations_with_who_is_present_and_whose_critic_it_is() -> None:

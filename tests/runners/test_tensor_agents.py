@@ -236,3 +236,19 @@ def test_evaluation_plays_whole_episodes_on_the_device() -> None:
     assert found["num_episodes"] == 5
     assert 0 < found["episode_len_mean"] <= 13
     assert found["episode_return_mean"] == pytest.approx(sum(found["agent_episode_return_mean"].values()))
+
+
+def test_a_central_critic_sees_an_env_of_tensors_on_arrays() -> None:
+    # The goalkeeper sees the places of all agents, also in final observations, which come with the next first ones.
+    with make_config().multi_agent(critic_sees="all").build() as algo:
+        assert algo.env_runner_group.setting_of_arrays == "multi_agent.critic_sees"
+        assert np.isfinite(algo.train()["learners"]["keeper"]["vf_loss"])
+        (rollout,) = algo.sample(15 * N)
+        for part in rollout.by_module().values():
+            seen, ends = part.columns["critic_obs"], part.done & part.valid
+            for rows in (seen["observations"], {name: leaf[1:][ends] for name, leaf in seen["observations"].items()}):
+                np.testing.assert_array_equal(rows["red"][..., 0], rows["goalkeeper"][..., 0])
+                np.testing.assert_array_equal(rows["blue"][..., 0], rows["goalkeeper"][..., 1])
+            assert ends.sum() >= N and seen["present"][:-1][part.valid].all() and seen["present"][1:][part.valid].all()
+            own = np.array([seen["observations"][agent][:, lane] for lane, agent in enumerate(part.lane_agents)])
+            np.testing.assert_array_equal(own.swapaxes(0, 1)[:-1][part.valid], part.obs[:-1][part.valid])

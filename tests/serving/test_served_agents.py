@@ -28,6 +28,7 @@ from corral.runners.runner import EnvRunner
 from corral.runners.serving.client import ClientError, EpisodesLost, MultiAgentPolicyClient, PolicyClient, drive
 from random_agents import RandomAgents
 from scripted_agents import ScriptedAgents
+from seen_by_critics import assert_seen, numbers_of_all
 from watched_episodes import Watching, WatchingWholes, assert_same
 
 
@@ -668,3 +669,13 @@ def test_algorithms_learn_from_agents_of_simulators(algo: Any, num_runners: int,
         for module_id in ("even", "odd"):
             assert all_of(np.isfinite(v) for k, v in result["learners"][module_id].items() if k.endswith("loss"))
         assert result["env_runners"]["num_agent_steps_sampled_lifetime"] > result["num_env_steps_sampled_lifetime"]
+
+
+@pytest.mark.parametrize("drops", [0.0, 0.03])
+def test_central_critics_see_all_agents_of_clients(drops: float) -> None:
+    settings = config(3).multi_agent(critic_sees=numbers_of_all)
+    runner = EnvRunner(settings.freeze())
+    simulators = [Simulator(runner, number, num_envs, drops=drops) for number, num_envs in ((0, 2), (1, 1))]
+    with played_by(runner, *simulators) as envs:
+        rollouts = [runner.sample(num_timesteps=number) for number in (3, 40, 1, 25)]
+    assert_seen([played for env in envs for played in env.episodes], rollouts, 100)

@@ -191,7 +191,10 @@ def _validate_env_functions(config: AlgorithmConfig) -> None:
 
 
 def _validate_actions(config: AlgorithmConfig) -> None:
-    """Refuse settings of actions that contradict each other."""
+    """Refuse settings of actions that contradict each other, and settings of modules that others stand for."""
+    for name, instead in (("critic_space", "multi_agent(critic_sees=...)"), ("normalize_values", "training(...)")):
+        if name in config.model_config:
+            raise ConfigError(f"model_config: {name} is not set here, but by .{instead}: leave it out.")
     given = config.model_config.get("action_bounds")
     if given is not None and not config.normalize_actions:
         raise ConfigError(
