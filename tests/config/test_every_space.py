@@ -23,7 +23,8 @@ from corral.algorithms.config.without_effect import (
 from corral.algorithms.registry import config_class
 from corral.errors import ConfigError
 from corral.modules.distributions import SquashedGaussian
-from corral.modules.spec import ModuleSpec, example_obs
+from corral.modules.networks import example_obs
+from corral.modules.spec import ModuleSpec
 
 FLAT, IMAGE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(0, 255, (8, 8, 8), np.uint8)
 MASKED = spaces.Dict({"obs": FLAT, "action_mask": spaces.MultiBinary(3)})

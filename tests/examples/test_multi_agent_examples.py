@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 
 import example_files
+from corral.algorithms.registry import config_from_dict
+from corral.tools.cli.experiment import read_experiment
 
 
 def load(name: str) -> ModuleType:
@@ -113,3 +115,21 @@ def test_the_central_critic_explains_what_single_agents_do_not_see() -> None:
 def test_the_central_critic_learns_faster_over_five_seeds() -> None:
     found = load("central_critic").main(seeds=5)
     assert sum(found["all"]) / 5 > sum(found["one"]) / 5
+
+
+@pytest.mark.slow
+def test_mappo_is_better_on_simple_spread_than_independent_ppo() -> None:
+    pytest.importorskip("mpe2")
+    settings = read_experiment(example_files.EXAMPLES / "tuned" / "mappo_simple_spread.yaml")
+    del settings["stop"]
+    for seed in range(2):
+        mappo = config_from_dict(settings).debugging(seed=seed)
+        independent = mappo.copy().multi_agent(policies={f"agent_{i}" for i in range(3)}, critic_sees=None)
+        independent.training(normalize_values=False, minibatch_size=400)
+        returns = []
+        for config in (mappo, independent):
+            with config.build() as algo:
+                while algo.num_env_steps_sampled_lifetime < 41_600:
+                    result = algo.train()
+            returns.append(result["env_runners"]["episode_return_mean"])
+        assert returns[0] > returns[1] + 1

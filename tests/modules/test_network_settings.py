@@ -15,12 +15,11 @@ from corral import Algorithm, DQNConfig, PPOConfig, SACConfig
 from corral.errors import ConfigError
 from corral.modules.inference import Inference
 from corral.modules.module import ActorCritic, Module
-from corral.modules.networks import LogStdBounds
+from corral.modules.networks import LogStdBounds, example_obs
 from corral.modules.q_module import NoisyLinear, QModule, QNetwork
 from corral.modules.recurrent import RecurrentActorCritic
 from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.modules.sac_module import SACModule
-from corral.modules.spec import example_obs
 from corral.modules.td3_module import TD3Module
 from corral.testing import CountingEnv
 

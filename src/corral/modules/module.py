@@ -32,6 +32,7 @@ from corral.modules.networks import (
     LogStdBounds,
     LogStdClamp,
     MakeLinear,
+    example_obs,
     has_image,
     is_image,
     linear,
@@ -370,8 +371,6 @@ class Module(Viewable, nn.Module):
         """
         own, num_inputs, seen = type(self), (self.distribution.num_inputs,), obs
         if self.critic_space is not None:
-            from corral.modules.spec import example_obs  # here: it imports this module
-
             seen = example_obs(self.critic_space)
         if own.has_memory():
             yield from memory_outputs(self, obs, has_value=own.value is not Module.value, critic_obs=seen)

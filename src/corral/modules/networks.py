@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -520,3 +521,15 @@ def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:
         f"Unsupported observation space {space}: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
         "of these spaces, or give a custom module with .rl_module(...)."
     )
+
+
+def example_obs(space: spaces.Space[Any]) -> Tree:
+    """Return two observations of a space, the same at every call, as a tree of tensors `[2, ...]`."""
+    space = copy.deepcopy(space)  # drawing changes the generator of a space
+    space.seed(0)
+    return map_tree(_batch_of, space.sample(), space.sample())
+
+
+def _batch_of(*draws: Any) -> torch.Tensor:
+    rows = np.stack(draws)
+    return torch.from_numpy(rows.astype(np.float32) if rows.dtype.kind == "f" else rows)

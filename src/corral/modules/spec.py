@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from corral.errors import CheckpointError, ConfigError
 from corral.modules.distributions import ILLEGAL
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.module import Module
+from corral.modules.networks import example_obs
 
 if TYPE_CHECKING:
     from corral.modules.transforms.pipeline import Pipeline
@@ -186,15 +186,3 @@ def _check_choice(module: HeuristicModule, obs: Tree) -> None:
         raise
     except Exception:  # for an observation that an env may never give; sampling tries what it gives
         return
-
-
-def example_obs(space: spaces.Space[Any]) -> Tree:
-    """Return two observations of a space, the same at every call, as a tree of tensors `[2, ...]`."""
-    space = copy.deepcopy(space)  # drawing changes the generator of a space
-    space.seed(0)
-    return map_tree(_batch_of, space.sample(), space.sample())
-
-
-def _batch_of(*draws: Any) -> torch.Tensor:
-    rows = np.stack(draws)
-    return torch.from_numpy(rows.astype(np.float32) if rows.dtype.kind == "f" else rows)

@@ -24,7 +24,7 @@ from corral.exploration.intrinsic import IntrinsicReward
 from corral.exploration.noise import GaussianNoise
 from corral.modules.distributions import ActionDistribution, Deterministic
 from corral.modules.exporting import silence_exporter
-from corral.modules.spec import example_obs
+from corral.modules.networks import example_obs
 from corral.runners.actor import Actor
 
 OBS, UNIFORM, ACTIONS, OUTPUTS, DRAWS = "obs", "uniform", "actions", "outputs", "draws"

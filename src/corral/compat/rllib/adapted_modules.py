@@ -48,8 +48,8 @@ from corral.errors import ConfigError
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import module_inputs
 from corral.modules.module import Module
+from corral.modules.networks import example_obs
 from corral.modules.q_module import QModule
-from corral.modules.spec import example_obs
 
 _OBS, _ACTIONS, _INPUTS, _VALUES = "obs", "actions", "action_dist_inputs", "vf_preds"
 _EMBEDDINGS, _STATE_IN, _STATE_OUT = "embeddings", "state_in", "state_out"

@@ -25,7 +25,7 @@ from corral.modules.exporting import silence_exporter
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
-from corral.modules.spec import example_obs
+from corral.modules.networks import example_obs
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
