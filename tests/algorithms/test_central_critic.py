@@ -79,7 +79,7 @@ def test_ppo_has_the_values_of_what_critics_see(critic_sees: Any, model_config: 
                 np.testing.assert_allclose(
                     batch[name], part.valid_rows(column, by_lane=by_lane), rtol=1e-4, atol=1e-5, err_msg=name
                 )
-            # The values that the loss moves are those of the batch.
+            # The loss moves the values that are in the batch.
             from corral.learners.update import to_tensors
             from corral.modules.memory import module_inputs
 

@@ -602,7 +602,7 @@ class ActorCritic(Module):
         return self._dist_inputs(obs, features), self._values(features)
 
     def acting_weights(self) -> dict[str, Tensor]:
-        """Return all weights, or those of the policy alone if there is a central critic."""
+        """Return all weights, or the weights of the policy alone if there is a central critic."""
         weights = self.state_dict()
         if self.critic_space is None:
             return weights
