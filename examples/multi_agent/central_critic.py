@@ -4,7 +4,7 @@ The env has the structure of the particle env "simple spread" (Lowe et al. 2017,
 square with landmarks, and have one common reward. Here each agent has a landmark of its own and sees nothing else. The
 reward depends on the distances of all agents. So an agent cannot tell from its observation how good the state of the
 team is, and a critic that sees the same gives advantages full of noise. Policies see the same in both cases.
-After 20,000 env steps the mean return with the central critic is higher with each of seeds 0 to 4, by 0.5 on average.
+After 20,000 env steps the mean return with the central critic is higher with each of seeds 0 to 4, by 0.4 on average.
 
 python examples/multi_agent/central_critic.py --seeds 5
 """

@@ -113,7 +113,8 @@ def test_a_run_with_a_central_critic_continues_exactly(base: Any, model_config: 
         exact_runs.check_continuation(algo, tmp_path / "saved")
 
 
-@pytest.mark.parametrize("model_config", [LSTM, pytest.param({"fcnet_hiddens": [8]}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model_config", [LSTM, {"fcnet_hiddens": [8]}])
 def test_two_learners_and_two_runners_train_a_central_critic(model_config: Any) -> None:
     config = config_of(PPOConfig, critic_sees="all").rl_module(model_config=model_config).engine("process")
     config.env_runners(num_env_runners=2, straggler_factor=None).learners(num_learners=2)

@@ -75,6 +75,7 @@ class Actor:
             ConfigError: The module or the exploration does not fit the spaces.
         """
         self.module: Any = spec.build()
+        self.module.drop_critic()
         self.inference = Inference(self.module)
         self.is_heuristic = isinstance(self.module, HeuristicModule)
         self.has_action_mask = self.module.has_action_mask
