@@ -675,7 +675,9 @@ def test_algorithms_learn_from_agents_of_simulators(algo: Any, num_runners: int,
 def test_central_critics_see_all_agents_of_clients(drops: float) -> None:
     settings = config(3).multi_agent(critic_sees=numbers_of_all)
     runner = EnvRunner(settings.freeze())
-    simulators = [Simulator(runner, number, num_envs, drops=drops) for number, num_envs in ((0, 2), (1, 1))]
+    # Of different paces, so that samples end while actions of some agents have not led to a step yet.
+    paces = ((0, 2, 0.002), (1, 1, 0.0))
+    simulators = [Simulator(runner, number, num_envs, pause_s, drops=drops) for number, num_envs, pause_s in paces]
     with played_by(runner, *simulators) as envs:
-        rollouts = [runner.sample(num_timesteps=number) for number in (3, 40, 1, 25)]
+        rollouts = [runner.sample(num_timesteps=number) for number in (3, 40, 1, 25, *[2] * 10)]
     assert_seen([played for env in envs for played in env.episodes], rollouts, 100)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from corral.core.columns import describe
 from corral.core.ids import AgentID
 from corral.core.spaces import blank_array, module_observation_space, space_tree
-from corral.core.tree import Tree, map_tree, num_rows
+from corral.core.tree import Tree, map_tree
 from corral.data.episodes.lane_rollout import LaneRollout
 from corral.errors import CheckpointError, ConfigError
 
@@ -101,13 +101,14 @@ class CentralCritic:
         name: Name of the env, for messages.
 
     Attributes:
-        latest: What each lane saw in its last row, by module id trees of `[L, ...]`; arrays that nobody changes.
+        latest: By module id, `seen`, what each lane saw last, a tree of `[L, ...]`, and `is_there`, whether the next
+            rollout begins with it, bool `[L]`; arrays that nobody changes.
     """
 
     def __init__(self, critic_sees: Any, seats: Seats, name: str) -> None:
         """Begin without an earlier rollout."""
         self._critic_sees, self._seats, self._name = critic_sees, seats, name
-        self.latest: dict[str, Tree] = {}
+        self.latest: dict[str, dict[str, Any]] = {}
 
     def add_columns(
         self,
@@ -148,7 +149,7 @@ class CentralCritic:
                 _set(joint["observations"][agent], index, _at(part.obs, (at, own[i])))
                 joint["present"][agent][index] = True
             if callable(self._critic_sees):
-                _set_actions(joint["actions"], of, part.broken, rollout.broken)
+                _set_actions(joint["actions"], of, part.broken, rollout)
         for module_id, space in seen.items():
             of, part, key = lanes[module_id], parts[module_id], keys[module_id]
             column = map_tree(lambda leaf, key=key: np.zeros((*key.shape, *leaf.shape), leaf.dtype), space_tree(space))
@@ -158,11 +159,11 @@ class CentralCritic:
                 rows["present"][agent][:] = True
                 _set(column, (slice(None), own), self._see(agent, rows, space))
             if rollout.continues and module_id in self.latest:
-                latest = self.latest[module_id]  # lanes may have been added
-                (kept,) = (part.obs_rows[0, : num_rows(latest)] <= 0).nonzero()
-                _set(column, (0, kept), _at(latest, kept))
+                (kept,) = self.latest[module_id]["is_there"].nonzero()
+                _set(column, (0, kept), _at(self.latest[module_id]["seen"], kept))
             part.columns["critic_obs"] = column
-            self.latest[module_id] = _at(column, (part.lane_rows, np.arange(part.num_lanes)))
+            seen_last = _at(column, (part.lane_rows, np.arange(part.num_lanes)))
+            self.latest[module_id] = {"seen": seen_last, "is_there": of.is_open | of.acts}
 
     def _see(self, agent: AgentID, rows: dict[str, Any], space: spaces.Space[Any]) -> Tree:
         """Return what the critic of an agent sees of rows `[T, L, ...]`."""
@@ -183,7 +184,7 @@ class CentralCritic:
         return entries.reshape(*shape, *expected[1:])
 
 
-def check_seen(state: Mapping[str, Tree], seen: Mapping[str, spaces.Space[Any]]) -> None:
+def check_seen(state: Mapping[str, Any], seen: Mapping[str, spaces.Space[Any]]) -> None:
     """Check a state that is to become `CentralCritic.latest`, by the space of what the critic of each module sees.
 
     Raises:
@@ -195,7 +196,7 @@ def check_seen(state: Mapping[str, Tree], seen: Mapping[str, spaces.Space[Any]])
             raise CheckpointError(f"what a central critic saw in a runner is {describe(leaf)}.")
 
     for module_id in state.keys() & seen.keys():
-        map_tree(check, space_tree(seen[module_id]), state[module_id])
+        map_tree(check, space_tree(seen[module_id]), state[module_id]["seen"])
 
 
 def _lanes_by_agent(lanes: Lanes) -> dict[AgentID, NDArray[np.int64]]:
@@ -213,7 +214,7 @@ def _set(tree: Tree, index: Any, values: Tree) -> None:
 
 
 def _set_actions(
-    actions: dict[AgentID, Tree], lanes: Lanes, ended: Sequence[tuple[int, int]], broken: Sequence[tuple[int, int]]
+    actions: dict[AgentID, Tree], lanes: Lanes, ended: Sequence[tuple[int, int]], rollout: MultiAgentRollout
 ) -> None:
     """Write actions, in the units of the env, to the rows that they led to.
 
@@ -221,12 +222,14 @@ def _set_actions(
         actions: By agent, where to write them.
         lanes: The lanes that chose them.
         ended: Row and lane of the steps that ended because the env failed later: others saw what they began with.
-        broken: Row and sub-env of the env steps that failed: what was chosen there led to nothing.
+        rollout: Rollout of the env steps; what was chosen where one failed led to nothing.
     """
     distribution, taken, obs_rows, acts, envs, _ = lanes.played
-    acts = acts & (obs_rows[: len(acts)] >= 0)  # others are of an earlier rollout
+    acts = acts.copy()
     for row, lane in ended:
-        acts[row, lane] = obs_rows[row, lane] >= 0 and (obs_rows[row, lane], envs[lane]) not in broken
+        acts[row, lane] = (obs_rows[row, lane], envs[lane]) not in rollout.broken
+    # Others are of an earlier rollout, or led to the next one: a client has not reported the step.
+    acts &= (obs_rows[: len(acts)] >= 0) & (obs_rows[: len(acts)] < rollout.num_rows)
     for agent, own in _lanes_by_agent(lanes).items():
         at, i = acts[:, own].nonzero()
         chosen = distribution.to_env(taken[at, own[i]])
