@@ -32,6 +32,8 @@ from corral.learners.learner_group import LearnerGroup
 from corral.learners.losses import Batch
 from corral.modules.module import Module
 
+GROUPS = ("actor.", "critic.")
+
 
 def copies(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
@@ -153,13 +155,21 @@ def test_a_loss_that_is_not_finite_is_refused_in_any_group() -> None:
 
 
 def test_each_group_has_its_own_learning_rate_and_limit_of_gradients() -> None:
-    module = DeterministicActorCritic()
-    learner = make_learner(module, td3_loss, torch.optim.SGD)
-    before = copies(module)
-    update(learner, td3_batch(0), lr={"actor": 0.5, "critic": 0.25}, grad_clip=1e-3)
-    for name, lr in (("actor", 0.5), ("critic", 0.25)):
-        steps = [p - before[key] for key, p in module.named_parameters() if key.startswith(f"{name}.")]
-        assert torch.cat([step.flatten() for step in steps]).norm().item() == pytest.approx(lr * 1e-3, rel=1e-4)
+    def norms_of_steps(**settings: Any) -> list[float]:
+        module = DeterministicActorCritic()
+        before = copies(module)
+        update(make_learner(module, td3_loss, torch.optim.SGD), td3_batch(0), **settings)
+        groups = [[p - before[key] for key, p in module.named_parameters() if key.startswith(name)] for name in GROUPS]
+        return [torch.cat([step.flatten() for step in steps]).norm().item() for steps in groups]
+
+    lrs = {"actor": 0.5, "critic": 0.25}
+    assert norms_of_steps(lr=lrs, grad_clip=1e-3) == pytest.approx([0.5e-3, 0.25e-3], rel=1e-4)
+    limits = {"actor": 1e-3, "critic": 2e-3}
+    assert norms_of_steps(lr=lrs, grad_clip=limits) == pytest.approx([0.5e-3, 0.5e-3], rel=1e-4)
+    free, limited = norms_of_steps(lr=lrs), norms_of_steps(lr=lrs, grad_clip={"critic": 2e-3})
+    assert limited == pytest.approx([free[0], 0.5e-3], rel=1e-4) and free[1] > 1e-3
+    with pytest.raises(ConfigError, match=r"no group\(s\) of parameters \['tail'\]"):
+        norms_of_steps(lr=0.1, grad_clip={"tail": 1.0})
 
 
 @pytest.mark.parametrize(

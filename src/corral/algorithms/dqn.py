@@ -70,7 +70,7 @@ class DQNConfig(OffPolicyConfig):
     tau: float = 0.01
     target_network_update_freq: int = 0
     train_batch_size_per_learner: int = 128
-    grad_clip: float | None = 10.0
+    grad_clip: float | dict[str, float] | None = 10.0
     rollout_fragment_length: int | Literal["auto"] = 4
     # One update for every `rollout_fragment_length` env steps, also with several sub-envs.
     training_intensity: PositiveFloat | Literal["auto"] | None = "auto"

@@ -86,7 +86,7 @@ class IMPALAConfig(AlgorithmConfig):
     min_sample_timesteps_per_iteration: int = 5000
     lr: Schedule = 5e-4
     train_batch_size_per_learner: int = 500
-    grad_clip: float | None = 40.0
+    grad_clip: float | dict[str, float] | None = 40.0
     lambda_: Probability = 1.0
     vtrace_clip_rho_threshold: PositiveFloat = 1.0
     vtrace_clip_c_threshold: PositiveFloat = 1.0

@@ -77,7 +77,7 @@ class PPOConfig(AlgorithmConfig):
     train_batch_size_per_learner: int = 2048
     minibatch_size: int | None = 64
     num_epochs: int = 10
-    grad_clip: float | None = 0.5
+    grad_clip: float | dict[str, float] | None = 0.5
     lambda_: Probability = 0.95
     clip_param: NonNegativeSchedule = 0.2
     vf_clip_param: Annotated[PositiveFloat | None, LEARNS_VALUES] = None

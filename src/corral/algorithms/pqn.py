@@ -56,7 +56,7 @@ class PQNConfig(AlgorithmConfig):
     train_batch_size_per_learner: int = 1024
     minibatch_size: int | None = 128
     num_epochs: int = 4
-    grad_clip: float | None = 10.0
+    grad_clip: float | dict[str, float] | None = 10.0
     lambda_: Probability = 0.65
 
     def training(self, **settings: Unpack[PQNTrainingArgs]) -> Self:

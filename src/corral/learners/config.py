@@ -18,6 +18,7 @@ from corral.core.settings import (
     PositiveInt,
     Probability,
     check_called,
+    check_names,
 )
 from corral.engines import engine_for
 from corral.engines.base import TRAITS, Resources
@@ -36,7 +37,8 @@ class TrainingSettings:
             means the whole batch.
         num_epochs: Number of passes over each batch.
         shuffle_batch_per_epoch: Whether each pass uses the batch in a new order.
-        grad_clip: Limit for the gradients; `None` means no clipping.
+        grad_clip: Limit for the gradients, or one for each group of parameters, `{"critic": 1.0}`; `None` means no
+            clipping.
         grad_clip_by: Quantity that is limited: `"global_norm"`, `"norm"` (of each parameter) or `"value"`.
         loss: Function `(module, batch, coefficients, default_loss)` used in place of the algorithm's loss; see
             docs/learners.md.
@@ -57,7 +59,7 @@ class TrainingSettings:
     shuffle_batch_per_epoch: Annotated[
         bool, Need("minibatch_size", lambda config: config.minibatch_size is not None)
     ] = True
-    grad_clip: PositiveFloat | None = None
+    grad_clip: PositiveFloat | dict[str, PositiveFloat] | None = None
     grad_clip_by: Annotated[
         Literal["global_norm", "norm", "value"], Need("grad_clip", lambda config: config.grad_clip is not None)
     ] = "global_norm"
@@ -73,7 +75,7 @@ class TrainingSettings:
     """Whether the algorithm can train modules with memory."""
 
     def check_settings(self) -> None:
-        """Refuse a loss that cannot be called, and optimizers that cannot step.
+        """Refuse a loss that cannot be called, limits of unknown groups of parameters, and optimizers that cannot step.
 
         Raises:
             ConfigError: Names the settings and the remedy.
@@ -81,6 +83,8 @@ class TrainingSettings:
         from corral.learners.optimizer_settings import check_optimizer  # here, since it imports torch
 
         check_called("loss", self.loss, "module", "batch", "coefficients", "default_loss", group="training")
+        if isinstance(self.grad_clip, dict) and self.LR_GROUPS:
+            check_names("grad_clip", self.grad_clip, self.LR_GROUPS, list_known=True)
         check_optimizer(self)
 
     @property
@@ -162,7 +166,7 @@ class LearnerConfig(Config, Protocol):
     minibatch_size: int | None
     num_epochs: int
     shuffle_batch_per_epoch: bool
-    grad_clip: float | None
+    grad_clip: float | dict[str, float] | None
     grad_clip_by: Literal["global_norm", "norm", "value"]
     num_learners: int
     device: str

@@ -200,34 +200,42 @@ def backward(
         loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
 
 
+def limit_of(limit: float | Mapping[str, float] | None, group: str) -> float | None:
+    """Return the limit of the gradients of a group of parameters, where each may have its own."""
+    return limit.get(group) if isinstance(limit, Mapping) else limit
+
+
 def clip_gradients(
-    groups: Mapping[str, Sequence[nn.Parameter]], names: Collection[str], limit: float | None, by: str
+    groups: Mapping[str, Sequence[nn.Parameter]],
+    names: Collection[str],
+    limit: float | Mapping[str, float] | None,
+    by: str,
 ) -> dict[str, float]:
     """Clip the gradients of groups of parameters in place, and return the norm of each group before clipping.
 
     Args:
         groups: Parameters with gradients, by group.
         names: Names of the groups to clip.
-        limit: Largest norm or absolute value; `None` clips nothing.
+        limit: Largest norm or absolute value, or one for each group; `None` clips nothing.
         by: `"global_norm"`, `"norm"` or `"value"`; see `UpdateSettings`.
     """
     norms: dict[str, float] = {}
     for name in names:
-        parameters = groups[name]
+        parameters, most = groups[name], limit_of(limit, name)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if len(gradients) == 1:  # one vector: the dot product takes a third of the time of `norm`
             flat = gradients[0] if gradients[0].ndim == 1 else gradients[0].reshape(-1)
             norm = norms[name] = math.sqrt(torch.dot(flat, flat).item())
         else:
             norm = norms[name] = nn.utils.get_total_norm(gradients).item()
-        if limit is None:
+        if most is None:
             continue
         if by == "norm":
             for parameter in parameters:
-                nn.utils.clip_grad_norm_(parameter, limit)
+                nn.utils.clip_grad_norm_(parameter, most)
         elif by == "value":
-            nn.utils.clip_grad_value_(parameters, limit)
-        elif norm > limit:
+            nn.utils.clip_grad_value_(parameters, most)
+        elif norm > most:
             for gradient in gradients:
-                gradient.mul_(limit / norm)
+                gradient.mul_(most / norm)
     return norms

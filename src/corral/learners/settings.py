@@ -67,7 +67,7 @@ class UpdateSettings:
         minibatch_size: Rows per gradient step, or `None` for the whole batch. A batch that it does not divide is cut
             into equal parts of about this size, so that no row is dropped and no step sees only a few rows.
         shuffle: Whether each epoch visits the rows in a new order.
-        grad_clip: Limit of the gradients, or `None`.
+        grad_clip: Limit of the gradients, or `None`; or one limit for each of some groups of parameters.
         grad_clip_by: `"global_norm"` (per group of parameters), `"norm"` (per parameter) or `"value"` (per entry).
         coefficients: Numbers passed to the loss, by name.
         groups: Names of the groups of parameters that this update steps; `None` is all of them.
@@ -86,7 +86,7 @@ class UpdateSettings:
     num_epochs: int = 1
     minibatch_size: int | None = None
     shuffle: bool = True
-    grad_clip: float | None = None
+    grad_clip: float | Mapping[str, float] | None = None
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
     coefficients: Mapping[str, float] = field(default_factory=dict)
     groups: Collection[str] | None = None
@@ -127,7 +127,8 @@ class UpdateSettings:
             ConfigError: A group does not exist, has no learning rate, or would never move.
         """
         lrs = self.lr if isinstance(self.lr, Mapping) else None
-        named = {*(self.groups or ()), *self.every, *(lrs or ())}
+        limits = self.grad_clip if isinstance(self.grad_clip, Mapping) else {}
+        named = {*(self.groups or ()), *self.every, *(lrs or ()), *limits}
         if unknown := sorted(named - set(names)):
             raise ConfigError(
                 f"update: the module has no group(s) of parameters {unknown}: `parameter_groups` names {sorted(names)}."

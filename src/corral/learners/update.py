@@ -142,7 +142,8 @@ class ModuleUpdate:
         # Most updates move all groups of parameters in each step; then nothing is asked for in the steps.
         self._num_steps = settings.num_epochs * self.cuts.num_parts
         self._moves_all = settings.groups is None and not settings.every
-        if not self._moves_all or (isinstance(settings.lr, Mapping) and settings.lr.keys() != optimizer.groups.keys()):
+        by_group = [each for each in (settings.lr, settings.grad_clip) if isinstance(each, Mapping)]
+        if not self._moves_all or any(each.keys() != optimizer.groups.keys() for each in by_group):
             settings.check_groups(optimizer.groups, self._num_steps)
         optimizer.set_lr(settings.lr)
         self.report = UpdateReport(self.cuts.size, self.cuts.num_parts)
