@@ -27,6 +27,7 @@ def filled(make_runner: Any, num_rollouts: int, capacity: int = 400, **settings:
     for _ in range(num_rollouts):
         rollout = runner.sample(num_timesteps=31)
         rollout["row"] = np.array([[next(rows)] * 3 for _ in range(rollout.num_rows)])
+        rollout["lane"] = np.tile(np.arange(3), (rollout.num_rows, 1))
         buffer.add(rollout)
     return buffer
 
@@ -74,6 +75,43 @@ def test_sequences_are_consecutive_steps_of_one_episode(
     ends = np.array(firsts[1:]) - 2
     over = batch["terminated"][ends] | batch["truncated"][ends]
     assert over.any() and (batch["terminated"][ends] <= (obs[ends, 0] % 2 == 0)).all()  # odd episodes are truncated
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("capacity", [400, 60])
+def test_sequences_across_episodes_have_all_steps_equally_often(make_runner: Any, mode: str, capacity: int) -> None:
+    length, held = 10, {}
+    buffer = filled(make_runner, 6, capacity, autoreset_mode=mode)
+    steps = buffer.sample(3000)
+    for row, lane, obs in zip(steps["row"], steps["lane"], steps["obs"], strict=True):
+        held[int(lane), int(row)] = int(obs[1])
+    batch = buffer.sample_sequences(3000, INITIAL, seq_len=length, across_episodes=True)
+    counts = dict.fromkeys(held, 0)
+    bounds = [*np.flatnonzero(batch["sequence_starts"]), len(batch["obs"])]
+    left, place, newest, num_parts = 0, (0, 0), max(row for _, row in held), 0
+    for start, stop in itertools.pairwise(bounds):
+        episode, times = batch["obs"][start:stop, 0], batch["obs"][start:stop, 1]
+        assert (episode == episode[0]).all() and (np.diff(times) == 1).all()
+        assert batch["states"]["count"][start, 0] == times[0] and batch["learns"][start:stop].tolist()[-1] is False
+        lane, row = int(batch["lane"][start]), int(batch["row"][start])
+        if left:  # the episode before it ended, and its sub-env was reset, in a row of its own or in the same one
+            assert times[0] == 0 and place == (lane, row - (2 if mode == "next_step" else 1))
+            num_parts += 1
+        left = left or length
+        for step in range(start, stop - 1):
+            counts[lane, int(batch["row"][step])] += 1
+        place = lane, int(batch["row"][stop - 2])
+        over = batch["terminated"][stop - 2] or batch["truncated"][stop - 2]
+        taken = int(batch["row"][stop - 2]) - row + 1 + bool(over and mode == "next_step")
+        left = left - taken if over and place[1] + 2 <= newest else 0
+        left = max(left, 0)
+    assert num_parts > 1000
+    # Steps near the ends of the ring are in fewer windows; in between, the first one of an episode is drawn as often.
+    oldest = min(row for _, row in held)
+    inner = {key: count for key, count in counts.items() if oldest + length <= key[1]}
+    if capacity == 400:
+        means = [np.mean([count for key, count in inner.items() if held[key] == time]) for time in range(6)]
+        assert max(means) < 1.2 * min(means), means
 
 
 def test_columns_that_user_code_added_are_drawn_too(make_runner: Any) -> None:

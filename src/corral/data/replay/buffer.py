@@ -440,6 +440,7 @@ class ReplayBuffer:
         n_step: NumSteps = 1,
         gamma: float = 1.0,
         reward_fn: RewardFn | None = None,
+        across_episodes: bool = False,
     ) -> dict[str, Tree]:
         """Return drawn sequences of consecutive steps, each from any step on, for a module with memory.
 
@@ -458,6 +459,9 @@ class ReplayBuffer:
             n_step: Number of steps whose rewards are summed; with `(min, max)` each step draws its own number.
             gamma: Discount per step.
             reward_fn: Function of the rewards of single steps, applied before they are summed.
+            across_episodes: Whether `seq_len` steps, without burn-in, go on in the next episode of a sub-env where one
+                ends, as one more sequence. All steps of an episode are then drawn equally often. With several agents
+                they end with the episode.
 
         Returns:
             A batch whose rows are the steps of each sequence and one row for the observation after them, `[M, ...]`:
@@ -475,16 +479,22 @@ class ReplayBuffer:
         named = dict(_columns_of_states(initial_state))
         has_states = columns.keys() >= named.keys()
         firsts, burns = self._starts_before(firsts, burn_in)
-        steps = self._links.window(firsts, burn_in + seq_len)
-        done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
-        taken = columns["valid"].at(steps)
-        taken[1:] &= ~done[:-1]
-        np.logical_and.accumulate(taken, axis=0, out=taken)
-        lengths = np.minimum(taken.sum(0), burns + seq_len)
+        if across_episodes:
+            assert not burn_in
+            firsts, lengths = self._parts_of_windows(firsts, seq_len)
+            burns = np.zeros_like(lengths)
+            steps = self._links.window(firsts, int(lengths.max()))
+        else:
+            steps = self._links.window(firsts, burn_in + seq_len)
+            done = columns["terminated"].at(steps) | columns["truncated"].at(steps)
+            taken = columns["valid"].at(steps)
+            taken[1:] &= ~done[:-1]
+            np.logical_and.accumulate(taken, axis=0, out=taken)
+            lengths = np.minimum(taken.sum(0), burns + seq_len)
         # Places in the batch: the steps of each sequence, then the row after them.
         ends = np.cumsum(lengths + 1) - 1
         place = np.arange(int(ends[-1]) + 1)
-        sequence = np.repeat(np.arange(num_sequences), lengths + 1)
+        sequence = np.repeat(np.arange(len(lengths)), lengths + 1)
         time, is_step = place - (ends - lengths)[sequence], np.ones(len(place), np.bool_)
         is_step[ends] = False
         flat = steps[np.minimum(time, lengths[sequence] - 1), sequence]  # the row after repeats the last step
@@ -521,6 +531,20 @@ class ReplayBuffer:
             "learns": is_step & (time >= burns[sequence]),
             **{name: columns[name].at(flat) for name in self._added if name not in named and name != INTRINSIC},
         }
+
+    def _parts_of_windows(self, flat: NDArray[np.int64], seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the parts of episodes in the `seq_len` rows from each row on: their first rows and their lengths."""
+        columns, size = self._columns, self._links.size
+        steps = self._links.window(flat, seq_len) % size
+        # After the newest row of a lane the ring goes on with its oldest one.
+        in_time = np.ones(steps.shape, np.bool_)
+        np.logical_and.accumulate(np.diff(self._links.stamped(steps), axis=0) > 0, axis=0, out=in_time[1:])
+        taken = columns["valid"].at(steps) & in_time
+        ended = columns["terminated"].at(steps) | columns["truncated"].at(steps)
+        begins = taken.copy()
+        begins[1:] &= ~taken[:-1] | ended[:-1]
+        taken, begins = taken.T.ravel(), begins.T.ravel()  # one sequence after the other
+        return steps.T.ravel()[begins], np.bincount(np.cumsum(begins)[taken] - 1)
 
     def _starts_before(self, flat: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows up to `most` steps before rows of steps, in the same episodes, and the numbers of steps."""
