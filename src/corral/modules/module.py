@@ -263,10 +263,13 @@ class Module(Viewable, nn.Module):
             `critic_sees` says so; else `None`.
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
+        ACTION_STATE: Name of the part of the state that is the latest module action, for a module with memory that
+            needs it: who acts with the module writes the action there. `None` for other modules.
     """
 
     MUST_DEFINE: ClassVar[tuple[str, ...]] = ("policy", "value")
     CONFIG: ClassVar[type[NetworkConfig] | None] = None
+    ACTION_STATE: ClassVar[str | None] = None
 
     def __init__(
         self,

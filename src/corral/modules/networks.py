@@ -223,7 +223,7 @@ def is_image(space: spaces.Space[Any], config: EncoderConfig | None = None) -> b
         return False
     if len(space.shape) == 2 and not (space.dtype == np.uint8 and space.high.max(initial=0) == 255):
         return False  # a table of numbers
-    rows = _first_pixel_axis(space, None if config is None else config.channel_axis)
+    rows = first_pixel_axis(space, None if config is None else config.channel_axis)
     height, width = space.shape[rows : rows + 2]
     if min(height, width) >= MIN_IMAGE_PIXELS:
         return True
@@ -236,7 +236,7 @@ def has_image(space: spaces.Space[Any], config: EncoderConfig | None = None) -> 
     return any(is_image(leaf, config) for leaf in leaves(space_tree(space)))
 
 
-def _first_pixel_axis(space: spaces.Box, channel_axis: Literal["first", "last"] | None) -> int:
+def first_pixel_axis(space: spaces.Box, channel_axis: Literal["first", "last"] | None = None) -> int:
     """Return the axis of the height, which the axis of the width follows.
 
     Without a setting they are the only pair of adjacent axes of equal size, as in boards `[8, 8, 111]`, if it has as
@@ -276,7 +276,7 @@ def _same_padding(size: tuple[int, int], kernel: tuple[int, int], stride: tuple[
 class ImageEncoder(nn.Module):
     """Convolutions over images and a linear layer after them, as in Mnih et al. 2015: `[B, ...]` to `[B, num_outputs]`.
 
-    One pair of adjacent axes holds the pixels, see `_first_pixel_axis`. All other axes are channels: colours, stacked
+    One pair of adjacent axes holds the pixels, see `first_pixel_axis`. All other axes are channels: colours, stacked
     frames, or both, as in `[B, frames, H, W, 3]`; `[B, H, W]` is one channel. Images are scaled by the bounds of their
     space, see `find_scaling`.
     """
@@ -291,7 +291,7 @@ class ImageEncoder(nn.Module):
             ConfigError: The filters shrink the image to nothing, or it cannot be scaled.
         """
         super().__init__()
-        rows = _first_pixel_axis(space, config.channel_axis)
+        rows = first_pixel_axis(space, config.channel_axis)
         height, width = space.shape[rows : rows + 2]
         others = [axis for axis in range(len(space.shape)) if axis not in (rows, rows + 1)]
         self._axes = [0, *(axis + 1 for axis in (*others, rows, rows + 1))]  # batch, channels, pixels
@@ -509,9 +509,18 @@ def _make_extractor(space: spaces.Space[Any], config: EncoderConfig) -> tuple[nn
 
 
 def _leaf_encoder(space: spaces.Space[Any], config: EncoderConfig) -> nn.Module:
-    if isinstance(space, spaces.Box):
-        return ImageEncoder(space, config) if is_image(space, config) else Flat(math.prod(space.shape))
-    if isinstance(space, spaces.MultiBinary):
+    if isinstance(space, spaces.Box) and is_image(space, config):
+        return ImageEncoder(space, config)
+    return flat_encoder(space)
+
+
+def flat_encoder(space: spaces.Space[Any]) -> Flat | OneHot:
+    """Return what encodes a part of an observation that is no image as numbers `[B, num_outputs]`.
+
+    Raises:
+        ConfigError: The space is not supported.
+    """
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
         return Flat(math.prod(space.shape))
     if isinstance(space, spaces.Discrete):
         return OneHot([int(space.n)], [int(space.start)])

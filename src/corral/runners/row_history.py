@@ -72,6 +72,8 @@ class RowHistory:
 
     def note_actions(self, actions: NDArray[Any], lanes: Any = slice(None)) -> None:
         """Remember the module actions of some lanes, which the next observations follow."""
+        if self._memory is not None:
+            self._memory.note_actions(actions, lanes)
         if self._temporal is not None:
             self._temporal.note_step(actions, None, lanes)
 

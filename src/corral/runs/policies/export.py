@@ -98,6 +98,8 @@ class _Graph(nn.Module):
         if not states:
             return map_tree(Tensor.detach, self.module.distribution.env_mode(outputs))
         dist_inputs, after = outputs
+        if self.module.ACTION_STATE is not None:
+            after = {**after, self.module.ACTION_STATE: self.module.distribution.mode(dist_inputs)}
         after = map_tree(lambda leaf, _: leaf.detach(), after, states[0])
         actions = leaves(self.module.distribution.env_mode(dist_inputs))
         return (*(action.detach() for action in actions), *leaves(after))

@@ -187,6 +187,8 @@ class Policy:
         else:
             inputs, of_module = self._inference.step(obs, of_module)
         actions = np.asarray(self._choose(obs, inputs, explore))
+        if self.module.ACTION_STATE is not None:
+            of_module = {**(of_module or {}), self.module.ACTION_STATE: actions}
         if of_transforms is not None:
             of_transforms = {**of_transforms, "actions": actions}
         return self.module.distribution.to_env(actions), self._joined(of_module, of_transforms)
