@@ -87,6 +87,9 @@ def make_config(algo: str, *, env: Any = StatefulDrift, **settings: Any) -> Algo
         config.reporting(min_sample_timesteps_per_iteration=60).rl_module(
             model_config={**SMALL, "critic_hiddens": [16], "renorm_warmup_updates": 3}
         )
+    elif algo == "DreamerV3":
+        config.training(**OFF_POLICY, model_size="nano", horizon=3).reporting(min_sample_timesteps_per_iteration=60)
+        config.rl_module(model_config={"max_seq_len": 4})
     else:
         config.training(**OFF_POLICY).reporting(min_sample_timesteps_per_iteration=60)
     copied: AlgorithmConfig = config.copy(**settings)

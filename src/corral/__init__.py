@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from corral.algorithms.crossq import CrossQConfig as CrossQConfig
     from corral.algorithms.dqn import DQN as DQN
     from corral.algorithms.dqn import DQNConfig as DQNConfig
+    from corral.algorithms.dreamerv3 import DreamerV3 as DreamerV3
+    from corral.algorithms.dreamerv3 import DreamerV3Config as DreamerV3Config
     from corral.algorithms.impala import IMPALA as IMPALA
     from corral.algorithms.impala import IMPALAConfig as IMPALAConfig
     from corral.algorithms.iql import IQL as IQL
@@ -110,6 +112,8 @@ _HOMES = {
     "DDPGConfig": "corral.algorithms.td3",
     "DQN": "corral.algorithms.dqn",
     "DQNConfig": "corral.algorithms.dqn",
+    "DreamerV3": "corral.algorithms.dreamerv3",
+    "DreamerV3Config": "corral.algorithms.dreamerv3",
     "EnvContext": "corral.envs.vector",
     "EnvRunner": "corral.runners.runner",
     "EnvRunnerGroup": "corral.runners.runner_group",

@@ -35,6 +35,14 @@ TRAINING: dict[str, dict[str, Any]] = {
     "CrossQ": {**OFF_POLICY, "lr": 3e-3},
     "TD3": OFF_POLICY,
     "DDPG": OFF_POLICY,
+    "DreamerV3": {
+        **OFF_POLICY,
+        "model_size": "nano",
+        "horizon": 2,
+        "actor_lr": 3e-3,
+        "critic_lr": 3e-3,
+        "training_intensity": 64.0,
+    },
 }
 
 
@@ -42,7 +50,7 @@ def small_config(algo: str, space: Any = None, **training: Any) -> Any:
     """Return the config of a run of seconds; `space` names the action space of the env."""
     config: Any = config_class(algo)().training(**{**TRAINING[algo], **training})
     if space is None:
-        space = "discrete" if algo in (*ON_POLICY, "DQN") else "box"
+        space = "discrete" if algo in (*ON_POLICY, "DQN", "DreamerV3") else "box"
     config.environment(IdentityEnv, env_config={"space": space}).debugging(seed=1)
     if algo == "DQN":
         config.environment(env_config={"space": space, "episode_length": 8}).debugging(seed=0)
@@ -55,4 +63,6 @@ def small_config(algo: str, space: Any = None, **training: Any) -> Any:
         config.reporting(min_sample_timesteps_per_iteration=100 if algo == "DQN" else 50)
     if algo == "CrossQ":
         return config.rl_module(model_config={"fcnet_hiddens": [32, 32], "critic_hiddens": [32, 32]})
+    if algo == "DreamerV3":
+        return config.rl_module(model_config={"max_seq_len": 16})
     return config.rl_module(model_config={"fcnet_hiddens": [16, 16] if algo == "DQN" else [32, 32]})

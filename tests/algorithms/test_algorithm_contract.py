@@ -20,11 +20,13 @@ from exact_runs import differences, without_times
 FORMS = [
     *((algo, "discrete") for algo in (*ON_POLICY, "DQN", "SAC")),
     *((algo, "box") for algo in ("SAC", "TQC", "CrossQ", "TD3", "DDPG")),
+    *(("DreamerV3", space) for space in ("discrete", "box")),
 ]
 OFF_POLICY_FORMS = [form for form in FORMS if form[0] not in ON_POLICY]
 SLOW_FORMS = [
     *(("SAC", space) for space in ("box_uneven", "discrete_from_minus_2")),
     *((algo, "box") for algo in ("DDPG", "TQC", "CrossQ")),
+    *(("DreamerV3", space) for space in ("discrete", "box")),
 ]
 # Settings that make it learn faster.
 FAST = {"lr": 5e-3, "initial_alpha": 0.03, "train_batch_size_per_learner": 128}
@@ -99,9 +101,10 @@ def test_the_result_has_its_keys_before_anything_is_learned(algo: str, space: st
 def test_a_state_holds_all_that_updates_continue_from(algo: str, space: str) -> None:
     def learn(algorithm: Any) -> list[dict[str, float]]:
         """Learn from the buffer alone: the envs are no part of a state."""
-        found = []
+        found, buffer, record = [], algorithm.local_replay_buffer, algorithm.modules["default_policy"]
         for _ in range(5):
-            batch = algorithm.prepare_batch("default_policy", algorithm.local_replay_buffer.sample(32))
+            drawn = record.draw_sequences(buffer, 32) if record.has_memory else buffer.sample(32)
+            batch = algorithm.prepare_batch("default_policy", drawn)
             update = algorithm.update_module("default_policy", batch, UpdateSettings(lr=1e-3))
             found.append({name: float(np.mean(value)) for name, value in update.items()})
         return found
@@ -238,6 +241,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "TD3": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],
     "DDPG": [*OFF_POLICY, *OF_ACTOR, *OF_TD3],
+    "DreamerV3": [
+        *(refused for refused in OFF_POLICY if "n_step" not in refused[0]),
+        *OF_ACTOR,
+        ({"n_step": 2}, "n_step=2 has no effect on DreamerV3"),
+        ({"burn_in_len": 2}, "burn_in_len=2: DreamerV3 learns from all steps"),
+        ({"horizon": 0}, "horizon=0 must be at least 1"),
+        ({"model_size": "tiny"}, "model_size='tiny' must be"),
+        ({"grad_clip": {"critic": 0.0}}, "grad_clip"),
+        ({"grad_clip": {"critics": 1.0}}, "grad_clip: unknown setting 'critics'"),
+    ],
 }
 
 

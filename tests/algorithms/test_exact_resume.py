@@ -50,6 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sac": ("SAC", NOISY),
     "sac_discrete": ("SAC-discrete", {}),
     "td3": ("TD3", {"policy_delay": 3, "n_step": (1, 3)}),
+    "dreamerv3": ("DreamerV3", IN_TURN | SAME_STEP),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     f"{algo}{runners and '-two'}{mode and '-same_step'}{vector and '-async'}": (

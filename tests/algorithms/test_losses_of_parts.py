@@ -86,6 +86,8 @@ SAMPLING: list[tuple[str, str | None, dict[str, Any]]] = [
     ("TQC", "box", EARLY),
     ("TD3", "box", EARLY),
     ("DDPG", "box", EARLY),
+    ("DreamerV3", None, EARLY | {"train_batch_size_per_learner": 80}),
+    ("DreamerV3", "box", EARLY | {"train_batch_size_per_learner": 80}),
 ]
 
 

@@ -42,6 +42,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "CrossQ": OFF_POLICY,
     "TD3": OFF_POLICY,
     "DDPG": OFF_POLICY,
+    "DreamerV3": {**OFF_POLICY, "model_size": "nano", "training_intensity": 1.0},
     "BC": FROM_DATA,
     "MARWIL": FROM_DATA,
     "CQL": {**FROM_DATA, "num_offline_updates": 4, **OFF_POLICY, "lagrangian": True},
@@ -67,6 +68,8 @@ def sample_config(algo: str) -> AlgorithmConfig:
         .rl_module(model_config={"fcnet_hiddens": [4]})
         .debugging(seed=0)
     )
+    if algo == "DreamerV3":
+        config.rl_module(model_config={"max_seq_len": 4})
     if algo in LEARNS_FROM_DATA:
         config.offline_data(input_=RECORDED)
     if algo in ("APPO", "IMPALA"):
@@ -80,11 +83,16 @@ def behaviour(algorithm: Algorithm) -> dict[str, Any]:
     """Return what a restored algorithm must do as the saved one did."""
     is_box = algorithm.config.env_config["space"] == "box"
     obs = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2) if is_box else np.arange(4)
+    policy: Any = algorithm.acting_policy()
+    if policy.has_memory:
+        actions, _ = algorithm.compute_actions(obs, state=policy.initial_states(4), explore=False)
+    else:
+        actions = algorithm.compute_actions(obs, explore=False)
     return {
         "training_iteration": algorithm.training_iteration,
         "num_env_steps_sampled_lifetime": algorithm.num_env_steps_sampled_lifetime,
         "num_rows_in_buffer": len(getattr(algorithm, "local_replay_buffer", ())),
-        "actions": np.asarray(algorithm.compute_actions(obs, explore=False)).tolist(),
+        "actions": np.asarray(actions).tolist(),
     }
 
 

@@ -155,6 +155,8 @@ class OffPolicyAlgorithm(Algorithm):
     Attributes:
         replay_buffers: Replay buffers by module id; empty if nothing is sampled.
         SEEKS_VALUES: Whether an actor seeks the values of critics.
+        CROSSES_EPISODES: Whether sequences for a module with memory go on in the next episode; see
+            `ReplayBuffer.sample_sequences`.
         DELAYS_ACTOR: Whether the actor learns only in every `policy_delay` updates, which is a setting; `STATE` then
             names `_num_updates`.
         VALIDATION_COEFFICIENTS: Coefficients of the loss on episodes for validation.
@@ -165,6 +167,7 @@ class OffPolicyAlgorithm(Algorithm):
     FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {}
     SEEKS_VALUES: ClassVar[bool] = True
+    CROSSES_EPISODES: ClassVar[bool] = False
     DELAYS_ACTOR: ClassVar[bool] = False
 
     config: OffPolicyConfig
@@ -343,7 +346,7 @@ class OffPolicyAlgorithm(Algorithm):
         if pipeline is not None:
             form["reward_fn"] = pipeline.rewards
         if record.has_memory:
-            batch = record.draw_sequences(buffer, size, **form)
+            batch = record.draw_sequences(buffer, size, across_episodes=self.CROSSES_EPISODES, **form)
         else:
             beta = self.replay_buffers.configs[module_id].beta
             if not isinstance(beta, float):

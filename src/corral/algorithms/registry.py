@@ -28,6 +28,7 @@ ALGORITHMS = {
     "CrossQ": "corral.algorithms.crossq:CrossQConfig",
     "TD3": "corral.algorithms.td3:TD3Config",
     "DDPG": "corral.algorithms.td3:DDPGConfig",
+    "DreamerV3": "corral.algorithms.dreamerv3:DreamerV3Config",
     "BC": "corral.algorithms.bc:BCConfig",
     "MARWIL": "corral.algorithms.marwil:MARWILConfig",
     "CQL": "corral.algorithms.cql:CQLConfig",

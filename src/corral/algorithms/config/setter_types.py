@@ -64,7 +64,7 @@ class TrainingArgs(TypedDict, total=False):
     minibatch_size: int | None
     num_epochs: int
     shuffle_batch_per_epoch: bool
-    grad_clip: float | None
+    grad_clip: float | Mapping[str, float] | None
     grad_clip_by: Literal["global_norm", "norm", "value"]
     loss: Any
     optimizer: Any
@@ -318,6 +318,19 @@ class DQNTrainingArgs(OffPolicyTrainingArgs, total=False):
     v_min: float
     v_max: float
     td_error_loss_fn: Literal["huber", "mse"]
+
+
+class DreamerV3TrainingArgs(OffPolicyTrainingArgs, total=False):
+    """Settings of `.training(...)`; see `DreamerV3Config`."""
+
+    model_size: Literal["nano", "micro", "mini", "XXS", "XS", "S", "M", "L", "XL"]
+    horizon: int
+    lambda_: float
+    entropy_coeff: float
+    return_decay: float
+    world_model_lr: ScheduleArg | None
+    actor_lr: ScheduleArg | None
+    critic_lr: ScheduleArg | None
 
 
 class MARWILTrainingArgs(OfflineTrainingArgs, total=False):
