@@ -12,7 +12,7 @@ TOPICS = {
         "Configs, and the algorithms that they build.",
         "AlgorithmConfig Algorithm PPOConfig PPO APPOConfig APPO IMPALAConfig IMPALA PQNConfig PQN DQNConfig DQN "
         "SACConfig SAC TQCConfig TQC CrossQConfig CrossQ TD3Config TD3 DDPGConfig DDPG "
-        "BCConfig BC MARWILConfig MARWIL CQLConfig CQL IQLConfig IQL "
+        "DreamerV3Config DreamerV3 BCConfig BC MARWILConfig MARWIL CQLConfig CQL IQLConfig IQL "
         "Below register_algorithm algorithms.registry.config_from_dict algorithms.tuned_settings.tuned_settings "
         "algorithms.off_policy.OffPolicyConfig algorithms.off_policy.OffPolicyAlgorithm summary",
     ),
@@ -29,7 +29,7 @@ TOPICS = {
         "Networks, rules without one, and distributions over actions.",
         "Module HeuristicModule RandomModule modules.q_module.QModule modules.sac_module.SACModule "
         "modules.tqc_module.TQCModule modules.crossq_module.CrossQModule "
-        "modules.batch_renorm.BatchRenorm modules.td3_module.TD3Module "
+        "modules.batch_renorm.BatchRenorm modules.td3_module.TD3Module modules.dreamerv3_module.DreamerV3Module "
         "modules.distributions.ActionDistribution modules.distributions.Categorical "
         "modules.distributions.MultiCategorical modules.distributions.Bernoulli modules.distributions.DiagGaussian "
         "modules.distributions.SquashedGaussian modules.distributions.Deterministic",

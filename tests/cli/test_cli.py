@@ -128,8 +128,8 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--algo", "PPA"], "unknown algorithm 'PPA'. Did you mean 'PPO'?"),
         (
             ["--algo", "A2C"],
-            "unknown algorithm 'A2C'. Known algorithms: APPO, BC, CQL, CrossQ, DDPG, DQN, IMPALA, IQL, MARWIL, PPO, "
-            "PQN, SAC, TD3, TQC.",
+            "unknown algorithm 'A2C'. Known algorithms: APPO, BC, CQL, CrossQ, DDPG, DQN, DreamerV3, IMPALA, IQL, "
+            "MARWIL, PPO, PQN, SAC, TD3, TQC.",
         ),
         (["--algo", "no_such_module_xyz:Config"], "algo 'no_such_module_xyz:Config' cannot be imported: No module"),
         (["--env", "CartPol-v1"], "unknown env id 'CartPol-v1'. Did you mean 'CartPole-v1'?"),

@@ -341,15 +341,14 @@ def test_names_that_are_not_served_say_what_to_use(run: Run) -> None:
         """
 for line in (
     "from ray.rllib.offline.json_writer import JsonWriter",
-    "from ray.rllib.algorithms.dreamerv3 import DreamerV3Config",
+    "from ray.rllib.algorithms.dreamerv3.torch.models import world_model",
 ):
     try:
         exec(line)
-        DreamerV3Config()
     except ImportError as error:
         print(str(error))
 """
     )
     first, second = done.stdout.splitlines()
     assert "use .offline_data(input_=...) and .offline_data(output=...), with a prelearner_class" in first
-    assert second.endswith("it learns a model of the env; use PPOConfig or SACConfig.")
+    assert second.endswith("use `DreamerV3Config`, whose networks and losses are Corral's.")

@@ -88,17 +88,11 @@ def task(env):
 
 print(ray.get(task.remote(SimpleCorridor)))
 print(_global_registry.get(ENV_CREATOR, "corridor")({"corridor_length": 4}).end_pos)
-try:
-    get_trainable_cls("DreamerV3")
-except ImportError as error:
-    print(error)
+print(get_trainable_cls("DreamerV3").__name__)
 """,
     )
     assert "('ServedModule', 'SimpleCorridor', '1')\n4\n" in done.stdout
-    assert (
-        "Corral has no algorithm 'DreamerV3'. It belongs to an algorithm that is not built: use PPOConfig"
-        in done.stdout
-    )
+    assert "DreamerV3" in done.stdout
 
 
 @pytest.mark.slow

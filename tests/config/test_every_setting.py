@@ -114,6 +114,9 @@ def make_config(algo: str, *changes: Mapping[str, Any]) -> Any:
     config.env_runners(num_envs_per_env_runner=2).rl_module(model_config={"fcnet_hiddens": [8]})
     if algo == "CrossQ":  # its critics are wide
         config.rl_module(model_config={"fcnet_hiddens": [8], "critic_hiddens": [8, 8]})
+    if algo == "DreamerV3":
+        config.rl_module(model_config={"max_seq_len": 4})
+        config.training(model_size="nano", horizon=3, training_intensity=16.0)
     if algo in ("BC", "MARWIL"):
         config.offline_data(input_=recorded_walks())
         config.training(train_batch_size_per_learner=16, num_updates_per_iteration=3)
@@ -583,7 +586,9 @@ def named(settings: Iterator[Setting], *, slow: Collection[str] = ()) -> list[An
     return [pytest.param(*each, id=f"{each[0]}-{each[1]}", marks=marks[each[1] in slow]) for each in settings]
 
 
-@pytest.mark.slow_cases("min_time_s", "BC-", "MARWIL-", "CQL-", "IQL-", "DDPG-", "TQC-", "CrossQ-", "IMPALA-", "APPO-")
+@pytest.mark.slow_cases(
+    "min_time_s", "BC-", "MARWIL-", "CQL-", "IQL-", "DDPG-", "TQC-", "CrossQ-", "IMPALA-", "APPO-", "Dreamer"
+)
 @pytest.mark.parametrize(("algo", "path", "hint", "default"), named(settings_of_configs(), slow=IN_PROCESSES))
 def test_a_setting_of_a_config_has_an_effect_or_is_refused(algo: str, path: str, hint: Any, default: Any) -> None:
     check(algo, path, hint, default)

@@ -993,6 +993,31 @@ class IQLConfig(MARWILConfig):
         super().__init__(algo_class or IQL)
 
 
+class DreamerV3(Algorithm):
+    """RLlib's DreamerV3 on Corral's."""
+
+    ALGORITHM = "DreamerV3"
+
+
+class DreamerV3Config(AlgorithmConfig):
+    """RLlib's settings of DreamerV3."""
+
+    ALGORITHM = "DreamerV3"
+
+    def __init__(self, algo_class: Any = None) -> None:
+        super().__init__(algo_class or DreamerV3)
+
+    @property
+    def total_train_batch_size(self) -> int:
+        """Env steps in a batch, over all learners."""
+        return int(self.batch_size_B * self.batch_length_T)
+
+    @property
+    def batch_size_B_per_learner(self) -> int:
+        """Sequences in a batch of one learner."""
+        return int(self.batch_size_B // max(1, self.num_learners))
+
+
 CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "PPO": PPOConfig,
     "APPO": APPOConfig,
@@ -1004,5 +1029,6 @@ CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "BC": BCConfig,
     "CQL": CQLConfig,
     "IQL": IQLConfig,
+    "DreamerV3": DreamerV3Config,
 }
 """Config classes by the name of the algorithm."""

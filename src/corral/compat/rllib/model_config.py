@@ -82,6 +82,10 @@ def to_model_config(config: Any) -> dict[str, Any]:
     Raises:
         ConfigError: A setting is unknown, or Corral lacks it.
     """
+    if config.ALGORITHM == "DreamerV3":
+        if given := getattr(config.rl_module_spec, "model_config", None) or config.model_config:
+            raise ConfigError(f"model_config={given!r:.60}: the networks of DreamerV3 have `model_size` alone.")
+        return {"max_seq_len": config.batch_length_T}
     settings = _given(config)
     known = {f.name: getattr(DefaultModelConfig(), f.name) for f in dataclasses.fields(DefaultModelConfig)}
     for name in settings:

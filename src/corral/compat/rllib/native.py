@@ -18,6 +18,7 @@ from corral.algorithms.bc import BCConfig
 from corral.algorithms.config.config import AlgorithmConfig as NativeConfig
 from corral.algorithms.cql import CQLConfig
 from corral.algorithms.dqn import DQNConfig
+from corral.algorithms.dreamerv3 import DreamerV3Config
 from corral.algorithms.impala import IMPALAConfig
 from corral.algorithms.iql import IQLConfig
 from corral.algorithms.marwil import MARWILConfig
@@ -63,6 +64,7 @@ _CLASSES: dict[str, type[NativeConfig]] = {
     "BC": BCConfig,
     "CQL": CQLConfig,
     "IQL": IQLConfig,
+    "DreamerV3": DreamerV3Config,
     "": OwnConfig,
 }
 _NO_LIMIT = 1e9  # of importance weights
@@ -264,7 +266,7 @@ def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     if name in _OFF_POLICY:
         n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
         length = n_step if length == "auto" else length
-    elif length != "auto" and name not in (*_ASYNC, *OFFLINE):  # _ASYNC learn from whole fragments as they arrive
+    elif length != "auto" and name not in (*_ASYNC, *OFFLINE, "DreamerV3"):  # whose batches are no whole fragments
         in_round = length * config.num_envs_per_env_runner * max(1, config.num_env_runners)
         total = math.ceil(total / in_round) * in_round
     each = math.ceil(total / learners)
@@ -344,6 +346,13 @@ def _ppo_settings(config: AlgorithmConfig) -> dict[str, Any]:
 
 
 def _off_policy_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    n_step = config.n_step
+    if isinstance(n_step, (list, tuple)):  # RLlib never draws the upper end
+        n_step = (n_step[0], max(n_step[0], n_step[1] - 1))
+    return {"replay_buffer_config": _buffer_settings(config), "n_step": n_step}
+
+
+def _buffer_settings(config: AlgorithmConfig) -> dict[str, Any]:
     given = dict(config.replay_buffer_config)
     kind = given.get("type", "")
     is_prioritized = "prioritized" in (kind if isinstance(kind, str) else kind.__name__).lower()
@@ -363,10 +372,20 @@ def _off_policy_settings(config: AlgorithmConfig) -> dict[str, Any]:
         found[native] = value
     if is_prioritized:
         found.setdefault("epsilon", 1e-12)
-    n_step = config.n_step
-    if isinstance(n_step, (list, tuple)):  # RLlib never draws the upper end
-        n_step = (n_step[0], max(n_step[0], n_step[1] - 1))
-    return {"replay_buffer_config": found, "n_step": n_step}
+    return found
+
+
+def _dreamer_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    groups = ("world_model", "actor", "critic")
+    limits = {name: config.get(f"{name}_grad_clip_by_global_norm") for name in groups}
+    settings = {
+        "lr": DreamerV3Config.lr,
+        "grad_clip": {name: limit for name, limit in limits.items() if limit is not None},
+        "replay_buffer_config": _buffer_settings(config),
+        # Uniform actions until there is a batch.
+        "num_steps_sampled_before_learning_starts": config.total_train_batch_size,
+    }
+    return settings | {f"{name}_lr": 0.0 for name in groups[1:] if not config.get(f"train_{name}")}
 
 
 def _dqn_settings(config: AlgorithmConfig) -> dict[str, Any]:
@@ -507,6 +526,7 @@ _TRAINING_SETTINGS: dict[str, Callable[[AlgorithmConfig], dict[str, Any]]] = {
     "BC": _bc_settings,
     "CQL": _cql_settings,
     "IQL": _iql_settings,
+    "DreamerV3": _dreamer_settings,
 }
 
 

@@ -7,16 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from corral.compat.rllib.ray_stub import is_stub
-from corral.compat.rllib.table import why_not_served
-from corral.errors import NotServedError
 
 _HOME = f"{__package__}.algorithm"
 
 ALGORITHMS: dict[str, Callable[[], tuple[Any, Any]]] = {}
 """Functions that return the class and the default config of an algorithm, by its name."""
 
-_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "TQC", "MARWIL", "BC", "CQL", "IQL")
-_NOT_SERVED = ("DreamerV3",)
+_SERVED = ("PPO", "APPO", "IMPALA", "DQN", "SAC", "TQC", "MARWIL", "BC", "CQL", "IQL", "DreamerV3")
 
 
 def _class_and_config(name: str) -> tuple[Any, Any]:
@@ -41,13 +38,7 @@ class _ByName:
 
 
 def algorithm_class(name: str) -> Any:
-    """Return what Ray's registry has for an algorithm: its trainable, or without Ray its class.
-
-    Raises:
-        NotServedError: RLlib has this algorithm, and Corral does not.
-    """
-    if name in _NOT_SERVED:
-        raise NotServedError(f"Corral has no algorithm {name!r}. {why_not_served(f'algorithms.{name.lower()}')}")
+    """Return what Ray's registry has for an algorithm: its trainable, or without Ray its class."""
     found = pkgutil.resolve_name(f"{_HOME}:{name}")
     return found if is_stub() else pkgutil.resolve_name(f"{__package__}.tune:make_trainable")(found)
 
@@ -58,7 +49,7 @@ def _register_all() -> None:
     Ray's `register_trainable` would need the class itself, and so import all algorithms.
     """
     registry = pkgutil.resolve_name("ray.tune.registry:_global_registry")
-    for name in (*ALGORITHMS, *_NOT_SERVED):
+    for name in ALGORITHMS:
         if not registry.contains("trainable_class", name):
             registry.register("trainable_class", name, _ByName(name))
 

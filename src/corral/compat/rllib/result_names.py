@@ -83,7 +83,10 @@ def add_names_of_learners(learners: Mapping[str, Any], algorithm: Any = None, la
         _add_names_of_algorithm(numbers)
         if "critic_loss" in numbers and algorithm is not None and name in algorithm.modules:
             config = algorithm.modules[name].config
-            _add_names_of_critics(numbers, bool(config.twin_q) and not hasattr(config, "num_critics"))
+            if "world_model_loss" in numbers:
+                numbers |= {of_rllib: numbers[own] for own, of_rllib in _OF_DREAMER.items()}
+            else:
+                _add_names_of_critics(numbers, bool(config.twin_q) and not hasattr(config, "num_critics"))
     if isinstance(together := learners.get(ALL_MODULES), dict):
         _add_sums(modules, together)
     if algorithm is not None and algorithm.config.lr_scheduler is not None:
@@ -102,6 +105,17 @@ def _add_names_of_algorithm(numbers: dict[str, Any]) -> None:
         numbers.setdefault("moving_avg_sqd_adv_norm", numbers["sqd_adv_norm"])
         numbers.setdefault("vf_explained_variance", numbers["vf_explained_var"])
 
+
+_OF_DREAMER = {
+    "world_model_loss": "WORLD_MODEL_L_total",
+    "observation_loss": "WORLD_MODEL_L_decoder",
+    "reward_loss": "WORLD_MODEL_L_reward",
+    "continue_loss": "WORLD_MODEL_L_continue",
+    "dynamics_loss": "WORLD_MODEL_L_dynamics",
+    "representation_loss": "WORLD_MODEL_L_representation",
+    "actor_loss": "ACTOR_L_total",
+    "critic_loss": "CRITIC_L_total",
+}
 
 _OPTIMIZERS = {"actor": "policy", "critic": "qf", "alpha": "alpha", "value": "value"}
 

@@ -14,7 +14,7 @@ EXTRA = "pip install 'corral[rllib]'"
 HOMES = {
     "algorithm": (
         "Algorithm PPO PPOConfig APPO APPOConfig IMPALA IMPALAConfig DQN DQNConfig SAC SACConfig TQC TQCConfig BC "
-        "BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig"
+        "BCConfig MARWIL MARWILConfig CQL CQLConfig IQL IQLConfig DreamerV3 DreamerV3Config"
     ),
     "batches": "SampleBatch MultiAgentBatch concat_samples convert_ma_batch_to_sample_batch",
     "callbacks": "RLlibCallback DefaultCallbacks MultiCallbacks make_multi_callbacks",
@@ -71,7 +71,6 @@ HOMES = {
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule Schedule Scheduler"
     ),
     "preprocessors": "SingleAgentObservationPreprocessor MultiAgentObservationPreprocessor",
-    "unbuilt": "DreamerV3 DreamerV3Config",
     "corral.envs.agent_copies": "make_multi_agent",
     "corral.envs.multi_agent_env": "MultiAgentEnv",
     "corral.envs.pettingzoo_env": "PettingZooEnv ParallelPettingZooEnv",
@@ -175,7 +174,6 @@ MODULES = {
     "algorithms.ppo.torch.ppo_torch_learner": "PPOTorchLearner",
     "algorithms.ppo.torch.ppo_torch_rl_module": "default_modules:DefaultPPOTorchRLModule=PPOTorchRLModule",
     "algorithms.registry": "ALGORITHMS",
-    # An algorithm that is not built.
     "algorithms.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.dreamerv3.dreamerv3": "DreamerV3 DreamerV3Config",
     "algorithms.sac": "SAC SACConfig",
@@ -444,7 +442,12 @@ NOT_SERVED = (
         "set learner_queue_size, simple_queue_size or circular_buffer_num_batches in .training(...)",
     ),
     (
-        r"dreamer|^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable",
+        r"dreamer",
+        "the parts of which RLlib's DreamerV3 is made",
+        "use `DreamerV3Config`, whose networks and losses are Corral's",
+    ),
+    (
+        r"^algorithms[.](r2d2|pg|a3c|a2c|ddpg|td3|maml|es|ars|apex)([.]|$)|^agents|MAML|[Mm]eta|[Dd]ifferentiable",
         "an algorithm that is not built",
         "use PPOConfig, DQNConfig or SACConfig, or a native one such as corral.TD3Config",
     ),
