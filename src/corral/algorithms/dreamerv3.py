@@ -206,7 +206,7 @@ class Imagined(NamedTuple):
         features: States, `[B, horizon + 1, F]`.
         actions: Module actions, `[B, horizon, ...]`.
         rewards: Rewards with which the states after the first one were reached, `[B, horizon]`.
-        continues: Probabilities that the episode goes on in these states, `[B, horizon]`.
+        continues: Probabilities that the episode continues in these states, `[B, horizon]`.
     """
 
     features: Tensor
@@ -256,7 +256,7 @@ def dreamerv3_loss(
         slow_values = bins.mean(module.target_critic(dreams.features[:, :-1]))
         returns = imagined_returns(dreams.rewards, dreams.continues, values, gamma=gamma, lambda_=lambda_)
         low, high = moved_range(returns, coefficients)
-        # The probability that the episode is still going on, discounted: later steps of a dream may never happen.
+        # The probability that the episode still continues, discounted: later steps of a dream may never happen.
         weights = torch.cat([continues.unsqueeze(1), gamma * dreams.continues[:, :-1]], 1).cumprod(1)
     # Actor, eq. 11: the score-function estimator, with advantages in units of the range of returns.
     dist_inputs = module.policy_of(dreams.features[:, :-1]).flatten(0, 1)
@@ -289,7 +289,8 @@ def per_step(batch: Batch, losses: Tensor) -> Tensor:
     Rows of the observations after the last steps of sequences have losses too, but learners count steps: divided by
     them, the losses of the parts of a batch, weighted by their steps, are the loss of the batch.
     """
-    return losses.sum() / batch["learns"].sum()
+    num_steps: Tensor = batch["learns"].sum()
+    return losses.sum() / num_steps
 
 
 def observe_batch(module: DreamerV3Module, batch: Batch) -> Seen:
@@ -309,9 +310,9 @@ def observe_batch(module: DreamerV3Module, batch: Batch) -> Seen:
 
 
 def arrivals(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return for each row the row of the step that led there, and whether the episode goes on, float32 `[B]`.
+    """Return for each row the row of the step that led there, and whether the episode continues, float32 `[B]`.
 
-    The first row of a sequence has no such step: it is given as its own, and the episode goes on.
+    The first row of a sequence has no such step: it is given as its own, and the episode continues.
     """
     rows = torch.arange(len(batch["rewards"]), device=batch["rewards"].device)
     before = torch.where(batch["sequence_starts"], rows, rows - 1)
@@ -328,7 +329,7 @@ def model_loss(
         batch: Columns `[B, ...]`.
         seen: The states of the rows.
         before: Row of the step that led to each row, int64 `[B]`.
-        continues: Whether the episode goes on there, float32 `[B]`.
+        continues: Whether the episode continues there, float32 `[B]`.
     """
     model, features = module.world_model, seen.features
     has_reward = ~batch["sequence_starts"]
@@ -383,7 +384,7 @@ def imagined_returns(rewards: Tensor, continues: Tensor, values: Tensor, *, gamm
 
     Args:
         rewards: Rewards with which the states after the first one were reached, `[B, horizon]`.
-        continues: Probabilities that the episode goes on in these states, `[B, horizon]`.
+        continues: Probabilities that the episode continues in these states, `[B, horizon]`.
         values: Values of all states, `[B, horizon + 1]`.
         gamma: Discount per step.
         lambda_: Lambda.

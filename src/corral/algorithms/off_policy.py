@@ -155,7 +155,7 @@ class OffPolicyAlgorithm(Algorithm):
     Attributes:
         replay_buffers: Replay buffers by module id; empty if nothing is sampled.
         SEEKS_VALUES: Whether an actor seeks the values of critics.
-        CROSSES_EPISODES: Whether sequences for a module with memory go on in the next episode; see
+        CROSSES_EPISODES: Whether sequences for a module with memory continue in the next episode; see
             `ReplayBuffer.sample_sequences`.
         DELAYS_ACTOR: Whether the actor learns only in every `policy_delay` updates, which is a setting; `STATE` then
             names `_num_updates`.

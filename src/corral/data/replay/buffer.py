@@ -459,9 +459,9 @@ class ReplayBuffer:
             n_step: Number of steps whose rewards are summed; with `(min, max)` each step draws its own number.
             gamma: Discount per step.
             reward_fn: Function of the rewards of single steps, applied before they are summed.
-            across_episodes: Whether `seq_len` steps, without burn-in, go on in the next episode of a sub-env where one
-                ends, as one more sequence. All steps of an episode are then drawn equally often. With several agents
-                they end with the episode.
+            across_episodes: Whether `seq_len` steps, without burn-in, continue in the next episode of the sub-env after
+                the end of one, as one more sequence. All steps of an episode are then drawn equally often. With several
+                agents they end with the episode.
 
         Returns:
             A batch whose rows are the steps of each sequence and one row for the observation after them, `[M, ...]`:
@@ -536,7 +536,7 @@ class ReplayBuffer:
         """Return the parts of episodes in the `seq_len` rows from each row on: their first rows and their lengths."""
         columns, size = self._columns, self._links.size
         steps = self._links.window(flat, seq_len) % size
-        # After the newest row of a lane the ring goes on with its oldest one.
+        # After the newest row of a lane the ring continues with its oldest one.
         in_time = np.ones(steps.shape, np.bool_)
         np.logical_and.accumulate(np.diff(self._links.stamped(steps), axis=0) > 0, axis=0, out=in_time[1:])
         taken = columns["valid"].at(steps) & in_time
