@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corral.learners.losses import call_loss, limit_of, total_loss
+from corral.learners.losses import call_loss, total_loss
 from corral.learners.minibatches import loss_error
 from corral.learners.optimizers import ModuleOptimizer
 from corral.learners.settings import UpdateSettings
@@ -57,9 +57,10 @@ class DeviceUpdate(ModuleUpdate):
         loss, reported = call_loss(loss_fn, self.module_id, self.module, rows, settings.coefficients)
         total = total_loss(loss, groups) if isinstance(loss, Mapping) else loss
         self._compute_gradients(loss, True, groups, minibatch)
-        norms = {
-            name: _clip(optimizer.steppable[name], limit_of(settings.grad_clip, name), self._failed) for name in groups
-        }
+        limit, norms = settings.grad_clip, dict[str, Tensor]()
+        for name in groups:
+            most = limit.get(name) if isinstance(limit, Mapping) else limit
+            norms[name] = _clip(optimizer.steppable[name], most, self._failed)
         is_finite = torch.stack([total.detach(), *norms.values()]).isfinite().all()
         self._failed = torch.where(is_finite, self._failed, 1.0)
         self._torch_optimizer.found_inf = self._failed

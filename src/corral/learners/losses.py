@@ -200,11 +200,6 @@ def backward(
         loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
 
 
-def limit_of(limit: float | Mapping[str, float] | None, group: str) -> float | None:
-    """Return the limit of the gradients of a group of parameters, where each may have its own."""
-    return limit.get(group) if isinstance(limit, Mapping) else limit
-
-
 def clip_gradients(
     groups: Mapping[str, Sequence[nn.Parameter]],
     names: Collection[str],
@@ -221,7 +216,7 @@ def clip_gradients(
     """
     norms: dict[str, float] = {}
     for name in names:
-        parameters, most = groups[name], limit_of(limit, name)
+        parameters, most = groups[name], limit.get(name) if isinstance(limit, Mapping) else limit
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if len(gradients) == 1:  # one vector: the dot product takes a third of the time of `norm`
             flat = gradients[0] if gradients[0].ndim == 1 else gradients[0].reshape(-1)

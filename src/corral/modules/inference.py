@@ -205,12 +205,13 @@ class RowStates:
     Attributes:
         states: State of each row after its last step, a tree of `[N, ...]`; replaced by new arrays at each step.
         before: States in which the latest observations were seen, where episodes began the initial state.
+        action_state: Name of the part of a state that is the latest action; see `Module.ACTION_STATE`.
     """
 
     def __init__(self, module: Module, num_rows: int) -> None:
         """Begin with the initial state in all rows."""
         self._initial: Tree = map_tree(lambda leaf: leaf.numpy(), initial_states(module, 1))
-        self._action_state = module.ACTION_STATE
+        self.action_state = module.ACTION_STATE
         self.states: Tree = map_tree(lambda leaf: np.repeat(leaf, num_rows, 0), self._initial)
         self.before = self.states
 
@@ -230,11 +231,11 @@ class RowStates:
         return outputs
 
     def note_actions(self, actions: NDArray[Any], rows: Any = slice(None)) -> None:
-        """Write the module actions of some rows into their states, if the module needs them there."""
-        if self._action_state is not None:
-            latest = self.states[self._action_state].copy()
-            latest[rows] = actions
-            self.states = {**self.states, self._action_state: latest}
+        """Write the module actions of some rows into their states, for a module that needs them there."""
+        assert self.action_state is not None
+        latest = self.states[self.action_state].copy()
+        latest[rows] = actions
+        self.states = {**self.states, self.action_state: latest}
 
     def keep(self, rows: NDArray[np.bool_]) -> None:
         """Undo the last step in the rows that did not act; `rows`, bool `[N]`, says which did."""

@@ -72,7 +72,7 @@ class RowHistory:
 
     def note_actions(self, actions: NDArray[Any], lanes: Any = slice(None)) -> None:
         """Remember the module actions of some lanes, which the next observations follow."""
-        if self._memory is not None:
+        if self._memory is not None and self._memory.action_state is not None:
             self._memory.note_actions(actions, lanes)
         if self._temporal is not None:
             self._temporal.note_step(actions, None, lanes)
