@@ -28,7 +28,8 @@ from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.settings import UpdateSettings
 from corral.learners.update import to_tensors
-from corral.runs.policies.policy import load_policy
+from corral.runs.policies.export_check import WatchedPolicy, check_export
+from corral.runs.policies.policy import Policy, load_policy
 
 LOSS = partial(dreamerv3_loss, gamma=0.9, lambda_=0.8, entropy_coeff=0.01)
 NO_RANGE = {"return_low": 0.0, "return_high": 0.0, "return_decay": 0.0}
@@ -333,6 +334,17 @@ def test_a_loaded_policy_remembers_its_actions(tmp_path: Any) -> None:
             inputs, state = module.policy(torch.as_tensor(obs)[None], state)
         state["action"] = inputs.argmax(-1)
         assert action == state["action"].item()
+
+
+@pytest.mark.xdist_group("graphs")
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_an_exported_policy_acts_as_it_does(space: str, tmp_path: Any) -> None:
+    with make_config(space).build() as algo:
+        module = algo.get_module().eval()
+    policy = WatchedPolicy(Policy(module))
+    for place in (0.0, 1.0, 0.0, -1.0):
+        policy.batch(np.array([[place], [place / 2]], np.float32))
+    assert check_export(policy.export(tmp_path / "policy.pt2"), policy).is_close
 
 
 def test_updates_are_as_many_as_the_ratio_of_steps_says() -> None:
