@@ -78,7 +78,7 @@ def drawn_batch(algo: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=["discrete", "box"])
 def learned(request: Any) -> Any:
     """The module of a run of some updates, and a batch from its buffer."""
-    with make_config(request.param).build() as algo:
+    with make_config(request.param, training_intensity=16).build() as algo:
         for _ in range(2):
             algo.train()
         batch = drawn_batch(algo)
@@ -366,7 +366,7 @@ def test_updates_are_as_many_as_the_ratio_of_steps_says() -> None:
 
 def test_several_agents_learn_too() -> None:
     agents: Any = make_multi_agent(Walk)
-    config = make_config().environment(agents, env_config={"num_agents": 2}).multi_agent(policies={"one"})
+    config = make_config(training_intensity=8).environment(agents, env_config={"num_agents": 2}).multi_agent(policies={"one"})
     with config.build() as algo:
         for _ in range(2):
             result = algo.train()
@@ -393,7 +393,7 @@ def test_pictures_learn_too() -> None:
             picture[:, 15 + int(observation[0])] = 255
             return {"camera": picture, "place": observation}
 
-    with make_config(horizon=2).environment(wrappers=[Camera]).build() as algo:
+    with make_config(horizon=2, training_intensity=8).environment(wrappers=[Camera]).build() as algo:
         for _ in range(2):
             result = algo.train()
     assert np.isfinite(result["learners"]["default_policy"]["observation_loss"])
@@ -412,12 +412,27 @@ def test_it_says_why_settings_of_other_algorithms_have_no_effect() -> None:
         make_config(model_config={"fcnet_hiddens": [8]}).validate()
 
 
+@pytest.mark.parametrize("space", ["discrete", pytest.param("box", marks=pytest.mark.slow)])
+def test_it_finds_the_reward_at_the_end_of_the_walk(space: str) -> None:
+    config = make_config(space, gamma=0.97, lr=3e-3, actor_lr=3e-3, critic_lr=3e-3, training_intensity=96)
+    config.training(train_batch_size_per_learner=96)
+    with config.build() as algo:
+        best = 0.0
+        while best < 0.95 and algo.num_env_steps_sampled_lifetime < 2000:
+            algo.train()
+            assert algo.env_runner is not None
+            rollout = algo.env_runner.sample(num_episodes=5, explore=False)
+            best = float(rollout.rewards[rollout.valid].sum()) / 5  # 1 to the right, and at most 0.6 to the left
+    assert best >= 0.95
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_learns_cartpole_within_20_000_steps(seed: int) -> None:
     config = DreamerV3Config().environment("CartPole-v1").debugging(seed=seed)
-    config.training(model_size="nano", training_intensity=256, lr=1e-3, actor_lr=3e-4, critic_lr=3e-4)
-    config.reporting(min_sample_timesteps_per_iteration=500, metrics_num_episodes_for_smoothing=5)
+    config.training(model_size="nano", train_batch_size_per_learner=512, training_intensity=128)
+    config.training(lr=3e-3, actor_lr=1e-3, critic_lr=3e-3).rl_module(model_config={"max_seq_len": 16})
+    config.reporting(min_sample_timesteps_per_iteration=1000, metrics_num_episodes_for_smoothing=5)
     best = 0.0
     with config.build() as algo:
         while best < 450 and algo.num_env_steps_sampled_lifetime < 20_000:
