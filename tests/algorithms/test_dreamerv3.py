@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from at_least import all_of
-from corral import DreamerV3Config, make_multi_agent
+from corral import DreamerV3Config, PPOConfig, make_multi_agent
 from corral.algorithms.dreamerv3 import (
     arrivals,
     dreamerv3_loss,
@@ -30,6 +30,7 @@ from corral.learners.settings import UpdateSettings
 from corral.learners.update import to_tensors
 from corral.runs.policies.export_check import WatchedPolicy, check_export
 from corral.runs.policies.policy import Policy, load_policy
+from memory_modules import CountsSteps
 
 LOSS = partial(dreamerv3_loss, gamma=0.9, lambda_=0.8, entropy_coeff=0.01)
 NO_RANGE = {"return_low": 0.0, "return_high": 0.0, "return_decay": 0.0}
@@ -366,7 +367,11 @@ def test_updates_are_as_many_as_the_ratio_of_steps_says() -> None:
 
 def test_several_agents_learn_too() -> None:
     agents: Any = make_multi_agent(Walk)
-    config = make_config(training_intensity=8).environment(agents, env_config={"num_agents": 2}).multi_agent(policies={"one"})
+    config = (
+        make_config(training_intensity=8)
+        .environment(agents, env_config={"num_agents": 2})
+        .multi_agent(policies={"one"})
+    )
     with config.build() as algo:
         for _ in range(2):
             result = algo.train()
@@ -397,6 +402,23 @@ def test_pictures_learn_too() -> None:
         for _ in range(2):
             result = algo.train()
     assert np.isfinite(result["learners"]["default_policy"]["observation_loss"])
+
+
+def test_other_algorithms_do_not_learn_without_the_actions_in_states() -> None:
+    class Remembers(CountsSteps):
+        ACTION_STATE = "action"
+
+        def initial_state(self) -> dict[str, Tensor]:
+            return {**super().initial_state(), "action": torch.zeros((), dtype=torch.int64)}
+
+        def policy(self, obs: Tensor, state: Any) -> Any:  # type: ignore[override]
+            outputs, after = super().policy(obs, state)
+            return outputs, {**after, "action": state["action"]}
+
+    config = PPOConfig().environment(Walk).training(train_batch_size_per_learner=32, minibatch_size=None)
+    config.rl_module(module_class=Remembers)
+    with config.build() as algo, pytest.raises(ConfigError, match=r"Remembers needs the latest action.*PrevActions"):
+        algo.train()
 
 
 def test_it_says_why_settings_of_other_algorithms_have_no_effect() -> None:

@@ -69,6 +69,7 @@ class DreamerV3Config(OffPolicyConfig):
         default_factory=lambda: {"world_model": 1000.0, "actor": 100.0, "critic": 100.0}
     )
     rollout_fragment_length: int | Literal["auto"] = 1
+    min_sample_timesteps_per_iteration: int = 100  # each with an update
     training_intensity: PositiveFloat | Literal["auto"] | None = 1024.0
     target_network_update_freq: int = 0
     tau: float = 0.02

@@ -51,7 +51,16 @@ def unroll(module: Any, obs: Tree, state: Tree, mask: Tensor, critic_obs: Tree =
 
     Returns:
         `dist_inputs`, float32 `[M, D]`, and values, float32 `[M]`.
+
+    Raises:
+        ConfigError: The states of the module hold actions, which are not known here.
     """
+    if module.ACTION_STATE is not None:
+        raise ConfigError(
+            f"{type(module).__name__} needs the latest action in its state ({module.ACTION_STATE!r}), which only "
+            "DreamerV3 writes there when it learns: leave out ACTION_STATE, or use the transform "
+            "PrevActionsPrevRewards."
+        )
     outputs, values = [], []
     for t in range(mask.shape[1]):
         now = map_tree(lambda column, t=t: column[:, t], obs)

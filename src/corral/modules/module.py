@@ -264,7 +264,8 @@ class Module(Viewable, nn.Module):
         MUST_DEFINE: Names of the methods that a custom subclass must define.
         CONFIG: Dataclass of the settings in `model_config`; with `None` the class reads `model_config` itself.
         ACTION_STATE: Name of the part of the state that is the latest module action, for a module with memory that
-            needs it: who acts with the module writes the action there. `None` for other modules.
+            needs it: who acts with the module writes the action there, and DreamerV3, which learns from such modules.
+            `None` for other modules.
     """
 
     MUST_DEFINE: ClassVar[tuple[str, ...]] = ("policy", "value")
