@@ -265,7 +265,7 @@ def dreamerv3_loss(
     entropy = module.distribution.entropy(dist_inputs).view_as(weights)
     advantages = (returns - values[:, :-1]) / (high - low).clamp(min=1.0)
     actor_loss = -per_step(batch, (weights * (advantages * logp + entropy_coeff * entropy)).mean(1))
-    # Critic, eq. 10: towards the returns, and towards its own target, which keeps it from moving too fast.
+    # Critic: towards the returns, and towards its own target, which keeps it from moving too fast.
     errors = bins.cross_entropy(logits[:, :-1], returns, slow_values)
     critic_loss = per_step(batch, (weights * errors).mean(1))
     if outputs is not None:

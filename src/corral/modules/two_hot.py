@@ -11,7 +11,7 @@ LIMIT = 20.0
 
 
 def symlog(x: Tensor) -> Tensor:
-    """Return `sign(x) * log(1 + |x|)` (eq. 9): close to x near 0, and a logarithm of large numbers of both signs."""
+    """Return `sign(x) * log(1 + |x|)`: close to x near 0, and a logarithm of large numbers of both signs."""
     return x.sign() * x.abs().log1p()
 
 
@@ -23,7 +23,7 @@ def symexp(x: Tensor) -> Tensor:
 class TwoHotBins(nn.Module):
     """Bins at even distances after symlog, over which a network gives logits `[..., num_bins]`.
 
-    A number is two-hot: the two bins next to it share a weight of 1, in proportion to how close they are (eq. 8).
+    A number is two-hot: the two bins next to it share a weight of 1, in proportion to how close they are.
     """
 
     bins: Tensor

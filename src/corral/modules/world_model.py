@@ -287,7 +287,7 @@ class WorldModel(nn.Module):
     def observe(
         self, h: Tensor, z: Tensor, actions: Tensor, embedded: Tensor, uniform: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states of sequences, with gradients through the drawn `z` (straight-through, eq. 3).
+        """Return the states of sequences, with gradients through the drawn `z` (straight-through).
 
         Args:
             h: First states, `[B, cell]`, those before the first observation.
