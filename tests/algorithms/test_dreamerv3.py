@@ -328,13 +328,15 @@ def test_a_loaded_policy_remembers_its_actions(tmp_path: Any) -> None:
         algo.save(tmp_path / "saved")
         policy, module = load_policy(tmp_path / "saved"), algo.get_module().eval()
     state = {name: part[None] for name, part in module.initial_state().items()}
+    states = policy.initial_states(1)
     for place in (0.0, 1.0, 0.0, -1.0):
-        obs = np.full(1, place, np.float32)
-        action = policy(obs)
+        obs = np.full((1, 1), place, np.float32)
+        actions, states = policy.act(obs, states, explore=True)
         with torch.no_grad():
-            inputs, state = module.policy(torch.as_tensor(obs)[None], state)
-        state["action"] = inputs.argmax(-1)
-        assert action == state["action"].item()
+            _, state = module.policy(torch.as_tensor(obs), state)
+        state["action"] = torch.as_tensor(actions)
+        assert np.array_equal(states["action"], actions)
+        np.testing.assert_allclose(states["h"], state["h"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.xdist_group("graphs")
