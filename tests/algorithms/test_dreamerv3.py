@@ -451,15 +451,26 @@ def test_it_finds_the_reward_at_the_end_of_the_walk(space: str) -> None:
     assert best >= 0.95
 
 
+LAKE = {"map_name": "4x4", "is_slippery": False}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_it_learns_cartpole_within_20_000_steps(seed: int) -> None:
-    config = DreamerV3Config().environment("CartPole-v1").debugging(seed=seed)
+@pytest.mark.parametrize(
+    ("env", "env_config", "seed", "goal"),
+    [
+        ("CartPole-v1", {}, 0, 450.0),
+        ("CartPole-v1", {}, 1, 450.0),
+        ("FrozenLake-v1", LAKE, 0, 0.99),
+        ("Pendulum-v1", {}, 0, -200.0),
+    ],
+)
+def test_it_learns_within_20_000_steps(env: str, env_config: dict[str, Any], seed: int, goal: float) -> None:
+    config = DreamerV3Config().environment(env, env_config=env_config).debugging(seed=seed)
     config.training(model_size="nano", train_batch_size_per_learner=512, training_intensity=128)
     config.training(lr=3e-3, actor_lr=1e-3, critic_lr=3e-3).rl_module(model_config={"max_seq_len": 16})
-    config.reporting(min_sample_timesteps_per_iteration=1000, metrics_num_episodes_for_smoothing=5)
-    best = 0.0
+    config.reporting(min_sample_timesteps_per_iteration=500, metrics_num_episodes_for_smoothing=5)
+    best = -np.inf
     with config.build() as algo:
-        while best < 450 and algo.num_env_steps_sampled_lifetime < 20_000:
+        while best < goal and algo.num_env_steps_sampled_lifetime < 20_000:
             best = max(best, algo.train()["env_runners"]["episode_return_mean"])
-    assert best >= 450
+    assert best >= goal
