@@ -61,6 +61,7 @@ def rewards_of(achieved: Any, desired: Any) -> Any:
 
 def make_runner(num_envs: int = 3, worker_index: int = 0, **settings: Any) -> EnvRunner:
     config = DQNConfig().environment(Diary).debugging(seed=0)
+    config.rl_module(model_config={"fcnet_hiddens": [64, 64], "use_layernorm": False})
     config.env_runners(num_envs_per_env_runner=num_envs, **settings)
     return EnvRunner(config, worker_index=worker_index)
 
