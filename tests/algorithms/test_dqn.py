@@ -382,8 +382,9 @@ class TestRing:
         assert len(losses) == 6  # three per round, from the second one on
         assert result["total_loss"] == pytest.approx(np.mean(losses))
 
-    def test_the_target_is_copied_at_its_frequency(self) -> None:
-        with self.config(target_network_update_freq=12).build() as algo:
+    @pytest.mark.parametrize("tau", [1.0, "auto"])
+    def test_the_target_is_copied_at_its_frequency(self, tau: Any) -> None:
+        with self.config(target_network_update_freq=12, tau=tau).build() as algo:
             same = []
             for _ in range(8):
                 algo.training_step()
@@ -403,14 +404,15 @@ class TestRing:
                 moved.append(not torch.equal(algo.get_module().target_q.state_dict()["head.weight"], before))
             assert [4 * index for index, has_moved in enumerate(moved, 1) if has_moved] == [24, 36]
 
-    def test_the_target_moves_by_tau_after_every_gradient_step(self) -> None:
-        with self.config(target_network_update_freq=0, tau=0.25, training_intensity=8).build() as algo:
+    @pytest.mark.parametrize(("tau", "share"), [(0.25, 0.25), ("auto", 0.01)])
+    def test_the_target_moves_by_tau_after_every_gradient_step(self, tau: Any, share: float) -> None:
+        with self.config(target_network_update_freq=0, tau=tau, training_intensity=8).build() as algo:
             module = algo.get_module()
             for _ in range(4):
                 before = [target.detach().clone() for target in module.target_q.parameters()]
                 algo.training_step()
                 for old, target, new in zip(before, module.target_q.parameters(), module.q.parameters(), strict=True):
-                    torch.testing.assert_close(target.detach(), old + 0.25 * (new.detach() - old))
+                    torch.testing.assert_close(target.detach(), old + share * (new.detach() - old))
 
     def test_schedules_follow_the_env_steps(self) -> None:
         weights: list[Any] = []

@@ -28,6 +28,7 @@ from corral.core.tree import map_tree
 from corral.errors import ConfigError
 from corral.learners.settings import UpdateSettings
 from corral.learners.update import to_tensors
+from corral.modules.dreamerv3_module import DreamerV3Module
 from corral.runs.policies.export_check import WatchedPolicy, check_export
 from corral.runs.policies.policy import Policy, load_policy
 from memory_modules import CountsSteps
@@ -383,6 +384,12 @@ def test_several_agents_learn_too() -> None:
     begins = starts[batch["obs"][starts, 0] == 0]
     inner = np.flatnonzero(batch["learns"] & ~batch["sequence_starts"])
     assert np.array_equal(batch["states"]["action"][inner], batch["actions"][inner - 1]) and len(begins)
+
+
+def test_box_actions_may_be_single_numbers() -> None:
+    module = DreamerV3Module(Walk.observation_space, spaces.Box(-2, 2, ()), {"model_size": "nano"})
+    assert module.action_inputs(torch.tensor([1.0, -2.0])).shape == (2, 1)
+    assert module.action_inputs(torch.zeros(3, 4)).shape == (3, 4, 1)
 
 
 def test_pictures_learn_too() -> None:

@@ -47,6 +47,21 @@ def test_another_scale_leaves_all_values_as_they_are() -> None:
     assert float(constant.value_scale.variance) == pytest.approx(MIN_VARIANCE)
 
 
+def test_the_deviation_of_targets_far_from_zero_is_found() -> None:
+    module, rng = make_module(normalize_values=True), np.random.default_rng(0)
+    with torch.no_grad():
+        for _ in range(5):
+            targets = 10_000 + 3 * rng.standard_normal(2048)
+            update_value_scale(module, float(targets.mean()), float((targets * targets).mean()))
+    assert float(module.value_scale.variance) == pytest.approx(9.0, rel=0.1)
+
+
+def test_modules_cannot_share_a_head_whose_scales_differ() -> None:
+    config = config_of(PPOConfig, shared_layers={"value_head": ["red", "blue"]}).training(normalize_values=True)
+    with pytest.raises(ConfigError, match=r"'value_head' out of shared_layers"):
+        config.build()
+
+
 def test_the_value_loss_is_the_squared_error_of_scaled_values() -> None:
     plain, module = make_module(), make_module(normalize_values=True)
     with torch.no_grad():

@@ -36,7 +36,7 @@ class ActorCriticSettings:
     train_batch_size_per_learner: int = 256
     rollout_fragment_length: int | Literal["auto"] = 1
     target_network_update_freq: int = 0
-    tau: float = 5e-3
+    tau: float | Literal["auto"] = 5e-3
     twin_q: bool = True
     actor_lr: NonNegativeSchedule | None = None
     critic_lr: NonNegativeSchedule | None = None

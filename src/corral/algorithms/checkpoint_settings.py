@@ -124,16 +124,11 @@ def config_of(checkpoint: Checkpoint, given: Mapping[str, Any]) -> AlgorithmConf
         )
     if "algo" in given:
         settings["algo"] = given.pop("algo")
-    if settings["algo"] == "DQN" and not any(
-        "is_normalized" in each["model_config"] for each in checkpoint.policies.values()
-    ):
-        # Written before networks of DQN were normalised by default.
-        model_config = settings["rl_module"].get("model_config", {})
-        settings["rl_module"]["model_config"] = {"use_layernorm": False, **model_config}
     check_imports(settings, checkpoint.path)
     try:
         config = _with_settings(config_from_dict(settings), given)
         config = without_unused_settings(config, given)  # versions before this one accepted them
+        config.keep_networks_of(checkpoint.policies)
         config.validate()
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {error}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class CrossQConfig(SACSettings, OffPolicyConfig):
     lr: NonNegativeSchedule = 1e-3
     optimizer_config: dict[str, Any] = field(default_factory=lambda: {"betas": (0.5, 0.999)})
     twin_q: Annotated[bool, Need("SAC: CrossQ has num_critics", never)] = True
-    tau: Annotated[float, NO_TARGETS] = 5e-3
+    tau: Annotated[float | Literal["auto"], NO_TARGETS] = 5e-3
     target_network_update_freq: Annotated[int, NO_TARGETS] = 0
     num_critics: PositiveInt = 2
     policy_delay: PositiveInt = 3

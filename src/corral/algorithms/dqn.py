@@ -67,7 +67,7 @@ class DQNConfig(OffPolicyConfig):
     # Layer normalisation, a rate that falls and targets that move slowly keep policies good that are good already: see
     # benchmarks/QUALITY.md.
     lr: Schedule = field(default_factory=lambda: [(0.0, 1e-3), (30_000.0, 2e-4)])
-    tau: float = 0.01
+    tau: float | Literal["auto"] = "auto"
     target_network_update_freq: int = 0
     train_batch_size_per_learner: int = 128
     grad_clip: float | dict[str, float] | None = 10.0
@@ -104,7 +104,12 @@ class DQNConfig(OffPolicyConfig):
     def module_settings(self) -> dict[str, Any]:
         """Settings of the Q-network; without memory, it has layer normalisation where `model_config` does not say."""
         form = {name: getattr(self, name) for name in ("dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max")}
-        return {**form, "is_normalized": not self.asks_for_memory}
+        return {**form, "is_normalized": not (self.asks_for_memory or self.__dict__.get("_has_plain_networks"))}
+
+    def keep_networks_of(self, policies: Mapping[str, Any]) -> None:
+        """Leave out the layer normalisation if the networks of a checkpoint have none; earlier versions had none."""
+        normalized = [each["model_config"].get("is_normalized") for each in policies.values()]
+        self.__dict__["_has_plain_networks"] = not any(normalized)
 
     @property
     def default_exploration(self) -> dict[str, Any]:

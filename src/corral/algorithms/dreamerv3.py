@@ -72,7 +72,7 @@ class DreamerV3Config(OffPolicyConfig):
     min_sample_timesteps_per_iteration: int = 100  # each with an update
     training_intensity: PositiveFloat | Literal["auto"] | None = 1024.0
     target_network_update_freq: int = 0
-    tau: float = 0.02
+    tau: float | Literal["auto"] = 0.02
     model_size: Literal["nano", "micro", "mini", "XXS", "XS", "S", "M", "L", "XL"] = "XS"
     horizon: PositiveInt = 15
     lambda_: Probability = 0.95

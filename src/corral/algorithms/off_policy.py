@@ -70,7 +70,8 @@ class OffPolicyConfig(AlgorithmConfig):
             up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences.
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
             step.
-        tau: Fraction by which an update moves the target network towards the network; 1 copies the network.
+        tau: Fraction by which an update moves the target network towards the network; 1 copies the network. `"auto"` is
+            0.01 where every gradient step moves it, and otherwise 1.
         store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
             buffer before it continues to learn. `"auto"` stores a buffer of less than 256 MB, and warns once about a
             larger one.
@@ -99,7 +100,7 @@ class OffPolicyConfig(AlgorithmConfig):
     n_step: PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(_in_order)] = 1
     burn_in_len: NonNegativeInt = 0
     target_network_update_freq: NonNegativeInt = 500
-    tau: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tau: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 1.0
     store_buffer_in_checkpoints: Annotated[bool | Literal["auto"], FILLS_BUFFER] = "auto"
     num_offline_updates: Annotated[NonNegativeInt | None, HAS_INPUT] = 0
     num_updates_per_iteration: Annotated[
@@ -386,7 +387,10 @@ class OffPolicyAlgorithm(Algorithm):
         steps, config = self.num_env_steps_sampled_lifetime, self.modules[module_id].config
         if steps - self._target_updated_at.get(module_id, 0) >= config.target_network_update_freq:
             self._target_updated_at[module_id] = steps
-            self.learner_group.foreach_module(module_id, methodcaller("update_target", config.tau))
+            tau: Any = config.tau
+            if tau == "auto":
+                tau = 1.0 if config.target_network_update_freq else 0.01
+            self.learner_group.foreach_module(module_id, methodcaller("update_target", tau))
 
     # What the settings of a run add.
 

@@ -144,6 +144,12 @@ class PPO(Algorithm):
                     f"normalize_values=True is for the default module, and module {module_id!r} is a "
                     f"{type(record.module).__name__} or has another architecture: leave it out."
                 )
+        shared = [path for path in self.config.shared_layers if path.split(".")[0] == "value_head"]
+        if shared and any(record.config.normalize_values for record in self.modules.values()):
+            raise ConfigError(
+                f"normalize_values=True gives each module a scale of its own: leave it out, or {shared[0]!r} out of "
+                "shared_layers."
+            )
 
     def make_loss(self, config: PPOConfig) -> Callable[..., tuple[Tensor, dict[str, Tensor]]]:
         """Return the loss with a config's constants."""
@@ -164,6 +170,7 @@ class PPO(Algorithm):
         for module_id, batch in batches.items():
             if self.module_config(module_id).normalize_values:
                 targets = batch["value_targets"]
+                targets = targets.double() if isinstance(targets, Tensor) else targets.astype(np.float64)
                 moments = float(targets.mean()), float((targets * targets).mean())
                 self.learner_group.foreach_module(module_id, update_value_scale, *moments)
         # Schedules are read once, so that all minibatches of an iteration have the same coefficients.
@@ -384,7 +391,7 @@ def ppo_loss(
         vf_errors = torch.max(vf_errors, (near - value_targets).square())
     vf_loss = (vf_errors if vf_loss_clip is None else vf_errors.clamp(max=vf_loss_clip)).mean()
     if (scale := getattr(module, "value_scale", None)) is not None:
-        vf_loss = vf_loss / scale.variance
+        vf_loss = vf_loss / scale.variance.float()
 
     # A bonus or penalty with coefficient 0 is reported only, and costs no backward pass.
     loss = policy_loss + vf_loss_coeff * vf_loss

@@ -134,7 +134,8 @@ class DreamerV3Module(Following, Module):
         if self.is_discrete:
             return one_hot(actions, self.distribution.num_inputs)
         inputs: Tensor = self.distribution.to_unit(actions)  # type: ignore[attr-defined]
-        return inputs.flatten(actions.ndim - len(self.distribution.action_shape)) if inputs.ndim else inputs
+        num_batch_axes = actions.ndim - len(self.distribution.action_shape)
+        return inputs.reshape(*actions.shape[:num_batch_axes], -1)
 
     def begin(self, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Return `h`, `z` as vectors and the action as inputs, `[B, ...]`, from which the world model advances."""

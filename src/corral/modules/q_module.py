@@ -18,7 +18,7 @@ from corral.core.spaces import is_bounded_floats
 from corral.core.tree import Tree
 from corral.errors import ConfigError
 from corral.modules.critics import Following
-from corral.modules.module import Module, NetworkConfig
+from corral.modules.module import MemoryConfig, Module, NetworkConfig
 from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, LayerNorm, MakeLinear
 
 NORMALIZED_HIDDENS = (128, 128)
@@ -277,7 +277,8 @@ class QModule(Following, Module):
         settings, config = self.model_config, self.CONFIG.parse(self.model_config)
         has_layers = bool(config.hiddens_for(self.features_space) or config.head_hiddens)
         may_have_layers = has_layers or (config.fcnet_hiddens is None and not self.form.has_targets)
-        if self.form.is_normalized and config.architecture is None and may_have_layers:
+        has_own_defaults = self.CONFIG not in (NetworkConfig, MemoryConfig)
+        if self.form.is_normalized and config.architecture is None and may_have_layers and not has_own_defaults:
             config = self.CONFIG.parse({"fcnet_hiddens": NORMALIZED_HIDDENS, "use_layernorm": True, **settings})
         return config
 

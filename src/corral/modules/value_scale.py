@@ -19,7 +19,7 @@ class ValueScale(nn.Module):
         """Begin with mean 0 and deviation 1."""
         super().__init__()
         for name, value in (("mean", 0.0), ("variance", 1.0), ("mean_sum", 0.0), ("square_sum", 0.0), ("weight", 0.0)):
-            self.register_buffer(name, torch.tensor(value))
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))  # squares of large values
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return values `[B]` for outputs `[B]`."""

@@ -337,6 +337,13 @@ class AlgorithmConfig(
         """What `with_origin` set; runners and learners have it in their configs too, in other processes as a copy."""
         return self.__dict__.get("_origin")
 
+    def keep_networks_of(self, policies: Mapping[str, Any]) -> None:
+        """Keep the networks that the modules of a checkpoint have, where later versions have others by default.
+
+        Args:
+            policies: Descriptions of the policies of the checkpoint, by module id.
+        """
+
     def with_origin(self, origin: Any) -> Self:
         """Set what this config was translated from, which copies keep, and return the config; it is no setting."""
         self.__dict__["_origin"] = origin

@@ -250,7 +250,7 @@ class OffPolicyTrainingArgs(TrainingArgs, total=False):
     n_step: int | Sequence[int]
     burn_in_len: int
     target_network_update_freq: int
-    tau: float
+    tau: float | Literal["auto"]
     store_buffer_in_checkpoints: bool | Literal["auto"]
     num_offline_updates: int | None
     num_updates_per_iteration: int | None
