@@ -26,7 +26,10 @@ def ppo() -> PPOConfig:
 
 
 def dqn() -> DQNConfig:
-    config = DQNConfig().training(num_steps_sampled_before_learning_starts=100)
+    config = DQNConfig().training(num_steps_sampled_before_learning_starts=100, train_batch_size_per_learner=64)
+    # Slow enough that the steps are too few without masks.
+    config.training(lr=1e-3, tau=1.0, target_network_update_freq=500)
+    config.rl_module(model_config={"fcnet_hiddens": [64, 64], "use_layernorm": False})
     return config.exploration(exploration_config={"epsilon_timesteps": 1000})
 
 
