@@ -13,7 +13,8 @@ from corral.testing import DoorCorridor
 def mean_return(config: Any, masks: str | None, num_env_steps: int, seed: int) -> float:
     """Return the mean return of the latest episodes in a corridor with 2 legal actions of 20 at each position."""
     config = config.copy().environment(DoorCorridor, env_config={"masks": masks}).debugging(seed=seed)
-    config.env_runners(num_envs_per_env_runner=4).rl_module(model_config={"fcnet_hiddens": [32]})
+    config.env_runners(num_envs_per_env_runner=4)
+    config.rl_module(model_config={"fcnet_hiddens": [32], "use_layernorm": False})
     config.reporting(min_sample_timesteps_per_iteration=500, metrics_num_episodes_for_smoothing=20)
     with config.build() as algo:
         while algo.num_env_steps_sampled_lifetime < num_env_steps:
@@ -29,7 +30,6 @@ def dqn() -> DQNConfig:
     config = DQNConfig().training(num_steps_sampled_before_learning_starts=100, train_batch_size_per_learner=64)
     # Slow enough that the steps are too few without masks.
     config.training(lr=1e-3, tau=1.0, target_network_update_freq=500)
-    config.rl_module(model_config={"fcnet_hiddens": [64, 64], "use_layernorm": False})
     return config.exploration(exploration_config={"epsilon_timesteps": 1000})
 
 
