@@ -427,6 +427,22 @@ CASES = (
         has_ratio=False,
     ),
     Case(
+        name="compiled_sac",
+        title="A compiled learner of SAC against a plain one",
+        what=(
+            "As the case above, for SAC at the hyperparameters of its own case, in turns of 200 env steps and updates."
+        ),
+        measure="compiled_sac",
+        unit="times",
+        value="times",
+        digits=2,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=15.0,
+        threads=1,
+        has_ratio=False,
+    ),
+    Case(
         name="dqn",
         title="DQN at equal hyperparameters",
         what=(

@@ -40,10 +40,14 @@ def ppo_images(options: Options) -> Fields:
         return measuring.training_rate(measuring.trainer(algo), options)
 
 
-def compiled(options: Options) -> Fields:
-    """How many times the env steps per second of the plain learner the compiled one takes, with nets of 512-512."""
-    with wide_config(options).build() as plain, wide_config(options, compile=True).build() as fast:
-        trains: list[Callable[[], int]] = [measuring.trainer(fast), measuring.trainer(plain)]
-        for train in trains:  # compiles
-            train()
-        return measuring.relative_rate(*trains, options=options)
+def compiled(make_config: Callable[..., Any]) -> measuring.Measure:
+    """Returns the measure of how many times the env steps per second of the plain learner the compiled one takes."""
+
+    def measure(options: Options) -> Fields:
+        with make_config(options).build() as plain, make_config(options, compile=True).build() as fast:
+            trains: list[Callable[[], int]] = [measuring.trainer(fast), measuring.trainer(plain)]
+            for train in trains:  # compiles
+                train()
+            return measuring.relative_rate(*trains, options=options)
+
+    return measure

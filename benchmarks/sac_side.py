@@ -12,8 +12,8 @@ BATCH, OBS, ACTIONS, WIDTH = 256, 3, 1, 256
 TURNS, CALLS_A_TURN = 5, 20
 
 
-def config(options: Options) -> Any:
-    """Returns the hyperparameters that all systems share."""
+def config(options: Options, **learners: Any) -> Any:
+    """Returns the hyperparameters that all systems share, with settings of the learners."""
     from corral import SACConfig
 
     return (
@@ -29,6 +29,7 @@ def config(options: Options) -> Any:
         )
         .rl_module(model_config={"fcnet_hiddens": [WIDTH, WIDTH], "fcnet_activation": "relu"})
         .reporting(min_sample_timesteps_per_iteration=200)
+        .learners(**learners)
         .debugging(seed=options.seed)
     )
 
