@@ -171,6 +171,19 @@ def test_a_module_of_a_user_is_told_what_its_critic_sees(tmp_path: Path) -> None
         assert same(weights_of(restored)["blue"], again)
 
 
+class SeesItself(Sums):
+    """A module of before there were central critics."""
+
+    def policy_and_value(self, obs: Any, state: Any = None, mask: Any = None) -> Any:
+        return self.policy(obs), self.value(obs)
+
+
+def test_a_module_whose_critic_cannot_see_is_refused_at_building() -> None:
+    config = config_of(PPOConfig, critic_sees=sees_signals, policies={"red", "blue", "rest"})
+    with pytest.raises(ConfigError, match=r"SeesItself: .*must take what critic_sees gives, entries of Box\("):
+        config.rl_module(SeesItself, model_config={}).build()
+
+
 class Masked(MultiAgentEnv):
     """Each agent may take one action only, which its mask shows."""
 

@@ -62,19 +62,27 @@ def test_modules_cannot_share_a_head_whose_scales_differ() -> None:
         config.build()
 
 
-def test_the_value_loss_is_the_squared_error_of_scaled_values() -> None:
+@pytest.mark.parametrize("limits", [{}, {"vf_clip_param": 0.2}, {"vf_clip_param": 0.2, "vf_loss_clip": 0.5}])
+def test_the_value_loss_and_its_limits_are_those_of_scaled_values(limits: Any) -> None:
     plain, module = make_module(), make_module(normalize_values=True)
     with torch.no_grad():
         update_value_scale(module, -20.0, 425.0)  # deviation 5
     plain.load_state_dict({name: value for name, value in module.state_dict().items() if "value_scale" not in name})
     obs, targets = torch.rand(40, 3), 5 * torch.randn(40) - 20
+    old = module.value(obs).detach() + 2 * torch.randn(40)
     batch = {
         **{"obs": obs, "actions": torch.zeros(40, dtype=torch.long), "logp": torch.zeros(40), "value_targets": targets},
-        **{"advantages": torch.zeros(40), "values": torch.zeros(40), "dist_inputs": torch.zeros(40, 2)},
+        **{"advantages": torch.zeros(40), "values": old, "dist_inputs": torch.zeros(40, 2)},
     }
-    loss, scalars = ppo_loss(module, batch, COEFFICIENTS, vf_clip_param=None, vf_loss_coeff=1.0)
-    expected = (plain.value(obs) - (targets + 20) / 5).square().mean()
-    torch.testing.assert_close(scalars["vf_loss"], expected.detach(), rtol=1e-4, atol=1e-6)
+    scaled = {**batch, "value_targets": (targets + 20) / 5, "values": (old + 20) / 5}
+    settings = {"vf_clip_param": None, "vf_loss_coeff": 1.0, **limits}
+    loss, scalars = ppo_loss(module, batch, COEFFICIENTS, **settings)
+    expected, expected_scalars = ppo_loss(plain, scaled, COEFFICIENTS, **settings)
+    if not limits:
+        errors = plain.value(obs) - scaled["value_targets"]
+        torch.testing.assert_close(scalars["vf_loss"], errors.square().mean().detach(), rtol=1e-4, atol=1e-6)
+    for name in scalars:
+        torch.testing.assert_close(scalars[name], expected_scalars[name], rtol=1e-4, atol=1e-6)
     loss.backward()
     expected.backward()
     torch.testing.assert_close(module.value_head.weight.grad, plain.value_head.weight.grad, rtol=1e-3, atol=1e-5)

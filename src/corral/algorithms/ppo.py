@@ -63,7 +63,8 @@ class PPOConfig(AlgorithmConfig):
         kl_band: How many times above or below `kl_target` the divergence may be before the coefficient changes.
         kl_factors: What the coefficient is multiplied by above and below this band.
         normalize_values: Whether the value function learns in units of the deviation of recent value targets (Pop-Art,
-            van Hasselt et al. 2016, arXiv:1602.07714), as MAPPO does. The value loss is then in these units.
+            van Hasselt et al. 2016, arXiv:1602.07714), as MAPPO does. The value loss, `vf_clip_param` and
+            `vf_loss_clip` are then in these units.
         normalize_advantages: Whether the advantages of a batch are scaled to mean 0 and standard deviation 1.
         target_kl: Limit of the divergence in nats: no further epoch of an iteration starts once the mean divergence of
             an epoch exceeds 1.5 times this limit; `None` takes all `num_epochs`. It adapts no coefficient.
@@ -386,12 +387,15 @@ def ppo_loss(
 
     value_targets = batch["value_targets"]
     vf_errors = functional.mse_loss(values, value_targets, reduction="none")
+    scale = getattr(module, "value_scale", None)  # values, errors and limits are in units of its deviation
+    deviation = 1.0 if scale is None else scale.variance.sqrt().float()
     if vf_clip_param is not None:
-        near = batch["values"] + (values - batch["values"]).clamp(-vf_clip_param, vf_clip_param)
+        reach = vf_clip_param * deviation
+        near = batch["values"] + (values - batch["values"]).clamp(-reach, reach)
         vf_errors = torch.max(vf_errors, (near - value_targets).square())
+    if scale is not None:
+        vf_errors = vf_errors / deviation**2
     vf_loss = (vf_errors if vf_loss_clip is None else vf_errors.clamp(max=vf_loss_clip)).mean()
-    if (scale := getattr(module, "value_scale", None)) is not None:
-        vf_loss = vf_loss / scale.variance.float()
 
     # A bonus or penalty with coefficient 0 is reported only, and costs no backward pass.
     loss = policy_loss + vf_loss_coeff * vf_loss

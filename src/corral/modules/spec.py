@@ -141,7 +141,8 @@ def check_module(module: Module) -> None:
     The module may keep what it computes, as buffers; the caller should not train this copy.
 
     Raises:
-        ConfigError: A method returns something else than a tensor of the expected shape and dtype.
+        ConfigError: A method returns something else than a tensor of the expected shape and dtype, or does not take
+            what a central critic sees.
     """
     obs = example_obs(module.observation_space)
     if isinstance(module, HeuristicModule):
@@ -154,8 +155,17 @@ def check_module(module: Module) -> None:
                 call, output, shape = next(calls)
             except ConfigError:
                 raise
-            except Exception:  # the end, or an observation that an env may never give; sampling tries what it gives
+            except StopIteration:
                 break
+            except Exception as error:  # an observation that an env may never give; sampling tries what it gives
+                if module.critic_space is None:
+                    break
+                raise ConfigError(
+                    f"{type(module).__name__}: `value`, and `policy_and_value(obs, state, mask, critic_obs)` if the "
+                    f"class has it, must take what critic_sees gives, entries of {module.critic_space!s:.300}: "
+                    f"{type(error).__name__}: {error}. Make the layers of the critic for self.critic_space, or leave "
+                    "critic_sees out."
+                ) from error
             given = type(output).__name__
             if isinstance(output, torch.Tensor):
                 given = f"{output.dtype}{list(output.shape)}".removeprefix("torch.")
