@@ -5,7 +5,6 @@ from typing import Any
 
 import measuring
 from measuring import Fields, Options
-from timed_env import TimedEnv
 
 # A step of the stalling env takes a millisecond, and one in a hundred two hundred.
 STEP_S, STALL_S, STALL_SHARE = 1e-3, 0.2, 0.01
@@ -20,6 +19,7 @@ ROUNDS = 6
 def stalling(options: Options) -> Fields:
     """How many times the env steps of PPO APPO trains on, in an env of which some steps take 200 times as long."""
     from corral import APPOConfig, PPOConfig
+    from timed_env import TimedEnv
 
     algorithms = {
         "ppo": PPOConfig().training(minibatch_size=64, num_epochs=10),
@@ -77,6 +77,7 @@ def blocked_evaluation(options: Options) -> Fields:
 
 def _longest_round(options: Options, blocked_s: float) -> float:
     from corral import PPOConfig
+    from timed_env import TimedEnv
 
     env_config = {"step_s": STEP_S, "spins": False}
     config = (

@@ -70,7 +70,9 @@ def run_measure(system: str, measures: Mapping[str, Measure], finish: Callable[[
     parser.add_argument("--engine", choices=("process", "ray"), default="process", help="what runs Corral's runners")
     arguments = parser.parse_args()
     if arguments.threads is not None:
-        # Read when NumPy and PyTorch are imported, which is later.
+        # Read when NumPy and PyTorch are imported, which must be later: else NumPy takes a thread per core.
+        if early := {"numpy", "torch"} & set(sys.modules):
+            parser.error(f"--threads comes too late: {', '.join(early)} is imported with the measures")
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(arguments.threads)))
     options = Options(arguments.num_envs, arguments.seconds, arguments.seed, arguments.cap, arguments.engine)
 

@@ -223,6 +223,16 @@ def test_the_report_shows_every_case() -> None:
     assert "| PPO at equal hyperparameters | the floor | 1.00 [1.00, 1.00] | >= 0.9x | met | abc1234 |" in text
 
 
+@pytest.mark.parametrize("script", ["corral_side.py", "floor_side.py", "bare_loop.py"])
+def test_the_number_of_threads_is_set_before_numpy_is_imported(script: str) -> None:
+    """NumPy took a thread per core in all measures of Corral, because one of their modules imported it too early."""
+    code = f"import sys, {Path(script).stem}; print(*{{'numpy', 'torch'}} & {{*sys.modules}})"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(run.__file__).parent, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == []
+
+
 def test_every_measure_is_known_to_its_scripts() -> None:
     for measured in CASES:
         for system in measured.systems:
