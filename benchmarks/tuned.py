@@ -76,9 +76,10 @@ ZOO: dict[str, dict[str, tuple[float, int]]] = {
         "Humanoid-v5": (5566.7, 2000),
         "Swimmer-v5": (359.1, 1000),
     },
-    # The zoo has neither.
+    # The zoo has none of them.
     "APPO": {},
     "IMPALA": {},
+    "PQN": {},
 }
 
 INTRODUCTION = f"""\

@@ -30,7 +30,7 @@ def test_tuned_settings_make_a_config_for_the_actions_of_the_env(algo: str, env:
     assert (config.algo_name, config.env) == (algo, env)
     assert env in gym.registry
     is_discrete = env in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "LunarLander-v3")
-    assert algo not in ({"SAC", "TD3", "CQL"} if is_discrete else {"DQN", "IMPALA"})
+    assert algo not in ({"SAC", "TD3", "CQL"} if is_discrete else {"DQN", "PQN", "IMPALA"})
     minibatch, batch = getattr(config, "minibatch_size", None), config.train_batch_size_per_learner
     assert minibatch is None or batch % minibatch == 0
 

@@ -11,7 +11,7 @@ import yaml
 
 from corral.errors import ConfigError, nearest
 
-TUNED_ALGORITHMS = ("PPO", "DQN", "SAC", "TD3", "APPO", "IMPALA", "BC", "MARWIL", "IQL", "CQL")
+TUNED_ALGORITHMS = ("PPO", "DQN", "SAC", "TD3", "APPO", "IMPALA", "PQN", "BC", "MARWIL", "IQL", "CQL")
 """Algorithms with tuned settings. Where several have settings for an env, the first one is taken.
 
 The last four learn from recorded data, which a user adds.
