@@ -170,12 +170,11 @@ def test_box_actions_are_refused_with_the_remedy() -> None:
         PQNConfig().environment("Pendulum-v1").build()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_it_solves_cart_pole(seed: int) -> None:
     with PQNConfig().environment("CartPole-v1").debugging(seed=seed).learners(num_threads=1).build() as algo:
         best = 0.0
-        while best < 475 and algo.num_env_steps_sampled_lifetime < 100_000:
+        while best < 475 and algo.num_env_steps_sampled_lifetime < 60_000:
             for _ in range(5):
                 algo.train()
             rollout = algo.env_runner.sample(num_episodes=10, explore=False)

@@ -8,7 +8,7 @@ several epochs of minibatch steps towards them. Layer normalisation keeps the Q-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
@@ -43,21 +43,22 @@ class PQNConfig(AlgorithmConfig):
     """
 
     ON_POLICY: ClassVar[bool] = False
-    DEFAULT_NUM_ENVS: ClassVar[int] = 32
+    DEFAULT_NUM_ENVS: ClassVar[int] = 16
     LEARNS_SEQUENCES: ClassVar[bool] = True
     DEFAULT_EXPLORATION: ClassVar[dict[str, Any]] = {
         "type": "EpsilonGreedy",
         "initial_epsilon": 1.0,
-        "final_epsilon": 0.05,
-        "epsilon_timesteps": 20_000,
+        "final_epsilon": 0.1,
+        "epsilon_timesteps": 15_000,
     }
 
-    lr: Schedule = 7e-4
-    train_batch_size_per_learner: int = 1024
-    minibatch_size: int | None = 128
+    # Many small minibatches of short batches learn most from an env step; see benchmarks/QUALITY.md.
+    lr: Schedule = field(default_factory=lambda: [(0.0, 1e-3), (60_000.0, 2e-4)])
+    train_batch_size_per_learner: int = 512
+    minibatch_size: int | None = 32
     num_epochs: int = 4
     grad_clip: float | dict[str, float] | None = 10.0
-    lambda_: Probability = 0.65
+    lambda_: Probability = 0.95
 
     def training(self, **settings: Unpack[PQNTrainingArgs]) -> Self:
         """Set how to learn, and return the config; see `TrainingSettings` and the settings above."""
