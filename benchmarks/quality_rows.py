@@ -104,8 +104,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
         *(PQN, DQN, EARLIER_DQN, *PARTS_OF_DQN, Row("SB3 DQN", "sb3", "DQN")),
     ),
     "Acrobot-v1": (PQN, DQN, EARLIER_DQN, *PARTS_OF_DQN, Row("SB3 DQN", "sb3", "DQN")),
-    "MountainCar-v0": (DQN, EARLIER_DQN),
-    "LunarLander-v3": (DQN, EARLIER_DQN),
+    "MountainCar-v0": (PQN, DQN, EARLIER_DQN),
+    "LunarLander-v3": (PQN, DQN, EARLIER_DQN),
     "Pendulum-v1": CONTINUOUS,
     "InvertedDoublePendulum-v5": CONTINUOUS,
     "corral.testing:ReachEnv": (
