@@ -33,14 +33,14 @@ class _NumpyTanh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Compute it, and keep it for the derivative."""
+        """Return the tanh, and keep it for the derivative."""
         outputs = torch.from_numpy(np.tanh(x.detach().numpy()))
         ctx.save_for_backward(outputs)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Multiply by one minus the square of the tanh."""
+        """Return the gradient of the inputs."""
         found: Tensor = torch.ops.aten.tanh_backward(grad, ctx.saved_tensors[0])
         return found
 
