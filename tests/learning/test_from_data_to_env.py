@@ -39,7 +39,9 @@ RECIPES: dict[str, Any] = {
     "SAC of Discrete actions": lambda: RECIPES["SAC"]().training(alpha_lr=0),
     "TD3": lambda: TD3Config().training(imitation_coeff=[[0, 10.0], [2000, 10.0], [6000, 0.2]]),
     # The recorded actions are small parts of their bounds, and so are the squared distances.
-    "TD3 of small actions": lambda: TD3Config().training(imitation_coeff=[[0, 100.0], [2000, 100.0], [6000, 1.0]]),
+    "TD3 of small actions": lambda: TD3Config().training(
+        imitation_coeff=[[0, 100.0], [2000, 100.0], [6000, 30.0]], gamma=0.95
+    ),
 }
 
 
