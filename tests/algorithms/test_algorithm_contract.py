@@ -145,7 +145,8 @@ def test_targets_become_the_networks_as_tau_says(algo: str, space: str) -> None:
 
 # Learners shuffle only their own parts of a batch, so they take the minibatches of one learner if each is a whole part.
 WHOLE_PARTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("PPO", "PQN"), {"minibatch_size": None}),
+    "PPO": {"minibatch_size": None},
+    "PQN": {"minibatch_size": None},
     "APPO": {"circular_buffer_iterations_per_batch": 1},  # a second one would begin before the first one is received
     "DQN": {**PRIORITIZED, "dueling": True, "n_step": 3},
 }
