@@ -268,6 +268,23 @@ def _stalling(name: str, title: str, what: str, value: str, floor: float) -> Cas
     )
 
 
+def _compiled(name: str, title: str, what: str) -> Case:
+    return Case(
+        name=name,
+        title=title,
+        what=what,
+        measure=name,
+        unit="times",
+        value="times",
+        digits=2,
+        higher_is_better=True,
+        systems=("corral",),
+        seconds=15.0,
+        threads=1,
+        has_ratio=False,
+    )
+
+
 def _async_time_to_450(algo: str) -> Case:
     return Case(
         name=f"{algo.lower()}_time_to_450",
@@ -410,38 +427,16 @@ CASES = (
         threads=1,
         ratio_budgets={"floor": FLOOR_SHARE},
     ),
-    Case(
-        name="compiled",
-        title="A compiled learner against a plain one",
-        what=(
-            "How many times the env steps per second of PPO with nets of 512-512 `learners(compile=True)` takes, after "
-            "compiling. Both take turns of one iteration in one process."
-        ),
-        measure="compiled",
-        unit="times",
-        value="times",
-        digits=2,
-        higher_is_better=True,
-        systems=("corral",),
-        seconds=15.0,
-        threads=1,
-        has_ratio=False,
+    _compiled(
+        "compiled",
+        "A compiled learner against a plain one",
+        "How many times the env steps per second of PPO with nets of 512-512 `learners(compile=True)` takes, after "
+        "compiling. Both take turns of one iteration in one process.",
     ),
-    Case(
-        name="compiled_sac",
-        title="A compiled learner of SAC against a plain one",
-        what=(
-            "As the case above, for SAC at the hyperparameters of its own case, in turns of 200 env steps and updates."
-        ),
-        measure="compiled_sac",
-        unit="times",
-        value="times",
-        digits=2,
-        higher_is_better=True,
-        systems=("corral",),
-        seconds=15.0,
-        threads=1,
-        has_ratio=False,
+    _compiled(
+        "compiled_sac",
+        "A compiled learner of SAC against a plain one",
+        "As the case above, for SAC at the hyperparameters of its own case, in turns of 200 env steps and updates.",
     ),
     Case(
         name="dqn",

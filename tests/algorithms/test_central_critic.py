@@ -17,6 +17,8 @@ from corral import Algorithm, APPOConfig, DQNConfig, Module, MultiAgentEnv, PPOC
 from corral.algorithms.ppo import PPO
 from corral.core.tree import map_tree
 from corral.errors import ConfigError
+from corral.modules.networks import example_obs
+from corral.modules.spec import check_module
 
 LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 3}
 
@@ -182,6 +184,24 @@ def test_a_module_whose_critic_cannot_see_is_refused_at_building() -> None:
     config = config_of(PPOConfig, critic_sees=sees_signals, policies={"red", "blue", "rest"})
     with pytest.raises(ConfigError, match=r"SeesItself: .*must take what critic_sees gives, entries of Box\("):
         config.rl_module(SeesItself, model_config={}).build()
+
+
+class Positive(Sums):
+    """Its policy cannot take some of the observations that modules are checked with, which no env may give."""
+
+    def policy(self, obs: Any) -> Any:
+        if (obs < 0).any():
+            raise ValueError("no signal is negative")
+        return super().policy(obs)
+
+
+def test_a_policy_that_refuses_an_example_is_no_fault_of_the_critic() -> None:
+    space, seen = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (6,), np.float32)
+    module = Positive(space, gym.spaces.Discrete(2), {"critic_space": seen})
+    module.critic_space = seen
+    with pytest.raises(ValueError, match="no signal is negative"):
+        module.policy(example_obs(space))
+    check_module(module)
 
 
 class Masked(MultiAgentEnv):

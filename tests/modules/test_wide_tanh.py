@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -16,10 +16,12 @@ tanh = WideTanh()
 
 
 @pytest.fixture
-def x() -> Tensor:
+def x() -> Iterator[Tensor]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     values = torch.linspace(-12.0, 12.0, MIN_NUMPY_TANH_ENTRIES, dtype=torch.float32).view(256, -1)
-    return values.requires_grad_()
+    yield values.requires_grad_()
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -77,10 +79,7 @@ def test_torch_computes_what_is_transformed(
 
 def test_several_threads_compute_in_torch(x: Tensor, calls: list[int]) -> None:
     torch.set_num_threads(3)
-    try:
-        tanh(x)
-    finally:
-        torch.set_num_threads(1)
+    tanh(x)
     assert calls == []
 
 

@@ -149,6 +149,7 @@ def check_module(module: Module) -> None:
         _check_choice(module, map_tree(lambda leaf: leaf.numpy(), obs))
         return
     was_training, calls = module.training, module.eval().outputs(obs)
+    call = ""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         while True:
             try:
@@ -158,7 +159,7 @@ def check_module(module: Module) -> None:
             except StopIteration:
                 break
             except Exception as error:  # an observation that an env may never give; sampling tries what it gives
-                if module.critic_space is None:
+                if module.critic_space is None or not call:  # the policy comes first
                     break
                 raise ConfigError(
                     f"{type(module).__name__}: `value`, and `policy_and_value(obs, state, mask, critic_obs)` if the "
