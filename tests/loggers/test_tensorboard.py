@@ -7,6 +7,7 @@ import io
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,8 @@ def test_a_run_that_continues_hides_the_points_of_later_steps(tmp_path: Path) ->
     logger = TensorBoardLogger()
     logger.open(tmp_path, {})
     write(10, 20, 30)
+    (first,) = tmp_path.glob("events.*")
+    first.rename(tmp_path / f"events.out.tfevents.{int(time.time())}.~")  # the last name of this second
     logger.resume(tmp_path, {}, 2, 20)
     write(25)
     found = EventAccumulator(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,11 @@ class TensorBoardLogger(KindLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         self._texts = {}
+        # TensorBoard reads event files in the order of their names. The name has the second, and then the number of the
+        # process and a count as text, where 10 comes before 9. So the file of the continued run takes a second of its own.
+        now = time.time()
+        if any(run_dir.glob(f"events.out.tfevents.{int(now):010d}.*")):
+            time.sleep(int(now) + 1.001 - now)
         self.writer = SummaryWriter(str(run_dir), purge_step=num_env_steps + 1)
         self._write_settings(config)
 
