@@ -119,7 +119,6 @@ def test_the_central_critic_learns_faster_over_five_seeds() -> None:
 
 @pytest.mark.slow
 def test_mappo_is_better_on_simple_spread_than_independent_ppo() -> None:
-    pytest.importorskip("mpe2")
     settings = read_experiment(example_files.EXAMPLES / "tuned" / "mappo_simple_spread.yaml")
     del settings["stop"]
     for seed in range(2):

@@ -25,8 +25,6 @@ SHAPES = {
 )
 def test_a_tuned_config_samples_its_env(file: Path) -> None:
     settings = read_experiment(file)
-    if settings["environment"]["env"].startswith("mpe2."):
-        pytest.importorskip("mpe2")
     assert settings.pop("stop")["num_env_steps"] >= 100_000
     config = config_from_dict(settings)
     config.validate()
