@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 from corral.learners.losses import Batch, Loss
 from corral.modules.inference import NUMPY_ACTIVATIONS, Activation, Layer, layer_outputs, numpy_layers
 from corral.modules.module import Module
-from corral.modules.networks import Encoder, Flat, FloatArray, LayerNorm, WideTanh, arrays_of, normalize_rows
+from corral.modules.networks import Encoder, Flat, FloatArray, LayerNorm, arrays_of, normalize_rows
 from corral.modules.q_module import QModule, QNetwork
 
 FastForm = Callable[[Module, Batch, Mapping[str, float]], tuple[np.floating, dict[str, Any]]]
@@ -32,9 +32,8 @@ LOSS = ("corral.algorithms.dqn", "dqn_loss")  # known by its name: learners impo
 GLOBAL_HOOKS = tuple(
     f"_global_{name}_hooks" for name in ("backward_pre", "backward", "forward_pre", "forward")
 )  # names in torch.nn.modules.module
-TANHS = (nn.Tanh, WideTanh)
 PLAIN_PARTS = frozenset(
-    (QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, LayerNorm, *TANHS, nn.ReLU, nn.Identity)
+    (QNetwork, Encoder, nn.ModuleList, nn.Sequential, Flat, nn.Linear, LayerNorm, nn.Tanh, nn.ReLU, nn.Identity)
 )
 PARTS_WITH_PARAMETERS = (nn.Linear, LayerNorm)
 OBS_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "?", "u1", "i1", "i2", "i4", "i8")))
@@ -56,7 +55,7 @@ OWN_METHODS = ("q_values", "draw_noise")  # of the module, which an instance may
 
 # Each multiplies a gradient behind an activation, in place, by the activation's derivative, which its output gives.
 _DERIVATIVES: dict[type[nn.Module], Callable[[FloatArray, FloatArray], Any]] = {
-    **dict.fromkeys(TANHS, lambda grad, output: np.multiply(grad, 1 - output * output, out=grad)),
+    nn.Tanh: lambda grad, output: np.multiply(grad, 1 - output * output, out=grad),
     nn.ReLU: lambda grad, output: np.multiply(grad, output > 0, out=grad),
 }
 

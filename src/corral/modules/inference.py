@@ -21,7 +21,7 @@ from corral.core.tree import Tree, map_tree, named_leaves, num_rows
 from corral.modules.distributions import ILLEGAL
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
-from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, FloatArray, LogStdClamp, WideTanh
+from corral.modules.networks import MAX_LOG_STD, MIN_LOG_STD, FloatArray, LogStdClamp
 
 Activation = Callable[[FloatArray], Any]
 Layer = tuple[FloatArray, FloatArray, Activation | None]
@@ -37,7 +37,7 @@ def _clamp_log_std(dist_inputs: FloatArray) -> None:
 
 
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    **dict.fromkeys((nn.Tanh, WideTanh), lambda x: np.tanh(x, out=x)),
+    nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
     LogStdClamp: _clamp_log_std,
 }

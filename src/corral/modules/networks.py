@@ -24,48 +24,6 @@ from corral.modules.pixels import Number, find_scaling
 
 FloatArray = NDArray[np.float32]
 
-# Less is not worth the calls of an own function of autograd, and NumPy has one thread.
-MIN_NUMPY_TANH_WIDTH, MIN_NUMPY_TANH_ENTRIES, MAX_NUMPY_TANH_THREADS = 512, 128 * 512, 2
-
-
-class _NumpyTanh(torch.autograd.Function):
-    """The tanh of NumPy, and its derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return the tanh, and keep it for the derivative."""
-        outputs = torch.from_numpy(np.tanh(x.detach().numpy()))
-        ctx.save_for_backward(outputs)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Return the gradient of the inputs."""
-        found: Tensor = torch.ops.aten.tanh_backward(grad, ctx.saved_tensors[0])
-        return found
-
-
-class WideTanh(nn.Tanh):
-    """The tanh of a wide layer, which NumPy computes for large float32 tensors on the CPU that nothing traces.
-
-    NumPy takes a sixth of the time of torch where MKL runs on a CPU of AMD (`benchmarks/floors.py`).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the tanh of each entry."""
-        if (
-            torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-            or x.numel() < MIN_NUMPY_TANH_ENTRIES
-            or (type(x), x.dtype, x.device.type) != (Tensor, torch.float32, "cpu")
-            or torch.get_num_threads() > MAX_NUMPY_TANH_THREADS
-            or torch._C._are_functorch_transforms_active()
-        ):
-            return x.tanh()
-        outputs: Tensor = _NumpyTanh.apply(x)  # type: ignore[no-untyped-call]
-        return outputs
-
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -217,8 +175,7 @@ def mlp(
     for width in hiddens:
         layers.append(make_linear(num_inputs, width, math.sqrt(2)))
         layers += [LayerNorm(width)] * layernorm
-        is_wide_tanh = activation == "tanh" and width >= MIN_NUMPY_TANH_WIDTH
-        layers.append(WideTanh() if is_wide_tanh else ACTIVATIONS[activation]())
+        layers.append(ACTIVATIONS[activation]())
         num_inputs = width
     return nn.Sequential(*layers)
 

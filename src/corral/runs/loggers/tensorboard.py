@@ -63,8 +63,8 @@ class TensorBoardLogger(KindLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         self._texts = {}
-        # TensorBoard reads event files in the order of their names. The name has the second, and then the number of the
-        # process and a count as text, where 10 comes before 9. So the file of the continued run takes a second of its own.
+        # TensorBoard reads event files in the order of their names. After the second a name has the number of the
+        # process and a count as text, where 10 comes before 9. So the file of a continued run has a second of its own.
         now = time.time()
         if any(run_dir.glob(f"events.out.tfevents.{int(now):010d}.*")):
             time.sleep(int(now) + 1.001 - now)
