@@ -368,6 +368,20 @@ def test_updates_are_as_many_as_the_ratio_of_steps_says() -> None:
     assert 0.6 * 48 < np.mean(sizes) < 1.3 * 48  # with observations after episodes, and without rows that only reset
 
 
+@pytest.mark.parametrize(("batch", "sequence"), [(8, 32), (60, 32), (64, 8)])
+def test_steps_trained_on_are_those_of_the_whole_sequences_that_are_drawn(batch: int, sequence: int) -> None:
+    config = make_config(train_batch_size_per_learner=batch, model_config={"max_seq_len": sequence})
+    with config.training(training_intensity=4).build() as algo:
+        due = sum(algo._num_updates_due("default_policy", 10) for _ in range(40))
+        assert due == 0  # nothing was sampled yet
+        algo.train()
+        algo._update_credit.clear()
+        due = sum(algo._num_updates_due("default_policy", 10) for _ in range(80))
+        num_sequences = int(algo._draw("default_policy")["unit_starts"].sum())
+    assert due == 4 * 800 // (max(1, batch // sequence) * sequence)
+    assert num_sequences >= max(1, batch // sequence)
+
+
 def test_several_agents_learn_too() -> None:
     agents: Any = make_multi_agent(Walk)
     config = (

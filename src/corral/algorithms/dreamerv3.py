@@ -43,8 +43,8 @@ PERCENTILES = 0.05, 0.95
 class DreamerV3Config(OffPolicyConfig):
     """Settings of DreamerV3; the settings below and in `OffPolicyConfig` belong to `.training(...)`.
 
-    A batch has `train_batch_size_per_learner / max_seq_len` sequences; `max_seq_len` is a key of `model_config`, by
-    default 64.
+    A batch has `train_batch_size_per_learner / max_seq_len` sequences, rounded down, and at least one; `max_seq_len` is
+    a key of `model_config`, by default 64.
 
     Attributes:
         model_size: Size of all networks: `"XS"`, `"S"`, `"M"`, `"L"` and `"XL"` of the paper, or the smaller `"nano"`,

@@ -54,19 +54,22 @@ class ModuleRecord:
         self.has_memory = self.module.has_memory()
         log_images(self.module_id, self.module, self.policy.pipeline)
 
+    def num_sequences(self, num_steps: int) -> int:
+        """Return how many sequences a batch of about so many steps has: whole ones, and at least one per learner."""
+        return max(1, int(self.config.num_learners), num_steps // self.module.max_seq_len)
+
     def draw_sequences(self, buffer: ReplayBuffer, num_steps: int, **form: Any) -> dict[str, Any]:
-        """Return a batch of sequences, of about so many steps, for a module with memory; at least one per learner.
+        """Return a batch of sequences, of about so many steps, for a module with memory; see `num_sequences`.
 
         Args:
             buffer: Buffer to draw from.
             num_steps: Steps of the batch.
             **form: Further arguments of `ReplayBuffer.sample_sequences`.
         """
-        seq_len = self.module.max_seq_len
         return buffer.sample_sequences(
-            max(1, self.config.num_learners, num_steps // seq_len),
+            self.num_sequences(num_steps),
             map_tree(lambda leaf: leaf[0].numpy(force=True), initial_states(self.module, 1)),  # on a GPU, too
-            seq_len=seq_len,
+            seq_len=self.module.max_seq_len,
             burn_in=self.config.burn_in_len,
             **form,
         )

@@ -67,7 +67,8 @@ class OffPolicyConfig(AlgorithmConfig):
         n_step: Number of steps whose rewards are summed before the bootstrapped value. With `(min, max)` each
             transition draws its own number, evenly from min to max.
         burn_in_len: For a module with memory, the number of steps before each sequence that only bring the stored state
-            up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences.
+            up to date (Kapturowski et al. 2019). A batch has `train_batch_size_per_learner / max_seq_len` sequences,
+            rounded down, and at least one.
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
             step.
         tau: Fraction by which an update moves the target network towards the network; 1 copies the network. `"auto"` is
@@ -361,7 +362,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _num_updates_due(self, module_id: str, num_env_steps: int) -> int:
         """Return how many updates of a module are due after a round in which it took so many steps."""
-        config, buffer = self.modules[module_id].config, self.replay_buffers[module_id]
+        record, buffer = self.modules[module_id], self.replay_buffers[module_id]
+        config = record.config
         # Not steps held: rows that only reset a sub-env take room in the ring, so it may never hold so many.
         if not len(buffer) or buffer.num_env_steps_added < config.num_steps_sampled_before_learning_starts:
             return 0
@@ -372,7 +374,10 @@ class OffPolicyAlgorithm(Algorithm):
             length = config.rollout_fragment_length
             credit += num_env_steps / (1 if length == "auto" else length)
         else:
-            credit += config.training_intensity * num_env_steps / config.total_train_batch_size
+            size = config.total_train_batch_size
+            if record.has_memory:  # whole sequences may be more steps, or fewer
+                size = record.num_sequences(size) * record.module.max_seq_len
+            credit += config.training_intensity * num_env_steps / size
         num_updates = int(credit)
         self._update_credit[module_id] = credit - num_updates
         return num_updates
