@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -168,6 +171,16 @@ def test_illegal_actions_are_in_no_target() -> None:
 def test_box_actions_are_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"Q-values need Discrete actions.*use SAC, TD3 or PPO"):
         PQNConfig().environment("Pendulum-v1").build()
+
+
+def test_it_learns_with_the_optimizer_of_the_authors() -> None:
+    page = (Path(__file__).parents[2] / "docs/algorithms/pqn.md").read_text()
+    (given,) = re.findall(r"`\.training\(optimizer=(\".*\"), lr=(.*)\)`", page)
+    optimizer, lr = map(ast.literal_eval, given)
+    with make_config(optimizer=optimizer, lr=lr).build() as algo:
+        result = algo.train()["learners"]["default_policy"]
+        assert isinstance(algo.learner_group.learner_here.torch_optimizer("default_policy"), torch.optim.RAdam)
+    assert np.isfinite(result["td_loss"])
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])

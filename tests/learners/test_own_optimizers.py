@@ -185,6 +185,7 @@ def test_frozen_parameters_stay_under_any_optimizer() -> None:
     ("training", "message"),
     [
         ({"optimizer": {"actor": "adam", "critic": "adm"}}, "optimizer='adm' is not an optimizer. Did you mean 'adam'"),
+        ({"optimizer": "RAdam"}, r"optimizer='RAdam' is not an optimizer.*its class.*'torch\.optim:RAdam'"),
         (
             {"optimizer": {"actor": "adam", "critic": "sgd"}, "optimizer_config": {"momentum": 0.9}},
             r"one optimizer for each of the groups \['actor', 'critic'\].*\['momentum'\] do not fit",

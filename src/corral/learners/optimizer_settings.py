@@ -37,7 +37,10 @@ def optimizer_class(setting: Any) -> Any:
             )
         return setting
     if not isinstance(setting, str) or setting.lower() not in OPTIMIZERS:
-        raise ConfigError(f"optimizer={setting!r} is not an optimizer. {nearest(str(setting), OPTIMIZERS)}")
+        raise ConfigError(
+            f"optimizer={setting!r} is not an optimizer. {nearest(str(setting), OPTIMIZERS)} Any other optimizer is "
+            "given as its class, such as torch.optim.RAdam, or as an import path, 'torch.optim:RAdam'."
+        )
     return getattr(torch.optim, OPTIMIZERS[setting.lower()])
 
 
