@@ -198,6 +198,7 @@ def test_policies_are_mixed_with_the_uniform_one_or_have_bounded_means_and_devia
     [
         (spaces.Box(0, 255, (84, 80, 3), np.uint8), None, r"84 x 80 pixels.*multiples of 16.*\(80, 80\)"),
         (spaces.Box(0, 255, (10, 10, 1), np.uint8), None, r"10 x 10 pixels.*\(16, 16\)"),
+        (spaces.Box(0, np.inf, (32, 32, 3)), None, r"pictures without bounds.*transforms=\[NormalizeObs"),
         (Wide, spaces.MultiDiscrete([2, 3]), "takes Discrete actions, or a Box.*MultiDiscrete"),
         (Wide, spaces.Box(-np.inf, 1, (2,)), "bounds are all finite.*wrapper"),
         (

@@ -130,7 +130,13 @@ class Pictures(nn.Module):
         others = [axis for axis in range(len(space.shape)) if axis not in (rows, rows + 1)]
         self._axes = [0, *(axis + 1 for axis in (*others, rows, rows + 1))]  # batch, channels, pixels
         self._shape = math.prod(space.shape) // (height * width), height, width
-        scaling = find_scaling(space)
+        try:
+            scaling = find_scaling(space)
+        except ConfigError as error:
+            raise ConfigError(
+                f"DreamerV3: the observations {space} are pictures without bounds, which cannot be scaled: give the "
+                "Box the smallest and the largest number that occur, or add transforms=[NormalizeObservations()]."
+            ) from error
         for name in ("offset", "scale"):
             numbers = torch.as_tensor(getattr(scaling, name), dtype=torch.float32)
             self.register_buffer(name, numbers, persistent=False)
