@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -175,6 +176,57 @@ def test_rewards_and_ends_belong_to_the_observations_that_steps_led_to(learned: 
         assert continues[row].item() == (not ends)
         num_ends += bool(ends)
     assert num_ends
+
+
+def test_the_reward_loss_is_of_the_rewards_with_which_states_were_reached(learned: Any) -> None:
+    module, batch = copy.deepcopy(learned[0]), learned[1]
+    model, errors = module.world_model, []
+    with torch.no_grad():
+        torch.nn.init.normal_(model.reward_head[-1].weight)
+        seen = observe_batch(module, batch)
+        reported = model_loss(module, batch, seen, *arrivals(batch))[1]
+        for row, starts in enumerate(batch["sequence_starts"].tolist()):
+            if not starts:  # the reward before a sequence is not known
+                logits = model.reward_head(seen.features[row : row + 1])
+                errors.append(model.bins.cross_entropy(logits, batch["rewards"][row - 1 : row]).item())
+    assert reported["reward_loss"].item() == pytest.approx(sum(errors) / int(batch["learns"].sum()), rel=1e-4)
+
+
+def test_returns_are_of_the_values_of_the_critic_and_not_of_its_target(learned: Any) -> None:
+    module, batch = copy.deepcopy(learned[0]), learned[1]
+    outputs: dict[str, Tensor] = {}
+    with torch.no_grad():
+        torch.nn.init.normal_(module.target_critic[-1].weight)
+        LOSS(module, batch, NO_RANGE, outputs=outputs)
+        values = module.world_model.bins.mean(module.critic(outputs["imagined_features"]))
+    torch.testing.assert_close(outputs["values"], values)
+
+
+def test_settings_reach_the_loss() -> None:
+    config = make_config(gamma=0.7, lambda_=0.6, entropy_coeff=0.5, return_decay=1.0)
+    with config.build() as algo:
+        loss: Any = algo.make_loss(config)
+        assert loss.keywords == {"gamma": 0.7, "lambda_": 0.6, "entropy_coeff": 0.5}
+        algo.train()
+        before = list(algo._return_ranges["default_policy"])
+        algo.learn("default_policy")
+        assert algo._return_ranges["default_policy"] == pytest.approx(before)  # a decay of 1 keeps the first one
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    config = DreamerV3Config()
+    assert (config.gamma, config.lambda_, config.horizon, config.entropy_coeff) == (0.997, 0.95, 15, 3e-4)
+    assert (config.lr, config.actor_lr, config.critic_lr) == (1e-4, 3e-5, 3e-5)
+    assert (config.tau, config.target_network_update_freq, config.return_decay) == (0.02, 0, 0.99)
+
+
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_each_state_and_each_imagined_step_has_noise_of_its_own(space: str) -> None:
+    with make_config(space).build() as algo:
+        algo.train()
+        batch = algo.prepare_batch("default_policy", algo._draw("default_policy"))
+    for name in ("noise", "imagined_noise", "action_noise"):
+        assert len(np.unique(batch[name])) > 0.99 * batch[name].size, name
 
 
 def test_the_divergence_trains_the_prior_five_times_as_much_and_nothing_below_one_nat(learned: Any) -> None:
@@ -402,7 +454,7 @@ def test_several_agents_learn_too() -> None:
 
 def test_box_actions_may_be_single_numbers() -> None:
     module = DreamerV3Module(Walk.observation_space, spaces.Box(-2, 2, ()), {"model_size": "nano"})
-    assert module.action_inputs(torch.tensor([1.0, -2.0])).shape == (2, 1)
+    assert module.action_inputs(torch.tensor([0.5, -2.0])).tolist() == [[0.5], [-1.0]]  # clipped, as the env takes them
     assert module.action_inputs(torch.zeros(3, 4)).shape == (3, 4, 1)
 
 

@@ -20,6 +20,7 @@ from corral import PQNConfig
 from corral.algorithms.pqn import lambda_returns, pqn_loss
 from corral.data.episodes.rollout import Rollout
 from corral.errors import ConfigError
+from corral.learners.update import to_tensors
 from corral.modules.q_module import QModule
 
 SPACES = (spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2))
@@ -166,6 +167,39 @@ def test_illegal_actions_are_in_no_target() -> None:
         again = partial(algo.learner_group.values, "default_policy")(batch["obs"])
     assert (np.asarray(batch["actions"]) == 0).all()
     assert np.abs(again).max() < 1e3
+
+
+def test_values_of_a_module_with_memory_are_the_largest_of_legal_actions() -> None:
+    class Masked(Walk):
+        observation_space: Any = spaces.Dict({"at": SPACES[0], "action_mask": spaces.MultiBinary(2)})
+
+        def _look(self) -> Any:
+            mask = [1, self.np_random.integers(2)]
+            return {"at": super()._look(), "action_mask": np.array(mask, np.int8)}
+
+    memory = {"fcnet_hiddens": [8], "use_gru": True, "gru_cell_size": 4}
+    with make_config().environment(Masked).rl_module(model_config=memory).build() as algo:
+        algo.get_module().q.head.bias.data[1] = 5.0  # action 1 is the best where it is legal
+        algo.sync_weights()
+        batch = algo._batch("default_policy", algo.sample(120))
+        legal = batch["obs"]["action_mask"][:, 1] == 1
+        outputs: dict[str, Any] = {}
+        with torch.no_grad():
+            pqn_loss(algo.get_module(), to_tensors(batch, torch.device("cpu")), {}, outputs=outputs)
+    q_values = outputs["q_values"].numpy()
+    assert legal.any() and not legal.all() and not batch["actions"][~legal].any()
+    np.testing.assert_allclose(batch["values"], q_values.max(-1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch["values"], np.where(legal, q_values[:, 1], q_values[:, 0]), rtol=1e-4, atol=1e-4)
+
+
+def test_epsilon_and_the_learning_rate_fall_as_they_do_by_default() -> None:
+    config = PQNConfig().environment(Walk).env_runners(num_envs_per_env_runner=3).debugging(seed=0)
+    config.training(train_batch_size_per_learner=3000, minibatch_size=None, num_epochs=1)
+    with config.build() as algo:
+        result = algo.train()
+        steps, rates = algo.num_env_steps_sampled_lifetime, result["learners"]["default_policy"]
+    assert result["env_runners"]["epsilon"] == pytest.approx(1 - 0.9 * steps / 15_000, abs=1e-3)
+    assert rates["default_optimizer_learning_rate"] == pytest.approx(1e-3 - 8e-4 * steps / 60_000, rel=1e-6)
 
 
 def test_box_actions_are_refused_with_the_remedy() -> None:

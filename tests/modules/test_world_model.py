@@ -172,6 +172,20 @@ def test_a_state_holds_all_that_the_next_step_needs() -> None:
         assert torch.equal(module.policy(obs, {**state, name: part})[0], module.policy(obs, state)[0]), name
 
 
+def test_while_acting_a_state_is_the_most_likely_one_with_the_observation() -> None:
+    torch.manual_seed(0)
+    module, obs = make_module(), 5 * torch.randn(8, 3)
+    state = {name: part.expand(8, *part.shape) for name, part in module.initial_state().items()}
+    with torch.no_grad():
+        outputs, after = module.policy(obs, state)
+        model = module.world_model
+        likely = model.posterior(after["h"], model.encode(obs)).argmax(-1)
+        features = torch.cat([after["h"], model.vectors(likely)], -1)
+        assert torch.equal(after["z"], likely) and not torch.equal(likely, model.prior(after["h"]).argmax(-1))
+        torch.testing.assert_close(outputs, module.policy_of(features))
+        torch.testing.assert_close(module.value(obs, state), model.bins.mean(module.critic(features)))
+
+
 @pytest.mark.parametrize("size", ["nano", "micro", "mini", "XXS", "XS"])
 def test_sizes_have_the_widths_that_their_names_say(size: str) -> None:
     module, widths = make_module(size=size), SIZES[size]
