@@ -13,7 +13,9 @@ import torch
 from gymnasium import spaces
 
 from corral import DQNConfig, FrameStack, NormalizeObservations, PPOConfig
+from corral.algorithms.module_record import log_images
 from corral.errors import ConfigError
+from corral.modules.dreamerv3_module import DreamerV3Module
 from corral.modules.networks import ImageEncoder
 from corral.modules.pixels import find_scaling
 
@@ -194,6 +196,14 @@ def test_the_log_says_how_images_are_read(
         (record,) = [record for record in caplog.records if "pixels" in record.getMessage()]
     assert record.levelname == level
     assert text in record.getMessage()
+
+
+@pytest.mark.parametrize("high", [np.inf, 1.0])
+def test_the_log_warns_of_pictures_of_world_models_too(high: float, caplog: pytest.LogCaptureFixture) -> None:
+    space = spaces.Box(-high, high, (16, 16, 3), np.float32)
+    log_images("default_policy", DreamerV3Module(space, spaces.Discrete(2), {"model_size": "nano"}), None)
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(found) == (high > 1) and all(r"transforms=[NormalizeObservations()]" in text for text in found)
 
 
 def test_bandits_scale_bytes_by_their_bounds() -> None:

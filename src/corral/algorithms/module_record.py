@@ -14,7 +14,7 @@ from corral.core.tree import Tree, map_tree
 from corral.modules.heuristic import HeuristicModule
 from corral.modules.memory import initial_states
 from corral.modules.module import Module
-from corral.modules.networks import ImageEncoder
+from corral.modules.pixels import Scaling
 from corral.modules.transforms.observations import NormalizeObservations
 from corral.modules.transforms.pipeline import Pipeline
 
@@ -92,14 +92,16 @@ class ModuleRecord:
 
 def log_images(module_id: str, module: Module, pipeline: Pipeline | None) -> None:
     """Log how the networks of a module read images; a warning where nothing says how to scale them."""
-    encoders = {part.description: part for part in module.modules() if isinstance(part, ImageEncoder)}
+    # Known by their scaling: encoders of images, and world models, whose file nobody else imports.
+    found: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "scaling", None), Scaling)]
+    encoders = {part.description: part for part in found}
     normalized = pipeline is not None and any(isinstance(each, NormalizeObservations) for each in pipeline.transforms)
     for description, encoder in encoders.items():
         if encoder.is_wide and not normalized:
             log.warning(
-                "Module %r: %s. Networks learn badly from numbers far outside [-1, 1]: set "
-                "model_config={'image_scale': ...} to the number to multiply them by, 1.0 if they are right, or add "
-                "transforms=[NormalizeObservations()].",
+                "Module %r: %s. Networks learn badly from numbers far outside [-1, 1]: add "
+                "transforms=[NormalizeObservations()] or, where the module takes it, set "
+                "model_config={'image_scale': ...} to the number to multiply them by, 1.0 if they are right.",
                 *(module_id, description),
             )
         else:

@@ -105,6 +105,9 @@ class Pictures(nn.Module):
 
     Attributes:
         num_outputs: Number of features of a picture.
+        scaling: How pictures are scaled.
+        is_wide: Whether numbers may stay far outside [-1, 1].
+        description: What pictures there are, in words.
     """
 
     offset: Tensor
@@ -131,14 +134,16 @@ class Pictures(nn.Module):
         self._axes = [0, *(axis + 1 for axis in (*others, rows, rows + 1))]  # batch, channels, pixels
         self._shape = math.prod(space.shape) // (height * width), height, width
         try:
-            scaling = find_scaling(space)
+            self.scaling = find_scaling(space)
         except ConfigError as error:
             raise ConfigError(
                 f"DreamerV3: the observations {space} are pictures without bounds, which cannot be scaled: give the "
                 "Box the smallest and the largest number that occur, or add transforms=[NormalizeObservations()]."
             ) from error
+        self.is_wide = self.scaling.is_wide
+        self.description = f"pictures {list(space.shape)}: {height} x {width} pixels, {self.scaling}"
         for name in ("offset", "scale"):
-            numbers = torch.as_tensor(getattr(scaling, name), dtype=torch.float32)
+            numbers = torch.as_tensor(getattr(self.scaling, name), dtype=torch.float32)
             self.register_buffer(name, numbers, persistent=False)
         channels = [self._shape[0], *(size.channels * 2**n for n in range(NUM_HALVINGS))]
         self._small = channels[-1], height // multiple, width // multiple
