@@ -11,7 +11,7 @@ import numpy as np
 
 from corral import DQNConfig, Exploration
 
-LENGTH = 15
+LENGTH = 25
 
 
 class Corridor(gym.Env):

@@ -219,7 +219,6 @@ config = (
     assert run_python(tmp_path / "ported.py") == run(script + train).stdout == "['b']\n"
 
 
-@pytest.mark.slow
 def test_other_algorithms_and_transforms(run: Run, tmp_path: Path) -> None:
     script = """
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -237,7 +236,7 @@ config = (
 """
     text, returns = ported(run, tmp_path, script + TRAIN)
     assert returns == run(script + TRAIN).stdout
-    assert "transforms=[NormalizeObservations()]" in text
+    assert "transforms=[NormalizeObservations()]" in text and '"use_layernorm": False' in text
 
 
 @pytest.mark.slow

@@ -285,7 +285,9 @@ class TestFaults:
         assert seconds < 15  # half of the limit, and they are played at once
         assert [record.episode_return for record in result.episodes] == returns_of_seeds(seeds)
         assert result.is_complete and not result.skipped and group.num_failures == num_failures + 1
-        assert result.num_episodes_taken_over == 6 - played_by(result).get(1, 0) > 0
+        assert result.num_episodes_taken_over == 6 - played_by(result).get(1, 0)
+        if group.engine_name == "local":  # others may restart the runner before another one is done
+            assert result.num_episodes_taken_over > 0
 
     @pytest.mark.slow_cases("process")
     @on("process", "ray")

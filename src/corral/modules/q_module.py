@@ -21,7 +21,8 @@ from corral.modules.critics import Following
 from corral.modules.module import MemoryConfig, Module, NetworkConfig
 from corral.modules.networks import ACTIVATIONS, Encoder, ImageEncoder, LayerNorm, MakeLinear
 
-NORMALIZED_HIDDENS = (128, 128)
+NORMALIZED_NETWORK: Mapping[str, Any] = {"fcnet_hiddens": (128, 128), "use_layernorm": True}
+"""Defaults of `model_config` where `is_normalized` says so."""
 
 
 @dataclass
@@ -279,7 +280,7 @@ class QModule(Following, Module):
         may_have_layers = has_layers or (config.fcnet_hiddens is None and not self.form.has_targets)
         has_own_defaults = self.CONFIG not in (NetworkConfig, MemoryConfig)
         if self.form.is_normalized and config.architecture is None and may_have_layers and not has_own_defaults:
-            config = self.CONFIG.parse({"fcnet_hiddens": NORMALIZED_HIDDENS, "use_layernorm": True, **settings})
+            config = self.CONFIG.parse({**NORMALIZED_NETWORK, **settings})
         return config
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:

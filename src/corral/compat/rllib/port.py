@@ -39,6 +39,7 @@ from corral.core.scripts import read_names
 from corral.core.settings import default_of, find_unused, found_by_name, same_value
 from corral.engines import make_engine
 from corral.errors import ConfigError, CorralError
+from corral.modules.q_module import NORMALIZED_NETWORK
 from corral.modules.spec import ModuleSpec
 from corral.modules.transforms.settings import describe_transform
 from corral.modules.transforms.transform import Transform
@@ -122,11 +123,14 @@ def _without_useless_settings(native: NativeConfig) -> NativeConfig:
 def _shortened(settings: Mapping[str, Any], native: NativeConfig, specs: Mapping[str, ModuleSpec]) -> dict[str, Any]:
     """Return settings of default modules, without those that have no effect, or that have their default."""
     useless = {*find_useless(native, specs)}
-    networks = [network_settings(native.for_module(module_id)) for module_id in specs]
+    configs = [native.for_module(module_id) for module_id in specs]
+    networks = [network_settings(config) for config in configs]
     if any(network is None for network in networks):  # a module of the user, which reads what it likes
         return dict(settings)
     useless |= set.intersection(*({*find_unused(network)} for network in networks))
     defaults = {field.name: default_of(field) for network in networks for field in dataclasses.fields(network)}  # type: ignore[arg-type]
+    if any(config.module_settings.get("is_normalized") for config in configs):  # RLlib's networks are not
+        defaults |= NORMALIZED_NETWORK
     return {
         name: value
         for name, value in settings.items()
