@@ -193,7 +193,7 @@ def test_discrete_actions_learn_the_mean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [SACConfig, TD3Config])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_pendulum_is_swung_up(base: Any, seed: int) -> None:
     """With SimbaV2's blocks, atoms and scaled rewards, within 10,000 steps; random actions have returns of -1,200."""
     config: Any = base().environment("Pendulum-v1").debugging(seed=seed)

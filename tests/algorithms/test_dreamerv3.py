@@ -532,7 +532,6 @@ LAKE = {"map_name": "4x4", "is_slippery": False}
     ("env", "env_config", "seed", "goal"),
     [
         ("CartPole-v1", {}, 0, 450.0),
-        ("CartPole-v1", {}, 1, 450.0),
         ("FrozenLake-v1", LAKE, 0, 0.99),
         ("Pendulum-v1", {}, 0, -200.0),
     ],
