@@ -316,15 +316,14 @@ def test_epsilon_is_in_the_result() -> None:
         assert [algo.train()["env_runners"]["epsilon"] for _ in range(3)] == pytest.approx([0.5, 0.0, 0.0])
 
 
-def test_the_result_has_no_epsilon_where_nothing_explores() -> None:
+def test_epsilon_is_nan_where_nothing_explores() -> None:
     greedy = config_of("EpsilonGreedy").exploration(explore=False)
     with greedy.evaluation(evaluation_config={"explore": True}).build() as algo:
-        result = algo.train()
-        assert "epsilon" not in result["env_runners"]
+        assert np.isnan(algo.train()["env_runners"]["epsilon"])
         assert algo.evaluate()["env_runners"]["epsilon"] > 0.99
     with config_of("EpsilonGreedy").build() as algo:
-        assert "epsilon" in algo.train()["env_runners"]
-        assert "epsilon" not in algo.evaluate()["env_runners"]
+        assert algo.train()["env_runners"]["epsilon"] > 0.99
+        assert np.isnan(algo.evaluate()["env_runners"]["epsilon"])
 
 
 def test_the_process_of_a_runner_continues_from_a_checkpoint(tmp_path: Path) -> None:

@@ -183,9 +183,9 @@ class EnvRunner(Viewable):
         actors = self.actors.values()
         # Evaluation changes no statistics.
         self._measures = not self.config.in_evaluation and any(actor.transforms is not None for actor in actors)
-        explores = self.config.explore  # else an epsilon would say what no action had, in evaluation too
-        self._shows_explorations = explores and any(overrides_method(one.exploration, "get_metrics") for one in actors)
-        names = (self.actors.get_metrics(self._timestep) if explores else {}) | self.stepping.get_metrics()
+        explore = any(overrides_method(actor.exploration, "get_metrics") for actor in actors)
+        self._has_metrics = explore or self.stepping.HAS_METRICS
+        names = self.actors.get_metrics(self._timestep) | self.stepping.get_metrics()
         self.metrics.log_reserved(dict.fromkeys(names, ()), window=1)  # now, so that user code cannot take the names
 
     def set_modules(self, settings: Mapping[str, Any], module_specs: Mapping[str, ModuleSpec]) -> None:
@@ -465,8 +465,10 @@ class EnvRunner(Viewable):
         if self._unlogged is not None:
             (num_env_steps, num_episodes), self._unlogged = self._unlogged, None
             log_counts(self._metrics, [num_env_steps], [num_episodes])
-            if self._shows_explorations or self.stepping.HAS_METRICS:
-                numbers = self.actors.get_metrics(self._timestep) if self._shows_explorations else {}
+            if self._has_metrics:
+                numbers = self.actors.get_metrics(self._timestep)
+                if not self.config.explore:  # an epsilon would say what no action had, in evaluation too
+                    numbers = dict.fromkeys(numbers, np.nan)
                 if self.stepping.HAS_METRICS:
                     numbers |= self.stepping.get_metrics()
                 self._metrics.log_reserved({name: [value] for name, value in numbers.items()}, window=1)
