@@ -155,7 +155,8 @@ class TestNumbers:
                 result, _ = play_in_time(group, num_timesteps=4 * 5, force_reset=force_reset)
                 assert [record.episode_len for record in result.episodes] == lens
 
-    def test_a_round_without_a_number_asks_whether_it_continues(self) -> None:
+    def test_a_round_without_a_number_asks_whether_it_continues(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rounds, "END_S", 30.0)  # the machine may be busy
         with evaluation_group("local", 2, 3) as group:
             once = play_round(group, RoundPlan(), goes_on=lambda: False)
             assert played_by(once) == {1: 3, 2: 3} and once.is_complete
@@ -163,7 +164,10 @@ class TestNumbers:
             longer = play_round(group, RoundPlan(), goes_on=lambda: next(answers))
             assert min(played_by(longer).values()) > 3 and longer.num_unfinished_episodes == 0
 
-    def test_a_round_without_a_number_of_chosen_resets_plays_whole_episodes(self) -> None:
+    def test_a_round_without_a_number_of_chosen_resets_plays_whole_episodes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rounds, "END_S", 30.0)
         resets = [EpisodeReset(seed=seed) for seed in range(6)]
         with evaluation_group("local", 2, 3) as group:
             once = play_round(group, RoundPlan(resets=resets), goes_on=lambda: False)
