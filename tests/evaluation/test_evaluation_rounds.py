@@ -290,7 +290,7 @@ class TestFaults:
         assert [record.episode_return for record in result.episodes] == returns_of_seeds(seeds)
         assert result.is_complete and not result.skipped and group.num_failures == num_failures + 1
         assert result.num_episodes_taken_over == 6 - played_by(result).get(1, 0)
-        if group.engine_name == "local":  # others may restart the runner before another one is done
+        if group.engine_name == "local" or how == "SIGKILL":  # else it may continue before another one is done
             assert result.num_episodes_taken_over > 0
 
     @pytest.mark.slow_cases("process")

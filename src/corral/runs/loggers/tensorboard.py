@@ -65,9 +65,8 @@ class TensorBoardLogger(KindLogger):
         self._texts = {}
         # TensorBoard reads event files in the order of their names. After the second a name has the number of the
         # process and a count as text, where 10 comes before 9. So the file of a continued run has a second of its own.
-        now = time.time()
-        if any(run_dir.glob(f"events.out.tfevents.{int(now):010d}.*")):
-            time.sleep(int(now) + 1.001 - now)
+        while any(run_dir.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(0.01)
         self.writer = SummaryWriter(str(run_dir), purge_step=num_env_steps + 1)
         self._write_settings(config)
 
