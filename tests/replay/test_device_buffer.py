@@ -16,6 +16,7 @@ from corral import (
     Callback,
     ClipRewards,
     CrossQConfig,
+    DQNConfig,
     NormalizeObservations,
     NormalizeRewards,
     SACConfig,
@@ -28,7 +29,7 @@ from corral.data.offline.sources import open_source
 from corral.data.replay import EmptyReplayBufferError, ReplayBuffer
 from corral.data.replay.device_buffer import DeviceReplayBuffer
 from corral.envs.tensor_env import TensorVectorEnv
-from corral.envs.torch_envs import TorchPendulum
+from corral.envs.torch_envs import TorchCartPole, TorchPendulum
 from corral.errors import CheckpointError, DataError, LossError
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
@@ -37,6 +38,11 @@ N = 8
 
 
 class ShortPendulum(TorchPendulum):
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        super().__init__(num_envs, device, max_episode_steps=30)
+
+
+class ShortCartPole(TorchCartPole):
     def __init__(self, num_envs: int, device: Any = "cpu") -> None:
         super().__init__(num_envs, device, max_episode_steps=30)
 
@@ -73,7 +79,8 @@ class Watched(Callback):
 
 
 def make_config(config_class: Any = SACConfig, *, arrays: bool = False, **settings: Any) -> Any:
-    config = config_class().environment(ShortPendulum).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
+    env = ShortCartPole if config_class is DQNConfig else ShortPendulum
+    config = config_class().environment(env).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
     config.training(
         **{
             "train_batch_size_per_learner": 32,
@@ -162,6 +169,8 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
         *((TD3Config, settings) for settings in ({}, {"n_step": (1, 3)}, {"target_network_update_freq": 50})),
         (TQCConfig, {}),
         (CrossQConfig, {}),
+        (DQNConfig, {}),
+        (DQNConfig, {"num_atoms": 11, "v_max": 30.0, "n_step": (1, 3), "target_network_update_freq": 50}),
         (SACConfig, {"n_step": 3, "transforms": [NormalizeObservations(), NormalizeRewards()]}),
         (TD3Config, {"transforms": [NormalizeObservations(), ClipRewards(0.5)]}),
     ],
@@ -175,7 +184,7 @@ def test_learning_has_the_numbers_that_it_has_on_arrays(config_class: Any, setti
         # CrossQ, with batch statistics and a large learning rate, multiplies differences of rounding soon.
         results.append([numbers_of(algo.train()) for _ in range(2 if config_class is CrossQConfig else 3)])
         algo.stop()
-    assert results[0][-1]["td_error_mean"] > 0
+    assert results[0][-1]["td_error_mean"] != 0
     for on_device, on_arrays in zip(*results, strict=True):
         assert on_device == pytest.approx(on_arrays, rel=1e-2, abs=1e-3, nan_ok=True)
 
@@ -192,7 +201,7 @@ def test_random_actions_end_within_a_sample_where_they_end_on_arrays(config_clas
     assert np.abs(found[0]).max() > 0
 
 
-@pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
+@pytest.mark.parametrize("config_class", [SACConfig, TD3Config, DQNConfig])
 def test_transfers_to_the_host_are_as_many_however_many_updates_an_iteration_has(config_class: Any) -> None:
     found = []
     for intensity in (2, 6):
@@ -208,7 +217,7 @@ def test_transfers_to_the_host_are_as_many_however_many_updates_an_iteration_has
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
+@pytest.mark.parametrize("config_class", [SACConfig, TD3Config, DQNConfig])
 def test_a_restored_run_continues_exactly(config_class: Any, tmp_path: Path) -> None:
     algo = make_config(config_class).build()
     for _ in range(2):

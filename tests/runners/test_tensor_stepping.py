@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from corral import (
     NormalizeObservations,
     NormalizeRewards,
     PPOConfig,
+    PQNConfig,
     TD3Config,
     Transform,
 )
@@ -34,6 +35,7 @@ from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchCartPole, TorchPendulum
 from corral.errors import ConfigError, EnvError, LossError
+from corral.exploration.epsilon import EpsilonGreedy, PerWorkerEpsilonGreedy
 from corral.exploration.noise import GaussianNoise
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
@@ -141,16 +143,15 @@ def test_transforms_have_the_numbers_that_they_have_on_arrays(env: Any, transfor
         np.testing.assert_allclose(array, weights[1][name], atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("env", [ShortCartPole, ShortPendulum])
-@pytest.mark.parametrize("settings", [{}, {"kl_target": 0.01, "kl_coeff": 0.2, "vf_clip_param": 0.5}])
-def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str, Any]) -> None:
+def check_numbers_of_arrays(make: Callable[[bool], Algorithm], num_iterations: int) -> None:
+    """Compare the results and the weights of an algorithm that `make` returns, with tensors and with `arrays`."""
     results, weights, kinds = [], [], []
     for arrays in (False, True):
-        algo = make_config(env, arrays=arrays, **settings).build()
+        algo = make(arrays)
         sampled: list[Rollout] = []
         sample = algo.sample
         algo.sample = lambda *args, sample=sample, sampled=sampled: sampled.extend(got := sample(*args)) or got
-        results.append([numbers_of(algo.train()) for _ in range(5)])
+        results.append([numbers_of(algo.train()) for _ in range(num_iterations)])
         weights.append(weights_of(algo))
         kinds.append({type(rollout) for rollout in sampled})
         algo.stop()
@@ -160,6 +161,69 @@ def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str,
         assert on_device == pytest.approx(on_arrays, rel=1e-3, abs=1e-4, nan_ok=True)
     for name, array in weights[0].items():
         np.testing.assert_allclose(array, weights[1][name], atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("env", [ShortCartPole, ShortPendulum])
+@pytest.mark.parametrize("settings", [{}, {"kl_target": 0.01, "kl_coeff": 0.2, "vf_clip_param": 0.5}])
+def test_ppo_has_the_numbers_that_it_has_on_arrays(env: Any, settings: dict[str, Any]) -> None:
+    check_numbers_of_arrays(lambda arrays: make_config(env, arrays=arrays, **settings).build(), 5)
+
+
+@pytest.mark.parametrize("kind", ["EpsilonGreedy", "PerWorkerEpsilonGreedy"])
+def test_pqn_has_the_numbers_that_it_has_on_arrays(kind: str) -> None:
+    def make(arrays: bool) -> Algorithm:
+        config = PQNConfig().environment(ShortCartPole).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
+        config.training(train_batch_size_per_learner=20 * N, minibatch_size=4 * N, num_epochs=2)
+        config.exploration(exploration_config={"type": kind, "epsilon_timesteps": 80 * N})
+        return (config.callbacks(Watched) if arrays else config).build()
+
+    check_numbers_of_arrays(make, 4)
+
+
+class Choices(ShortCartPole):
+    """Takes two numbers, of which the first is the push."""
+
+    def __init__(self, num_envs: int, device: Any = "cpu") -> None:
+        super().__init__(num_envs, device)
+        self.single_action_space = spaces.MultiDiscrete([2, 5])
+
+    def advance(self, states: Tensor, actions: Tensor) -> Any:
+        return super().advance(states, actions[:, 0])
+
+
+@pytest.mark.parametrize("env", [ShortCartPole, Choices])
+def test_a_device_draws_epsilon_greedy_actions_itself(env: Any) -> None:
+    """With a generator of the device, as on a GPU: nothing goes to the host, and a share of epsilon is random."""
+    num_rows, epsilon = 4000, 0.4
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=N).debugging(seed=5)
+    with config.build() as algo:
+        actor = algo.env_runner.stepping._groups["default_policy"].on_device
+        actor._generator = torch.Generator().manual_seed(3)
+        sizes = [2] if env is ShortCartPole else [2, 5]
+        q_values = torch.linspace(0.0, 1.0, sum(sizes)).expand(num_rows, -1)  # the last action of each is the best
+        exploration = EpsilonGreedy(
+            env(1).single_action_space, epsilon_schedule=[[0, 1.0], [100, epsilon]], policy_config={}, model=None
+        )
+        with count_host_transfers() as transfers:
+            actions = actor._choose_epsilon_greedily(exploration, q_values, 100)
+        per_sub_env = PerWorkerEpsilonGreedy(
+            env(1).single_action_space, num_envs=num_rows, policy_config={}, model=None
+        )
+        spread = actor._choose_epsilon_greedily(per_sub_env, q_values, 0).reshape(num_rows, -1)
+    assert not transfers
+    # The first quarter of the sub-envs explores most; their epsilons are 0.4 to 0.4 ** 2.75.
+    is_best = (spread[:, -1] == sizes[-1] - 1).float().reshape(4, -1).mean(1)
+    epsilons = torch.from_numpy(per_sub_env.epsilons(0, num_rows)).reshape(4, -1).mean(1)
+    torch.testing.assert_close(is_best, (1 - epsilons * (1 - 1 / sizes[-1])).float(), atol=0.04, rtol=0)
+    columns = actions.reshape(num_rows, -1).T
+    for size, column in zip(sizes, columns, strict=True):
+        counts = torch.bincount(column, minlength=size) / num_rows
+        expected = torch.full((size,), epsilon / size)
+        expected[-1] += 1 - epsilon
+        torch.testing.assert_close(counts, expected, atol=0.03, rtol=0)
+    if len(sizes) == 2:  # one draw decides for all numbers of an action
+        both_best = ((columns[0] == 1) & (columns[1] == 4)).float().mean()
+        assert float(both_best) == pytest.approx(1 - epsilon + epsilon / 10, abs=0.03)
 
 
 @pytest.mark.slow_cases("transforms1")

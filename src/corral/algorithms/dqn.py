@@ -139,6 +139,7 @@ class DQN(OffPolicyAlgorithm):
     FIXED_SETTINGS = OffPolicyAlgorithm.FIXED_SETTINGS | {"dueling", "noisy", "sigma0", "num_atoms", "v_min", "v_max"}
     FIRST_SETTINGS = OffPolicyAlgorithm.FIRST_SETTINGS | {"sigma0"}
     SEEKS_VALUES = False
+    LEARNS_TENSORS = True
     METRICS = ("qf_mean", "qf_min", "qf_max", *off_policy_metrics("default"))
 
     config: DQNConfig

@@ -88,6 +88,7 @@ class PQNConfig(AlgorithmConfig):
 class PQN(Algorithm):
     """Parallelised Q-networks."""
 
+    LEARNS_TENSORS = True
     METRICS = ("td_loss", "qf_mean", "qf_min", "qf_max")
 
     config: PQNConfig

@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from corral.core.tree import Tree
 from corral.exploration.base import StochasticSampling
+from corral.exploration.epsilon import EpsilonGreedy, PerWorkerEpsilonGreedy
 from corral.exploration.noise import GaussianNoise
 from corral.modules.distributions import DiagGaussian
 
@@ -34,12 +36,18 @@ def needs_arrays(actor: Actor, is_on_policy: bool) -> str:
     # A subclass that draws in another way inherits the form on tensors, which does not.
     if not is_plain or "has_tensor_form" not in vars(type(actor.distribution)):
         return "rl_module"
-    is_known = type(exploration) is StochasticSampling or (
-        type(exploration) is GaussianNoise and isinstance(actor.distribution, DiagGaussian)
+    kind = type(exploration)
+    is_known = kind in (StochasticSampling, EpsilonGreedy, PerWorkerEpsilonGreedy) or (
+        kind is GaussianNoise and isinstance(actor.distribution, DiagGaussian)
     )
-    if not is_known or (is_on_policy and exploration.random_timesteps):
+    if not is_known or (is_on_policy and _random_timesteps(exploration)):
         return "exploration.exploration_config"
     return ""
+
+
+def _random_timesteps(exploration: Any) -> int:
+    """Return with how many timesteps of random actions an exploration begins."""
+    return getattr(exploration, "random_timesteps", 0)
 
 
 class DeviceActor:
@@ -91,13 +99,15 @@ class DeviceActor:
                 obs = self._transform(obs)
             dist_inputs: Tensor = self._module.policy(obs)
             exploration: Any = self._actor.exploration
-            if random_actions or (explore and timestep < exploration.random_timesteps):
+            if random_actions or (explore and timestep < _random_timesteps(exploration)):
                 drawn = self.distribution.random(self._actor.row_distribution.rng, num_rows)
                 return dist_inputs, torch.from_numpy(drawn).to(self._device)
             if not explore:
                 return dist_inputs, self.distribution.mode(dist_inputs)
             if isinstance(exploration, GaussianNoise):
                 return dist_inputs, self._add_noise(exploration, self.distribution.mode(dist_inputs), timestep)
+            if isinstance(exploration, EpsilonGreedy):
+                return dist_inputs, self._choose_epsilon_greedily(exploration, dist_inputs, timestep)
             if self._generator is None:
                 noise = torch.from_numpy(self._actor.row_distribution.next_noise(num_rows))
             else:
@@ -115,6 +125,22 @@ class DeviceActor:
             noise = exploration.stddev * drawn
         noisy: Tensor = gaussian.from_unit(gaussian.to_unit(actions) + scale * noise)
         return noisy
+
+    def _choose_epsilon_greedily(self, exploration: EpsilonGreedy, dist_inputs: Tensor, timestep: int) -> Tensor:
+        """Return the best actions `[B, ...]`, each replaced by a random action with probability epsilon."""
+        if self._generator is None:
+            row = self._actor.row_distribution
+            row.inputs = dist_inputs.numpy()
+            chosen, _ = exploration.get_exploration_action(action_distribution=row, timestep=timestep)
+            return torch.from_numpy(chosen)
+        num_rows = len(dist_inputs)
+        epsilons: Any = exploration.epsilons(timestep, num_rows)
+        if isinstance(epsilons, np.ndarray):  # one per sub-env
+            epsilons = torch.from_numpy(epsilons).to(self._device)
+        randomly = torch.rand(num_rows, generator=self._generator, device=self._device) < epsilons
+        best, noise = self.distribution.mode(dist_inputs), self.distribution.noise(self._generator, (num_rows,))
+        evenly = self.distribution.sample(torch.zeros_like(dist_inputs), noise)  # equal logits
+        return torch.where(randomly.reshape(-1, *[1] * (best.ndim - 1)), evenly, best)
 
     def fill_logp(self, rollout: TensorRollout, *, is_needed: bool) -> None:
         """Fill the column `logp` of a rollout that is complete except for it, with NaN if nothing learns from it."""
