@@ -21,6 +21,11 @@ MAX_BYTES = 10_000_000
 
 def make_server(run_dir, host="127.0.0.1", port=8000):
     policy, one_at_a_time = load_policy(run_dir), threading.Lock()
+    if policy.has_memory:
+        raise CorralError(
+            "the policy remembers earlier observations, and requests do not say to which episode they belong: "
+            "keep the states of each client, which policy.act takes and returns"
+        )
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

@@ -151,6 +151,7 @@ def test_the_weight_of_a_penalty_starts_again_where_it_was_set(tmp_path: Path) -
         ({"lr": "fast"}, "lr='fast'"),
         ({"lr": 1e-4, "optimizer": "sgd"}, "reconfigure: optimizer can only be set before building"),
         ({"optimizer_config": {"eps": 1e-5}}, "reconfigure: optimizer_config can only"),
+        ({"normalize_values": True}, "reconfigure: normalize_values can only"),
         ({"env": "CartPole-v1", "model_config": {"fcnet_hiddens": [8]}}, "reconfigure: env, model_config can only"),
         ({"num_env_runners": 2}, "reconfigure: num_env_runners can only .* restore_from_path"),
         ({"minibatch_size": 1000}, "minibatch_size=1000 is larger than train_batch_size_per_learner=128"),

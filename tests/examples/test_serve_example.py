@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import example_files
-from corral import PPOConfig, load_policy
+from corral import FrameStack, PPOConfig, load_policy
+from corral.errors import CorralError
 
 
 def post(port: int, body: bytes) -> tuple[int, Any]:
@@ -50,3 +51,12 @@ def test_actions_match_the_policy(env: str, tmp_path: Path) -> None:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_policy_with_memory_is_refused(tmp_path: Path) -> None:
+    """It would mix the episodes of all clients."""
+    config = PPOConfig().environment("CartPole-v1").env_runners(transforms=[FrameStack(2)])
+    with config.build() as algo:
+        algo.save(tmp_path / "saved")
+    with pytest.raises(CorralError, match="remembers earlier observations"):
+        example_files.load("serve_policy.py").make_server(tmp_path / "saved", port=0)

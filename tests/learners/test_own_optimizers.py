@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,38 @@ def test_a_state_continues_exactly(classes: Any, name: str) -> None:
         assert torch.equal(ours_, theirs_)
 
 
+def sequence(first_gamma: float, second_gamma: float) -> Any:
+    def make(optimizer: Any) -> Any:
+        parts = [lr_scheduler.ExponentialLR(optimizer, gamma) for gamma in (first_gamma, second_gamma)]
+        return lr_scheduler.SequentialLR(optimizer, parts, milestones=[6])
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "factors"),
+    [
+        (partial(lr_scheduler.ExponentialLR, gamma=0.5), partial(lr_scheduler.ExponentialLR, gamma=0.9), [0.9] * 4),
+        (partial(lr_scheduler.StepLR, step_size=2, gamma=0.5), SCHEDULERS["step"], [1, 0.5, 1, 0.5]),
+        (SCHEDULERS["step"], partial(lr_scheduler.StepLR, step_size=3, gamma=0.1), [1, 0.1, 1, 1]),
+        (sequence(0.5, 0.5), sequence(0.9, 0.1), [0.9, None, 0.1, 0.1]),
+    ],
+    ids=["gamma", "the same", "step size", "sequence"],
+)
+def test_a_scheduler_goes_on_from_a_state_with_the_settings_that_it_is_given(
+    saved: Any, given: Any, factors: list[float | None]
+) -> None:
+    """Each factor is from the learning rate of one update to that of the next, after four updates with others."""
+    one, other = make_learner(lr_scheduler=saved), make_learner(lr_scheduler=given)
+    rates = [train(one, range(4))[-1]["critic_optimizer_learning_rate"]]
+    other.set_state(one.get_state())
+    rates += [result["critic_optimizer_learning_rate"] for result in train(other, range(4, 9))]
+    found = [later / earlier for earlier, later in itertools.pairwise(rates[1:])]
+    for ratio, factor in zip(found, factors, strict=True):
+        if factor is not None:  # where the second of a sequence begins, with the rate of the beginning
+            assert ratio == pytest.approx(factor)
+
+
 def config(cls: type[AlgorithmConfig], **training: Any) -> AlgorithmConfig:
     made = cls().environment(IdentityEnv, env_config={"space": "box"}).rl_module(model_config={"fcnet_hiddens": [8]})
     sizes: dict[str, Any] = {"train_batch_size_per_learner": 32}
@@ -144,6 +177,24 @@ def test_a_run_with_a_scheduler_is_in_the_result_and_continues_exactly(tmp_path:
     with made.build() as other:
         other.restore_from_path(tmp_path / "saved")
         assert rates_of(other.train()) == following == {"default": pytest.approx(0.00125)}
+
+
+def test_a_learning_rate_that_a_scheduler_has_left_behind_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decay = partial(lr_scheduler.ExponentialLR, gamma=0.5)
+    with config(PPOConfig, lr=0.01, lr_scheduler=decay).build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "saved")
+    slower = partial(lr_scheduler.ExponentialLR, gamma=0.9)
+    with Algorithm.from_checkpoint(path, lr=0.5, lr_scheduler=slower) as other:
+        assert "lr=0.5 has no effect" in caplog.text
+        rates = [rates_of(other.train())["default"] for _ in range(2)]
+    assert rates == pytest.approx([0.95 * 0.0025, 0.95 * 0.0025 * 0.9**2])  # means of two updates
+    caplog.clear()
+    with Algorithm.from_checkpoint(path, lr=0.5, lr_scheduler=None) as plain:
+        assert rates_of(plain.train()) == {"default": 0.5}
+    assert "no effect" not in caplog.text
 
 
 @pytest.mark.parametrize("cls", [SACConfig, TD3Config])

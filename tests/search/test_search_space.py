@@ -141,6 +141,11 @@ def test_an_experiment_holds_what_differs_from_the_defaults_and_what_was_found()
     }
     assert search.seeds == [5, 6]
     again = yaml.safe_load(yaml.safe_dump(search.whole()))
+    seeded = make_search(base.copy(seed=7), STOP, {"space": {"gamma": {"uniform": [0.9, 1.0]}}, "num_seeds": 2})
+    assert seeded.seeds == [7, 8]  # of the experiment, unless the search has a seed of its own
+    assert seeded.experiment({})["debugging"] == {"seed": 7}
+    other = make_search(base.copy(seed=7), STOP, {"space": {"gamma": {"uniform": [0.9, 1.0]}}, "seed": 3})
+    assert (other.seeds, other.experiment({})["debugging"]) == ([3], {"seed": 3})
     assert make_search(base, STOP, again["search"]).whole() == search.whole()
 
 

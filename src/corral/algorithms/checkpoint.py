@@ -127,7 +127,10 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         if isinstance(group, Mapping)
         for name, value in group.items()
     }
-    for name in settings.keys() & config.algo_class.FIRST_SETTINGS:
+    first = set(config.algo_class.FIRST_SETTINGS)
+    if config.lr_scheduler is not None:  # it continues at the learning rate that it has reached
+        first.update(name for name in settings if name == "lr" or name.endswith("_lr"))
+    for name in settings.keys() & first:
         if settings[name] != saved.get(name):
             warn_of_first_setting(name, settings[name])
     # The processes of runners and learners cannot import from this script, but they can be sent what is in it.

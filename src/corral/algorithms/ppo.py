@@ -131,6 +131,7 @@ class PPO(Algorithm):
     )
     STATE = (*Algorithm.STATE, "_kl_coeff")
     OF_MODULES = ("_kl_coeff",)
+    FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"normalize_values"}
     ADAPTED: ClassVar[Mapping[str, str]] = {"kl_coeff": "_kl_coeff"}
     LEARNS_TENSORS = True
 

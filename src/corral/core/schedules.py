@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from numbers import Real
+from typing import Any
 
 from corral.errors import ConfigError
 
@@ -55,6 +57,8 @@ def schedule_problem(schedule: Schedule, *, minimum: float = 0.0, maximum: float
     if isinstance(schedule, (int, float)):
         values: tuple[float, ...] = (float(schedule),)
     else:
+        if not (isinstance(schedule, (list, tuple)) and all(map(_is_point, schedule))):
+            return f"a schedule is a number, or a list of [step, value] pairs of numbers, got {schedule!r:.100}"
         if not schedule:
             return "a schedule needs at least one [step, value] pair"
         steps, values = zip(*schedule, strict=True)
@@ -66,3 +70,7 @@ def schedule_problem(schedule: Schedule, *, minimum: float = 0.0, maximum: float
         bounds = f"at least {minimum:g}" if maximum == math.inf else f"in [{minimum:g}, {maximum:g}]"
         return f"values must be finite and {bounds}, got {list(values)}"
     return None
+
+
+def _is_point(point: Any) -> bool:
+    return isinstance(point, (list, tuple)) and len(point) == 2 and all(isinstance(number, Real) for number in point)

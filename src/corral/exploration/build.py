@@ -198,7 +198,16 @@ def _taken_by(cls: type[Exploration], arguments: Mapping[str, Any]) -> dict[str,
 
 
 def make_sub_exploration(exploration: Exploration, sub_config: Mapping[str, Any] | None) -> Exploration:
-    """Return an exploration to which another exploration delegates; `None` as config means the algorithm's default."""
+    """Return an exploration to which another exploration delegates; `None` as config means the algorithm's default.
+
+    Raises:
+        ConfigError: It is no dict, or a setting is unknown, or does not fit the algorithm or the action space.
+    """
+    if not isinstance(sub_config, Mapping | None):
+        raise ConfigError(
+            f"exploration_config of {type(exploration).__name__}: sub_exploration={sub_config!r} must be a dict, such "
+            "as {'type': 'EpsilonGreedy'}."
+        )
     config = exploration.config.copy(exploration_config=dict(sub_config or {}))
     return make_exploration(
         config,

@@ -355,9 +355,26 @@ class ModuleOptimizer:
             group["lr"] = saved.get("initial_lr", saved["lr"])
             group.pop("initial_lr", None)
         self._scheduler = self._make_scheduler(self.torch_optimizer)
-        self._scheduler.load_state_dict(dict(state["state"]))
+        self._scheduler.load_state_dict(_with_own_settings(state["state"], self._scheduler))
         for group, saved in groups:
             group.update(saved)
+
+
+def _with_own_settings(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
+    """Return the saved state of a scheduler, with the settings that this scheduler of torch was made with.
+
+    `load_state_dict` of torch would bring back the saved settings, such as `gamma`. Other classes say themselves what
+    is a setting and what has come so far.
+    """
+    cls, found = type(scheduler), dict(state)
+    if cls.__module__ != torch.optim.lr_scheduler.__name__:
+        return found
+    settings = inspect.signature(cls).parameters.keys() - {"last_epoch"}
+    found.update({name: value for name, value in scheduler.state_dict().items() if name in settings})
+    parts, saved = getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ())
+    if len(parts) == len(saved) > 0:  # of `SequentialLR` and `ChainedScheduler`
+        found["_schedulers"] = [_with_own_settings(*pair) for pair in zip(saved, parts, strict=True)]
+    return found
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class SearchSettings:
         pruner: What ends poor trials early: `"median"`, `"hyperband"`, `"successive_halving"` or `"none"`.
         num_startup_trials: Number of trials that `"tpe"` draws at random, and before which `"median"` ends none.
         num_warmup_rounds: Number of rounds of a trial after which `"median"` does not end it yet.
-        seed: Seed of the sampler, and the first seed with which each trial trains.
+        seed: Seed of the sampler, and the first seed with which each trial trains; by default the experiment's
+            `debugging.seed`, or 0.
     """
 
     space: dict[str, Any] = field(default_factory=dict)
@@ -134,7 +135,10 @@ def make_search(config: AlgorithmConfig, stop: Mapping[str, Criterion], group: A
     """
     if not isinstance(group, Mapping):
         raise ConfigError(f"search: expected settings by name, such as 'space' and 'num_trials', got {group!r:.100}.")
-    settings = parse_settings(SearchSettings, group, "search")
+    of_experiment = {} if config.seed is None else {"seed": config.seed}
+    settings = parse_settings(SearchSettings, {**of_experiment, **group}, "search")
+    if of_experiment:  # the files of trials name the seed with which they begin
+        config = config.copy(seed=settings.seed)
     parameters = read_space(config, settings.space)
     StopCriteria(stop)
     first = with_values(config, {parameter.path: parameter.values[0] for parameter in parameters})
