@@ -21,8 +21,15 @@ import setter_types
 from gymnasium import spaces
 
 from corral.algorithms.config.config import AlgorithmConfig
-from corral.algorithms.config.description import describe_settings, section_of, summary_of
+from corral.algorithms.config.description import (
+    SettingDescription,
+    describe_network,
+    describe_settings,
+    section_of,
+    summary_of,
+)
 from corral.algorithms.config.settings import GROUPS
+from corral.algorithms.ppo import PPOConfig
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.callbacks.callback import ARGUMENTS, EVENTS
 from corral.compat.rllib.settings import SETTINGS as RLLIB_SETTINGS
@@ -34,7 +41,6 @@ from corral.core.settings import default_of
 from corral.errors import ConfigError
 from corral.exploration import BUILT_IN, Exploration, check_exploration, exploration_class
 from corral.exploration.build import settings_of
-from corral.modules.module import ModelConfig
 from corral.tools.cli.main import make_parser
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -74,23 +80,22 @@ def title_of(page: str) -> str:
     return (REFERENCE.parent / f"{page}.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
-def settings_list(place: str, owner: type, names: list[str] | None = None) -> str:
-    """Return the settings of a dataclass as a list of name, type, default, bounds and meaning.
+def settings_list(place: str, settings: list[SettingDescription]) -> str:
+    """Return settings as a list of name, type, default, bounds and meaning.
 
     Each entry has an anchor of its own, such as `training-lr`, and its name is a link to it.
 
     Args:
         place: Heading of the list, with which the anchors begin.
-        owner: The dataclass.
-        names: Which of its fields; `None` is all of them.
+        settings: The settings.
 
     Raises:
         KeyError: A setting is missing from the docstring.
     """
     entries = []
-    for setting in describe_settings(owner, names):
+    for setting in settings:
         if not setting.meaning:
-            raise KeyError(f"{owner.__name__}.{setting.name}")
+            raise KeyError(f"{place}: {setting.name}")
         facts = [type_of(setting.types), f"default {literal(setting.default)}", *setting.bounds]
         anchor = f"{place.lower()}-{setting.name}"
         name = f'<a id="{anchor}" href="#{anchor}">**`{setting.name}`**</a>'
@@ -124,10 +129,29 @@ def algorithm_section(name: str, listed: dict[str, tuple[str, object]]) -> list[
     return [
         f"## {name}",
         f"`{cls.__name__}` adds these settings to `.training(...)`:",
-        *([settings_list(name, cls, new)] if new else []),
+        *([settings_list(name, describe_settings(cls, new))] if new else []),
         *([f"{'Also as' if new else 'As'}{'; '.join(same).removeprefix('as')}."] if same else []),
         f"Defaults that differ from the groups above: {', '.join(defaults)}.",
     ]
+
+
+def networks_table() -> str:
+    """Return which defaults the default modules of other algorithms have, and which settings in addition to PPO's."""
+    of_ppo = {setting.name: setting for setting in describe_network(PPOConfig)}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in ALGORITHMS:
+        own = {setting.name: setting for setting in describe_network(config_class(name))}
+        changed = [
+            literal_setting(each, own[each].default)
+            for each in of_ppo
+            if each in own and own[each].default != of_ppo[each].default
+        ]
+        if "fcnet_hiddens" in own and (text := own["fcnet_hiddens"].meaning) != of_ppo["fcnet_hiddens"].meaning:
+            changed.insert(0, f"{re.findall(r'`None` is (`.*?`), ', text)[0]} for `fcnet_hiddens=None`")
+        new = [f"`{each}`" for each in own if each not in of_ppo]
+        if changed or new:
+            rows.setdefault((", ".join(changed), ", ".join(new)), []).append(f"[{name}](#{name.lower()})")
+    return table(["algorithm", "other defaults", "in addition"], [[", ".join(rows[row]), *row] for row in rows])
 
 
 def config_page() -> str:
@@ -141,11 +165,15 @@ def config_page() -> str:
         "`Schedule` is a number, or `[[num_env_steps, value], ...]` joined by straight lines; the first step is 0.",
     ]
     for group, owner in GROUPS.items():
-        parts += [f"## {group}", summary_of(owner), settings_list(group, owner)]
+        parts += [f"## {group}", summary_of(owner), settings_list(group, describe_settings(owner))]
     parts += [
         "## model_config",
-        "Settings of the default module, given with `.rl_module(model_config={...})`.",
-        settings_list("model_config", ModelConfig),
+        "Settings of the default module of PPO, given with `.rl_module(model_config={...})`. Other algorithms have "
+        "[other defaults](#model_config-of-other-algorithms) and not all of these settings; `corral config SAC "
+        "model_config` lists what SAC has.",
+        settings_list("model_config", describe_network(PPOConfig)),
+        "### model_config of other algorithms",
+        networks_table(),
     ]
     listed: dict[str, tuple[str, object]] = {}
     for name in ALGORITHMS:

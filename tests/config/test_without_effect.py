@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from corral import APPOConfig, DDPGConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
+from corral import APPOConfig, DDPGConfig, DQNConfig, IMPALAConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from corral.algorithms.config.without_effect import warn_of_settings_without_effect
 from corral.algorithms.registry import ALGORITHMS, config_class
 from corral.core.settings import Need, PositiveInt, check_setting, find_unused, needs_of, never
@@ -92,6 +95,29 @@ def test_a_setting_for_other_spaces_is_refused_when_the_env_is_known(
     config.validate()
     with pytest.raises(ConfigError, match=f"^model_config: {message}.*: leave it out\\.$"):
         config.build()
+
+
+class Picture(gym.Env[Any, Any]):
+    observation_space = spaces.Box(0, 255, (20, 20, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **arguments: Any) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fcnet_activation", "tanh"), ("fcnet_kernel_initializer", "xavier_uniform_"), ("use_layernorm", True)],
+)
+def test_settings_of_hidden_layers_need_an_algorithm_that_has_them_for_pictures(name: str, value: Any) -> None:
+    """PQN has normalised layers after the convolutions; DQN, whose targets keep the values bounded, has not."""
+    with PQNConfig().environment(Picture).rl_module(model_config={name: value}).build() as algo:
+        assert [type(part).__name__ for part in algo.get_module().modules()].count("LayerNorm") == 2
+    with pytest.raises(ConfigError, match=f"{name}=.* has no effect without fcnet_hiddens"):
+        DQNConfig().environment(Picture).rl_module(model_config={name: value}).build()
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def sequence(first_gamma: float, second_gamma: float) -> Any:
 def test_a_scheduler_goes_on_from_a_state_with_the_settings_that_it_is_given(
     saved: Any, given: Any, factors: list[float | None]
 ) -> None:
-    """Each factor is from the learning rate of one update to that of the next, after four updates with others."""
+    """Each factor leads from the learning rate of an update to the next one, after four updates with other settings."""
     one, other = make_learner(lr_scheduler=saved), make_learner(lr_scheduler=given)
     rates = [train(one, range(4))[-1]["critic_optimizer_learning_rate"]]
     other.set_state(one.get_state())

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -48,6 +48,31 @@ class QForm:
     v_max: float = 10.0
     has_targets: bool = True
     is_normalized: bool = False
+
+    @classmethod
+    def of(cls, model_config: Mapping[str, Any]) -> Self:
+        """Return the form that is among the settings of a module."""
+        return cls(**{name: model_config[name] for name in vars(cls()) if name in model_config})
+
+    def network_config(
+        self, kind: type[NetworkConfig], settings: Mapping[str, Any], space: spaces.Space[Any]
+    ) -> NetworkConfig:
+        """Return the settings of the layers: those given, and what normalised networks have by default.
+
+        With a target network, what convolutions give for images needs no normalised layers.
+
+        Args:
+            kind: Class of the settings.
+            settings: The given ones.
+            space: Space of the observations that the network reads.
+        """
+        config = kind.parse(settings)
+        has_layers = bool(config.hiddens_for(space) or config.head_hiddens)
+        may_have_layers = has_layers or (config.fcnet_hiddens is None and not self.has_targets)
+        has_own_defaults = kind not in (NetworkConfig, MemoryConfig)
+        if self.is_normalized and config.architecture is None and may_have_layers and not has_own_defaults:
+            config = kind.parse({**NORMALIZED_NETWORK, **settings})
+        return config
 
 
 class NoisyLinear(nn.Module):
@@ -257,7 +282,9 @@ class QModule(Following, Module):
         own = {name: model_config[name] for name in ("action_masks", "max_seq_len") if name in model_config}
         super().__init__(observation_space, action_space, own)
         self.model_config = dict(model_config)
-        self.form = QForm(**{name: self.model_config.pop(name) for name in vars(QForm()) if name in model_config})
+        self.form = QForm.of(model_config)
+        for name in vars(self.form).keys() & model_config.keys():
+            del self.model_config[name]
         self.num_actions = int(action_space.n)
         self.q = self.make_network()
         if self.form.has_targets:
@@ -271,17 +298,8 @@ class QModule(Following, Module):
         return QNetwork(self.features_space, self.num_actions, self.network_config(), self.form)
 
     def network_config(self) -> Any:
-        """Return the settings of the layers; `model_config` replaces what normalised networks have by default.
-
-        With a target network, what convolutions give for images needs no normalised layers.
-        """
-        settings, config = self.model_config, self.CONFIG.parse(self.model_config)
-        has_layers = bool(config.hiddens_for(self.features_space) or config.head_hiddens)
-        may_have_layers = has_layers or (config.fcnet_hiddens is None and not self.form.has_targets)
-        has_own_defaults = self.CONFIG not in (NetworkConfig, MemoryConfig)
-        if self.form.is_normalized and config.architecture is None and may_have_layers and not has_own_defaults:
-            config = self.CONFIG.parse({**NORMALIZED_NETWORK, **settings})
-        return config
+        """Return the settings of the layers; see `QForm.network_config`."""
+        return self.form.network_config(self.CONFIG, self.model_config, self.features_space)
 
     def logits(self, obs: Tree, *, target: bool = False) -> Tensor:
         """Return the logits of the atoms of each action's return, `[B, n, atoms]`."""

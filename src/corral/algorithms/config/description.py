@@ -62,13 +62,32 @@ def describe_config(cls: type[AlgorithmConfig]) -> dict[str, list[SettingDescrip
 
     The group `rl_module.model_config` holds the settings of the default module.
     """
-    from corral.modules.module import ModelConfig  # here, since it imports torch
-
     described = {setting.name: setting for setting in describe_settings(cls)}
     groups = {group: [described[name] for name in names] for group, names in cls.group_fields().items()}
     return {group: settings for group, settings in groups.items() if settings} | {
-        "rl_module.model_config": describe_settings(ModelConfig)
+        "rl_module.model_config": describe_network(cls)
     }
+
+
+def describe_network(cls: type[AlgorithmConfig]) -> list[SettingDescription]:
+    """Return the descriptions of the settings of an algorithm's default module, with the defaults that it has there."""
+    from corral.algorithms.config.without_effect import network_settings_of  # here, since these import torch
+    from corral.modules.q_module import NORMALIZED_NETWORK
+
+    config = cls()
+    owner: Any = network_settings_of(config.default_module_class)
+    own = dict(NORMALIZED_NETWORK) if config.module_settings.get("is_normalized") else {}
+    # Widths depend on the observations too, so their default is `None`, and the text says what it stands for.
+    hiddens = own.pop("fcnet_hiddens", getattr(owner, "DEFAULT_HIDDENS", ()))
+    widths = {"`DEFAULT_HIDDENS`": hiddens, "`DEFAULT_BLOCKS`": getattr(owner, "DEFAULT_BLOCKS", ())}
+
+    def adapted(setting: SettingDescription) -> SettingDescription:
+        meaning = setting.meaning
+        for name, found in widths.items():
+            meaning = meaning.replace(name, f"`{list(found)}`")
+        return dataclasses.replace(setting, default=own.get(setting.name, setting.default), meaning=meaning)
+
+    return [] if owner is None else [adapted(setting) for setting in describe_settings(owner)]
 
 
 def section_of(cls: type, heading: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from corral.modules.distributions import ActionDistribution, DiagGaussian
 from corral.modules.make_distribution import make_distribution
 from corral.modules.module import Module, NetworkConfig
 from corral.modules.networks import has_image
-from corral.modules.q_module import QModule
+from corral.modules.q_module import QForm, QModule
 from corral.modules.recurrent_q_module import RecurrentQModule
 from corral.modules.recurrent_sac_module import RecurrentSACModule
 from corral.modules.sac_module import SACModule
@@ -148,9 +148,14 @@ def network_settings(config: AlgorithmConfig) -> NetworkConfig | None:
     base = config.default_module_class
     if (config.module_class or base) is not base:
         return None
+    kind = network_settings_of(base)
+    return None if kind is None else kind.parse(config.model_config)
+
+
+def network_settings_of(base: type[Module]) -> type[NetworkConfig] | None:
+    """Return the class of the settings that `model_config` may hold for a default module."""
     # The settings of the module with memory include the others, and messages name all of them.
-    names = (memory_class(base) or base).CONFIG if base in (QModule, SACModule) else base.CONFIG
-    return None if names is None else names.parse(config.model_config)
+    return (memory_class(base) or base).CONFIG if base in (QModule, SACModule) else base.CONFIG
 
 
 def memory_class(base: type[Module]) -> type[Module] | None:
@@ -272,14 +277,17 @@ def find_useless(config: AlgorithmConfig, specs: Mapping[str, ModuleSpec]) -> di
 def _unused_settings(config: AlgorithmConfig, spec: ModuleSpec) -> dict[str, str]:
     """Return the given settings of a module's network for which its spaces have no use, with what they need."""
     network = network_settings(config)
-    given = (
-        () if network is None else [field for field in dataclasses.fields(network) if field.name in config.model_config]
-    )
+    if network is None:
+        return {}
+    given, built = [field for field in dataclasses.fields(network) if field.name in config.model_config], network
+    if issubclass(config.default_module_class, QModule):  # which may have other layers than these settings alone say
+        built = QForm.of(spec.model_config).network_config(
+            type(network), config.model_config, without_mask(spec.module_space)
+        )
     return {
         field.name: _NEEDS_OF_SPACES[field.name][1]
         for field in given
-        if network is not None
-        and field.name in _NEEDS_OF_SPACES
+        if field.name in _NEEDS_OF_SPACES
         and getattr(network, field.name) != default_of(field)
-        and not _NEEDS_OF_SPACES[field.name][0](spec, network)
+        and not _NEEDS_OF_SPACES[field.name][0](spec, built)
     }
