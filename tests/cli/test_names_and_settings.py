@@ -95,6 +95,8 @@ def test_config_knows_the_algorithm_of_a_user(
         (["config", "PPA"], "Did you mean 'PPO'?"),
         (["config", "PPO", "lrr"], "there is no setting or group 'lrr'. Did you mean 'lr'?"),
         (["config", "PPO", "train.lr"], "Did you mean 'training.lr'?"),
+        (["config", "PPO", "n_steps"], "In Corral: .training(train_batch_size_per_learner=...)"),
+        (["config", "SAC", "training.buffer_size"], "In Corral: .training(replay_buffer_config={'capacity': ...})"),
         (["config", "PPO", "xyzzyx"], "Groups: environment, env_runners, training,"),
         (["list", "algorithms", "xyz"], "list algorithms: no name contains 'xyz'"),
         (["list", "envs", "xyzzyx"], "list envs: no name contains 'xyzzyx'"),

@@ -259,6 +259,16 @@ def test_another_seed_is_warned_of(given: list[str], tmp_path: Path, caplog: pyt
         assert any(message in text for text in caplog.messages) == (seed == given)
 
 
+@pytest.mark.parametrize("more", [[], ["--set", "evaluation.evaluation_interval=1"]])
+def test_settings_of_rounds_that_nothing_plays_are_warned_of(
+    more: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "evaluation_duration=1 has no effect without evaluation_interval: no round is played."
+    given = ["--set", "evaluation.evaluation_duration=1", *more, "--stop", "training_iteration=1", "--quiet"]
+    assert main([*arguments(**SETTINGS), *given, "--run-dir", str(tmp_path / "run")]) == 0
+    assert (message in caplog.messages) == (not more)
+
+
 def test_a_directory_that_cannot_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(tmp_path)]) == 6
     assert "is not the directory of a run: it has no config.yaml" in capsys.readouterr().err

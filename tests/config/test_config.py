@@ -458,6 +458,16 @@ def test_classes_and_functions_may_be_import_paths() -> None:
         assert config.callbacks_class == [value]
 
 
+def test_files_and_paths_name_events_as_the_setter_does() -> None:
+    path = f"{__name__}:count"
+    config = config_from_dict({"algo": "PPO", "callbacks": {"on_train_result": path, "on_error": "log"}})
+    assert (config.callback_functions, config.on_error) == ({"on_train_result": [count]}, "log")
+    config = PPOConfig().set_path("callbacks.on_train_result", [path, path])
+    assert config.callback_functions == {"on_train_result": [count, count]}
+    with pytest.raises(ConfigError, match=r"unknown event 'on_trein_result'. Did you mean 'on_train_result'"):
+        config.set_path("callbacks.on_trein_result", path)
+
+
 def test_the_setter_of_callbacks_takes_import_paths() -> None:
     path, function = f"{__name__}:Counting", f"{__name__}:count"
     config = PPOConfig().callbacks(path, on_train_result=function)

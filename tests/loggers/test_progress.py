@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import re
@@ -67,6 +68,24 @@ def test_the_last_words_come_wherever_an_update_is_interrupted(capsys: pytest.Ca
         if display.result is not None:
             assert printed == LAST_WORDS
     assert 5 < num_lines < 10_000
+
+
+def test_the_last_words_name_the_state_that_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second iteration is interrupted in its round of evaluation, after it has sampled and learned."""
+    rounds: list[int] = []
+
+    def interrupt(algorithm: Any) -> None:
+        rounds.append(algorithm.training_iteration)
+        if len(rounds) == 2:
+            raise KeyboardInterrupt
+
+    config = small().evaluation(evaluation_interval=1, evaluation_duration=1)
+    with config.callbacks(on_evaluate_start=interrupt).build() as algo, pytest.raises(KeyboardInterrupt):
+        algo.fit(stop={"training_iteration": 5}, run_dir=tmp_path / "run", progress="last")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines()]
+    steps = rows[-1]["num_env_steps_sampled_lifetime"]
+    assert len(rows) == 2
+    assert f"Interrupted after 2 iterations, {steps:,} env steps" in capsys.readouterr().out
 
 
 def test_a_run_whose_directory_was_removed_is_not_said_to_be_stored(

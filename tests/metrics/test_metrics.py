@@ -209,6 +209,18 @@ def test_the_setting_for_slow_envs_goes_by_how_they_are_stepped(given: dict[str,
     assert timer_results(seconds, 3.5, **given)[1]["setting"] == "training.minibatch_size"
 
 
+def test_less_replay_makes_learning_from_a_buffer_faster() -> None:
+    """Batches are whole by default: minibatches would be more updates, not fewer."""
+    from corral import DQNConfig
+
+    config = DQNConfig().environment("CartPole-v1").training(training_intensity=512, train_batch_size_per_learner=512)
+    config.training(num_steps_sampled_before_learning_starts=0).reporting(min_sample_timesteps_per_iteration=50)
+    with config.build() as algo:
+        found = algo.train()["bottleneck"]
+    assert (found["part"], found["setting"]) == ("learning", "training.training_intensity")
+    assert "training_intensity" in DQNConfig.group_fields()["training"]
+
+
 @pytest.mark.parametrize("part", ["env_step", "waiting"])
 def test_no_setting_makes_simulators_faster_that_drive_themselves(part: str) -> None:
     seconds = {**dict.fromkeys(PARTS, 0.0), part: 1.0}

@@ -111,7 +111,7 @@ def fit(
         checkpoints = stack.enter_context(
             RunCheckpoints(algorithm, run.path, is_new=is_new, late_keys=late_keys, warn=run.warn_once)
         )
-        stack.callback(log_last_result, algorithm, run, algorithm.training_iteration)
+        stack.callback(_log_last_result, algorithm, run, algorithm.training_iteration, shown)
         result = Result(algorithm.latest_numbers)
         met = criteria.met(without_early_means(result), whole=False) if result else None
         reason = algorithm.stop_requested or met
@@ -128,6 +128,13 @@ def fit(
         if shown is not None:
             shown.reason = reason
         return result
+
+
+def _log_last_result(algorithm: Algorithm, run: Run, first_iteration: int, shown: Progress | None) -> None:
+    """Log the result of the last iteration, which is the state that is stored, and show it."""
+    log_last_result(algorithm, run, first_iteration)
+    if shown is not None and algorithm.training_iteration > first_iteration:
+        shown.result = algorithm.report.latest
 
 
 def _loggers(config: AlgorithmConfig, given: Sequence[Any] | None, resume: str | Path | None) -> list[Logger]:

@@ -143,6 +143,7 @@ class Report:
             num_envs=group.num_envs,
             setting_of_arrays=group.setting_of_arrays,
             is_served=group.is_served,
+            is_replayed=algorithm.config.samples and hasattr(algorithm.config, "training_intensity"),
         )
         num_errors = algorithm._callbacks.num_errors + group.counts.num_callback_errors
         num_errors += algorithm.learner_group.num_callback_errors

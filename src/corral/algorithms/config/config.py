@@ -259,13 +259,16 @@ class AlgorithmConfig(
             if alias in settings and name in settings:
                 raise ConfigError(f"{group}: {alias} is another name of {name}: give one of them.")
         settings = {aliases.get(name, name): value for name, value in settings.items()}
+        events: dict[str, Any] = {}
+        if group == "callbacks":  # files and the command line name events as the setter does
+            events = {name: settings.pop(name) for name in [*settings] if name.startswith("on_") and name not in known}
         for name in settings:
             if name not in known and name in self._fields():
                 raise ConfigError(f"{group}: unknown setting {name!r}. It belongs to .{self._fields()[name]}(...).")
         self._check_names(group, settings, known)
         for name, value in settings.items():
             setattr(self, name, value)
-        return self
+        return self.callbacks(**events) if events else self
 
     @classmethod
     def _check_names(cls, place: str, settings: Mapping[str, object], known: Collection[str]) -> None:

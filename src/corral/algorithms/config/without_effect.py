@@ -102,6 +102,16 @@ def warn_of_settings_without_effect(config: AlgorithmConfig) -> None:
             log.warning("num_gpus_per_%s=%g has no effect: torch finds no GPU on this machine.", who, num_gpus)
 
 
+def warn_of_rounds_that_nothing_plays(config: AlgorithmConfig) -> None:
+    """Warn of settings of evaluation in a run without code of the user, which alone could ask for a round."""
+    if config.evaluation_interval is not None or config.callbacks_class or config.callback_functions:
+        return
+    for name in config.group_fields()["evaluation"]:
+        value = getattr(config, name)
+        if value != _default(config, name) and name != "evaluation_parallel_to_training":  # which `validate` warns of
+            log.warning("%s=%r has no effect without evaluation_interval: no round is played.", name, value)
+
+
 def _warn_of_exploration(config: AlgorithmConfig) -> None:
     """Warn of explorations that no runner uses, because none explores."""
     if config.origin is not None:

@@ -73,6 +73,7 @@ def timer_results(
     num_envs: int = 1,
     setting_of_arrays: str = "",
     is_served: bool = False,
+    is_replayed: bool = False,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return `result["timers"]` and `result["bottleneck"]`.
 
@@ -83,6 +84,7 @@ def timer_results(
         num_envs: Sub-envs of one runner.
         setting_of_arrays: The setting because of which an env of tensors is stepped on arrays; `""` if it is not.
         is_served: Whether the runners wait for simulators that drive themselves.
+        is_replayed: Whether each env step is learned from several times, in updates of one batch each.
 
     Returns:
         The timers: `iteration_s`, `<part>_s`, and `<part>_share` of the iteration, with `other_share` for the rest. The
@@ -105,6 +107,8 @@ def timer_results(
         setting = "env_runners.vectorization" if is_slow and num_envs > 1 else PARTS["waiting"]
     if is_served and largest in ("env_step", "waiting"):
         setting = SIMULATORS
+    if is_replayed and largest == "learning":
+        setting = "training.training_intensity"
     if setting_of_arrays and largest in ("env_step", "inference", "storage"):
         setting = setting_of_arrays
     return timers, {"part": largest, "share": shares[largest], "setting": setting}

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from corral.algorithms.config.config import AlgorithmConfig
 from corral.algorithms.config.description import SettingDescription, describe_config, summary_of
 from corral.algorithms.config.settings import GROUPS
 from corral.algorithms.registry import config_class
@@ -28,7 +29,7 @@ def print_settings(options: argparse.Namespace) -> int:
     cls = config_class(options.algo)
     groups = describe_config(cls)
     settings = {f"{group}.{setting.name}": setting for group, entries in groups.items() for setting in entries}
-    shown = settings if options.name is None else _named(options.name, settings, [*groups])
+    shown = settings if options.name is None else _named(cls, options.name, settings, [*groups])
     if options.json:
         print(json.dumps({"algo": options.algo, "settings": [_as_json(path, shown[path]) for path in shown]}, indent=1))
         return 0
@@ -46,7 +47,9 @@ def print_settings(options: argparse.Namespace) -> int:
     return 0
 
 
-def _named(name: str, settings: Settings, groups: list[str]) -> dict[str, SettingDescription]:
+def _named(
+    cls: type[AlgorithmConfig], name: str, settings: Settings, groups: list[str]
+) -> dict[str, SettingDescription]:
     """Return the settings with a name or path, or of a group."""
     if name in groups or name == "model_config":
         group = name if name in groups else "rl_module.model_config"
@@ -55,7 +58,8 @@ def _named(name: str, settings: Settings, groups: list[str]) -> dict[str, Settin
     if not found:
         known = [*settings, *groups] if "." in name else [*(setting.name for setting in settings.values()), *groups]
         close = nearest_name(name, known)
-        hint = f"Groups: {', '.join(groups)}." if close is None else f"Did you mean {close!r}?"
+        nearest = f"Groups: {', '.join(groups)}." if close is None else f"Did you mean {close!r}?"
+        hint = cls.meaning_of(name.rpartition(".")[2]) or nearest
         raise ConfigError(f"there is no setting or group {name!r}. {hint}")
     return found
 
