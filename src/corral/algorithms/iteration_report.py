@@ -133,6 +133,7 @@ class Report:
     def set_costs(self, result: dict[str, Any], iteration_s: float) -> None:
         """Put times and callback errors into a result; callbacks of `on_train_result` add to both."""
         algorithm, num_steps = self._algorithm, 0
+        config: Any = algorithm.config
         group = algorithm.env_runner_group
         if group.steps_envs_one_by_one:
             num_steps = algorithm.num_env_steps_sampled_lifetime - self.num_steps_before
@@ -143,7 +144,7 @@ class Report:
             num_envs=group.num_envs,
             setting_of_arrays=group.setting_of_arrays,
             is_served=group.is_served,
-            is_replayed=algorithm.config.samples and hasattr(algorithm.config, "training_intensity"),
+            is_replayed=hasattr(type(config), "training_intensity") and config.num_offline_updates is not None,
         )
         num_errors = algorithm._callbacks.num_errors + group.counts.num_callback_errors
         num_errors += algorithm.learner_group.num_callback_errors
