@@ -197,6 +197,18 @@ def test_a_learning_rate_that_a_scheduler_has_left_behind_is_warned_of(
     assert "no effect" not in caplog.text
 
 
+def test_a_scheduler_that_comes_later_begins_at_the_given_learning_rate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with config(PPOConfig, lr=0.01).build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "saved")
+    decay = partial(lr_scheduler.StepLR, step_size=2, gamma=0.5)  # two updates per iteration
+    with Algorithm.from_checkpoint(path, lr=0.5, lr_scheduler=decay) as other:
+        assert [rates_of(other.train())["default"] for _ in range(2)] == pytest.approx([0.5, 0.25])
+    assert "no effect" not in caplog.text
+
+
 @pytest.mark.parametrize("cls", [SACConfig, TD3Config])
 def test_groups_of_an_algorithm_have_optimizers_of_their_own(cls: type[AlgorithmConfig], tmp_path: Path) -> None:
     optimizers: dict[str, Any] = {"actor": "adamw", "critic": torch.optim.SGD}

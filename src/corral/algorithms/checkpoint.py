@@ -128,7 +128,9 @@ def load_algorithm(path: Location, cls: type[AlgorithmT], settings: Mapping[str,
         for name, value in group.items()
     }
     first = set(config.algo_class.FIRST_SETTINGS)
-    if config.lr_scheduler is not None:  # it continues at the learning rate that it has reached
+    if (
+        config.lr_scheduler is not None and saved.get("lr_scheduler") is not None
+    ):  # it continues at the rate it has reached
         first.update(name for name in settings if name == "lr" or name.endswith("_lr"))
     for name in settings.keys() & first:
         if settings[name] != saved.get(name):

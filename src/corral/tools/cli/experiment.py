@@ -62,9 +62,8 @@ def experiment_of(
         stop = own | dict(parse_criterion(text) for text in options.stop)
     if not stop:
         raise ConfigError("no stop criterion: give --stop episode_return_mean=450, or 'stop' in the file of --config.")
-    from corral.algorithms.config.without_effect import (
-        warn_of_rounds_that_nothing_plays,
-    )  # here, since it imports torch
+    # Here, since it imports torch.
+    from corral.algorithms.config.without_effect import warn_of_rounds_that_nothing_plays
 
     warn_of_rounds_that_nothing_plays(config)
     return config, criteria_from_file(stop)
