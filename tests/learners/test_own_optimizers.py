@@ -119,10 +119,10 @@ def test_a_state_continues_exactly(classes: Any, name: str) -> None:
         assert torch.equal(ours_, theirs_)
 
 
-def sequence(first_gamma: float, second_gamma: float) -> Any:
+def sequence(first_gamma: float, second_gamma: float, milestone: int = 6) -> Any:
     def make(optimizer: Any) -> Any:
         parts = [lr_scheduler.ExponentialLR(optimizer, gamma) for gamma in (first_gamma, second_gamma)]
-        return lr_scheduler.SequentialLR(optimizer, parts, milestones=[6])
+        return lr_scheduler.SequentialLR(optimizer, parts, milestones=[milestone])
 
     return make
 
@@ -134,8 +134,9 @@ def sequence(first_gamma: float, second_gamma: float) -> Any:
         (partial(lr_scheduler.StepLR, step_size=2, gamma=0.5), SCHEDULERS["step"], [1, 0.5, 1, 0.5]),
         (SCHEDULERS["step"], partial(lr_scheduler.StepLR, step_size=3, gamma=0.1), [1, 0.1, 1, 1]),
         (sequence(0.5, 0.5), sequence(0.9, 0.1), [0.9, None, 0.1, 0.1]),
+        (sequence(0.5, 0.1), sequence(0.5, 0.1, milestone=8), [0.5, 0.5, 0.5, None]),
     ],
-    ids=["gamma", "the same", "step size", "sequence"],
+    ids=["gamma", "the same", "step size", "sequence", "milestone"],
 )
 def test_a_scheduler_goes_on_from_a_state_with_the_settings_that_it_is_given(
     saved: Any, given: Any, factors: list[float | None]

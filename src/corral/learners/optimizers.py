@@ -370,7 +370,7 @@ def _with_own_settings(state: Mapping[str, Any], scheduler: Any) -> dict[str, An
     if cls.__module__ != torch.optim.lr_scheduler.__name__:
         return found
     settings = inspect.signature(cls).parameters.keys() - {"last_epoch"}
-    found.update({name: value for name, value in scheduler.state_dict().items() if name in settings})
+    found.update({name: value for name, value in scheduler.state_dict().items() if name.lstrip("_") in settings})
     parts, saved = getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ())
     if len(parts) == len(saved) > 0:  # of `SequentialLR` and `ChainedScheduler`
         found["_schedulers"] = [_with_own_settings(*pair) for pair in zip(saved, parts, strict=True)]
