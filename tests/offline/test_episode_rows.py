@@ -159,6 +159,28 @@ def test_columns_of_other_lengths_are_refused_by_name(changes: dict[str, Any], m
         rows_of_steps(**steps(**changes))
 
 
+@pytest.mark.parametrize("ids", [[7, 7, 7, 7, 9], ["b", "b", "b", "b", "a"], [[1], [1], [1], [1], [0]]])
+def test_a_step_of_another_episode_id_begins_an_episode(ids: list[Any]) -> None:
+    given = steps(next_obs=None, truncated=None)
+    rows = rows_of_steps(**given, episode_id=ids, t=[0, 1, 0, 1, 0])
+    assert rows.obs.reshape(-1).tolist() == [0, 1, 1, 10, 11]  # the episode of one step disappears
+    assert np.flatnonzero(rows.truncated).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"episode_id": [0, 0, 1, 0, 0]}, "row 3, column 'episode_id' is 0, and rows before it belong to this"),
+        ({"episode_id": [0, 0, 1]}, r"column 'episode_id' is int64.3., and 'rewards' has 5 entries"),
+        ({"episode_id": [0, 0, 1, 1, 1], "t": [0, 1, 0, 2, 1]}, "row 4, column 't' is 1 after 2, and no episode ends"),
+        ({"t": [0, 1, 0, 0, 1]}, "row 3, column 't' is 0 after 0"),
+    ],
+)
+def test_steps_in_another_order_are_refused_by_row(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        rows_of_steps(**steps(next_obs=None), **columns)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

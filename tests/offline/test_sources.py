@@ -160,12 +160,15 @@ def test_what_is_no_data_is_refused(given: Any, message: str) -> None:
         ("terminated", "terminal is_terminal termination absorbing is_done terminate_d"),
         ("next_obs", "new_obs next_state nextObs next_observation obs_next observations_next next_ob"),
         ("starts", "is_first episode_starts First"),
+        ("episode_id", "episode ep episode_ids eps_id trajectory_id Episode_Index"),
     ],
 )
 def test_columns_that_look_like_a_missing_one_are_refused(missing: str, names: str) -> None:
     """They would not be read as such, and episodes would have other ends, or no final observations."""
     given = {**steps(), "starts": [True, False, True, False, False], "truncated": [False] * 5}
-    del given[missing]
+    given.pop(missing, None)
+    if missing == "episode_id":
+        del given["starts"]  # which says the same
     for name in names.split():
         with pytest.raises(DataError, match=f"the column '{name}' looks like '{missing}', which is missing: call it"):
             open_source({**given, name: np.zeros(5, np.bool_)})
@@ -256,6 +259,65 @@ def test_files_that_pandas_wrote_again_are_read(tmp_path: Path) -> None:
     assert contents(str(tmp_path)) == expected
     source = open_source(str(tmp_path))
     assert source.num_rows is None and source.spaces == {"default_policy": SPACES}
+
+
+def table(path: Path, rows: slice | list[int] = slice(None), **changes: Any) -> str:
+    """A Parquet table as pandas writes it: Corral's names of columns, and neither spaces nor final observations."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {
+        "episode_id": ["a", "a", "a", "b", "b", "b"],
+        "t": [0, 1, 2, 0, 1, 2],
+        "obs": [[0.0], [1.0], [2.0], [10.0], [11.0], [12.0]],
+        "actions": [[-2.0], [-1.5], [-1.0], [1.0], [1.5], [2.0]],
+        "rewards": [1, 2, 3, 4, 5, 6],
+        "terminated": [False, False, True, False, False, False],
+        **changes,
+    }
+    frame = pd.DataFrame({name: column for name, column in columns.items() if column is not None})
+    frame.iloc[rows].to_parquet(path)
+    return str(path)
+
+
+EPISODES_OF_TABLE = [
+    ((0, 1, 2, 2), (-2, -1.5, -1, 0), (1, 2, 3, 0), (0, 0, 1, 0), (0, 0, 0, 0)),
+    ((10, 11, 12), (1, 1.5, 2), (4, 5, 0), (0, 0, 0), (0, 1, 0)),  # nothing is observed after the last step
+]
+
+
+def test_a_table_of_another_program_has_actions_of_the_env_and_its_episodes(tmp_path: Path) -> None:
+    """Its actions are not in [-1, 1], as in tables of RLlib, and its rows may be in any order."""
+    import pandas as pd
+
+    for name, rows in (("a", slice(None)), ("b", [4, 0, 3, 2, 5, 1])):
+        file = table(tmp_path / f"{name}.parquet", rows)
+        assert contents(file) == EPISODES_OF_TABLE
+        assert {part.action_units for part in open_source(file).parts()} == {"env"}
+    plain = table(tmp_path / "c.parquet", episode_id=None, t=None, truncated=[False] * 5 + [True])
+    assert contents(plain) == EPISODES_OF_TABLE
+    arrays = {name: [*column] for name, column in pd.read_parquet(tmp_path / "a.parquet").items()}
+    assert contents(arrays) == EPISODES_OF_TABLE
+
+
+def test_an_episode_may_begin_in_one_table_and_end_in_another(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    files = [table(tmp_path / "parts" / f"{i}.parquet", slice(2 * i, 2 * i + 2)) for i in range(3)]
+    assert contents(str(tmp_path / "parts")) == contents(files) == EPISODES_OF_TABLE
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"episode_id": None, "terminated": [False] * 6}, "row 3, column 't' is 0 after 2"),
+        ({"episode_id": None, "terminated": None}, "no column says where episodes end: add 'terminated'"),
+        ({"terminated": None, "dones": [False] * 6}, "the column 'dones' looks like 'terminated'"),
+        ({"valid": [True] * 6}, r"columns .'agent_id', 'module_id', 'truncated'. are missing: .* leave out the column"),
+        ({"module_id": ["x"] * 3 + ["y"] * 3}, r"holds steps of the modules .'x', 'y'."),
+    ],
+)
+def test_a_table_that_does_not_say_enough_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"x.parquet.*{message}"):
+        list(open_source(table(tmp_path / "x.parquet", **columns)).parts())
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:

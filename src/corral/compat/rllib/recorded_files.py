@@ -1,5 +1,8 @@
 """Recorded data of RLlib: episodes packed with msgpack, and tables with a row for each step.
 
+Tables of other programs, with Corral's names of columns, are read in the same way; their actions are in the units of
+the env.
+
 The forms are the ones that `ray.rllib.offline` of Ray 2.60 writes: `output_write_episodes=True` writes a column `item`
 with one episode per row, and False writes columns such as `obs`, `new_obs`, `terminateds` and `eps_id`. JSON files of
 earlier versions hold a batch of steps in each line. Packed columns are base64 of an LZ4 frame of a pickle; only arrays
@@ -16,7 +19,7 @@ import pickle
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
@@ -47,6 +50,9 @@ NAMES = {
 
 _KEPT = ("obs", "actions", "rewards", "next_obs", "terminated", "truncated", "logp")
 _IDS = ("eps_id", "module_id")
+_THEIRS = {"eps_id", *NAMES} - {"dones"}
+"""Columns of which tables of RLlib have one at least; tables without them are of other programs."""
+
 _MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _CLASSES = ("ndarray", "dtype", "_reconstruct", "scalar", "_frombuffer")
 _ORDERED = ("collections", "OrderedDict")  # which holds Dict observations in earlier versions
@@ -79,14 +85,26 @@ def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[Epi
     if ITEM in table.column_names:
         return list(_join_chunks(_unpacked_episode(item.as_py(), place) for item in table[ITEM]))
     columns: dict[str, Tree] = {}
-    for name in (*_KEPT, *NAMES, *_IDS):
+    is_theirs = bool(schema) or not _THEIRS.isdisjoint(table.column_names)
+    if not is_theirs:
+        schema = {"eps_id": "episode_id"}
+    names = (*_KEPT, *(NAMES if is_theirs else ("starts", "t")), *_IDS)
+    for name in names:
         theirs, ours = schema.get(name, name), NAMES.get(name, name)
         if theirs in table.column_names and ours not in columns:
             found = _ids(table[theirs]) if name in _IDS else _column(table[theirs], theirs, place)
             columns |= {} if found is None else {ours: found}
-    read = {schema.get(name, name) for name in (*_KEPT, *NAMES, *_IDS)}
-    check_names([name for name in table.column_names if name not in read], {*columns, "starts"}, place)
-    return [Steps(columns, place)]
+    read = {schema.get(name, name) for name in names}
+    known = {*columns, "starts", *(("episode_id",) if is_theirs or "eps_id" in columns else ())}
+    check_names([name for name in table.column_names if name not in read], known, place)
+    steps = Steps(columns, place, units="rllib" if is_theirs else "env")
+    if not is_theirs and columns.keys().isdisjoint(("terminated", "truncated", "starts", "eps_id")):
+        raise DataError(
+            f"{place}: no column says where episodes end: add 'terminated' and 'truncated', and 'episode_id'."
+        )
+    if len(modules := np.unique(columns.get("module_id", ()))) > 1:
+        raise DataError(f"{place} holds steps of the modules {modules.tolist()}: give a file for each module.")
+    return [steps]
 
 
 def _ids(column: Any) -> NDArray[Any] | None:
@@ -115,11 +133,13 @@ class Steps:
         columns: Columns `[S, ...]` by name.
         place: Where they come from, for messages.
         rows: Their rows there, int64 `[S]`, for messages; left out, they are all rows.
+        units: `action_units` of their actions.
     """
 
     columns: dict[str, Tree]
     place: str
     rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    units: Literal["env", "rllib"] = "rllib"
 
     def __post_init__(self) -> None:
         """Refuse steps without a column that is needed, or with columns of several lengths.
@@ -138,14 +158,14 @@ class Steps:
                     )
         if len(self.rows) != size:
             object.__setattr__(self, "rows", np.arange(size))
-        for name in ("terminated", "truncated"):
+        for name in ("terminated", "truncated", "starts"):
             if name in self.columns:
                 self.columns[name] = as_flags(self.columns[name], name, self.place)
 
     def take(self, rows: NDArray[Any]) -> Steps:
         """Return some of the steps."""
         columns = {name: map_tree(lambda leaf: leaf[rows], part) for name, part in self.columns.items()}
-        return Steps(columns, self.place, self.rows[rows])
+        return Steps(columns, self.place, self.rows[rows], self.units)
 
     def after(self, others: Steps) -> Steps:
         """Return other steps and then these.
@@ -163,7 +183,7 @@ class Steps:
             for name, part in self.columns.items()
         }
         place = f"{others.place.partition(' to ')[0]} to {self.place}"
-        return Steps(joined, place, np.concatenate([others.rows, self.rows]))
+        return Steps(joined, place, np.concatenate([others.rows, self.rows]), self.units)
 
 
 def _check_needed(columns: Collection[str], place: str) -> None:
@@ -171,7 +191,7 @@ def _check_needed(columns: Collection[str], place: str) -> None:
         if name not in columns:
             raise DataError(
                 f"{place}: there is no column {name!r} and no column {ITEM!r}: Corral reads files that it or RLlib "
-                "wrote."
+                "wrote, and tables with the columns 'obs', 'actions' and 'rewards'."
             )
 
 
@@ -198,7 +218,8 @@ def _by_episode(steps: Steps) -> tuple[Steps, NDArray[np.int64], NDArray[np.bool
     """Return steps episode by episode, the number of each step's episode, and which steps are of one without an end."""
     _, firsts, number = np.unique(steps.columns["eps_id"], return_index=True, return_inverse=True)
     number = np.argsort(np.argsort(firsts))[number.reshape(-1)]  # in the order of their first steps
-    order = np.argsort(number, kind="stable")  # chunks of several episodes may take turns
+    # Chunks of several episodes may take turns.
+    order = np.lexsort((steps.columns["t"], number) if "t" in steps.columns else (number,))
     steps, number = steps.take(order), number[order]
     ends = np.zeros(len(number), np.bool_)
     for flag in ("terminated", "truncated"):
@@ -210,7 +231,10 @@ def _by_episode(steps: Steps) -> tuple[Steps, NDArray[np.int64], NDArray[np.bool
 
 def _rows_of_columns(steps: Steps, number: NDArray[np.int64] | None) -> EpisodeRows:
     columns, place = steps.columns, steps.place
-    starts = None if number is None else np.concatenate([[True], number[1:] != number[:-1]])
+    starts = columns.get("starts")
+    if number is not None:
+        changes = np.concatenate([[True], number[1:] != number[:-1]])
+        starts = changes if starts is None else changes | starts
     size = len(columns["rewards"])
     terminated = columns.get("terminated", np.zeros(size, np.bool_))
     logp = {"logp": columns["logp"]} if "logp" in columns else {}
@@ -223,11 +247,12 @@ def _rows_of_columns(steps: Steps, number: NDArray[np.int64] | None) -> EpisodeR
         columns.get("truncated"),
         next_obs=columns.get("next_obs"),
         starts=starts,
+        t=columns.get("t"),
         added=logp,
         module_id=DEFAULT_MODULE_ID if modules is None else str(modules[0]),
         place=place,
     )
-    rows.action_units = "rllib"
+    rows.action_units = steps.units
     if rows.given_rows is not None:  # steps of several episodes may take turns in the file
         rows.given_rows = steps.rows[rows.given_rows]
     return rows
@@ -362,7 +387,8 @@ def _steps_of_line(line: bytes, where: str) -> Steps:
                 raise DataError(
                     f"{where}: column {name!r} is no column of steps: {type(error).__name__}: {error}"
                 ) from error
-    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], {*columns, "starts"}, where)
+    known = {*columns, "starts", "episode_id"}
+    check_names([name for name in batch if name not in (*_KEPT, *NAMES)], known, where)
     return Steps(columns, where)
 
 

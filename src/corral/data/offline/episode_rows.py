@@ -32,6 +32,7 @@ _LOOKS_LIKE = {
     "truncated": "trunc|timeout|timelimit|^(is)?(dones?|finished|last|final|cut|ends?|episodeends?)$",
     "next_obs": "^(next|new)(obs|state)|^(obs|observations?|states?)next$",
     "starts": "^(is)?(first|start|episodestarts?)$",
+    "episode_id": "^(eps?|episode|traj|trajectory)(id|index|idx|number|num|no)?s?$",
 }
 """Patterns of names, lower-case letters alone, that other programs give to columns, by their names here."""
 
@@ -262,16 +263,18 @@ def rows_of_steps(
     *,
     next_obs: Tree = None,
     starts: Any = None,
+    episode_id: Any = None,
+    t: Any = None,
     added: Mapping[str, Any] | None = None,
     module_id: str = DEFAULT_MODULE_ID,
     place: str = "the data",
 ) -> EpisodeRows:
     """Return steps in the order of time as rows.
 
-    Episodes end where a step is terminated or truncated, before a step of `starts`, where `next_obs` is not the
-    observation of the next step, and with the last step. An episode that no flag ends counts as truncated. If
-    `next_obs` is not known, the last step of a truncated episode has no observation to bootstrap from: it is left out,
-    and its observation becomes the final one of the step before.
+    Episodes end where a step is terminated or truncated, before a step of `starts` or of another `episode_id`, where
+    `next_obs` is not the observation of the next step, and with the last step. An episode that no flag ends counts as
+    truncated. If `next_obs` is not known, the last step of a truncated episode has no observation to bootstrap from:
+    it is left out, and its observation becomes the final one of the step before.
 
     Args:
         obs: Observations, a tree of `[S, ...]`.
@@ -281,13 +284,16 @@ def rows_of_steps(
         truncated: Flags `[S]`; `None` is False everywhere.
         next_obs: Observations that the steps led to, a tree of `[S, ...]`, or `None`.
         starts: Flags `[S]` of the first steps of episodes, or `None`.
+        episode_id: Number or text of the episode of each step, `[S]`, or `None`.
+        t: Numbers `[S]` that must increase in each episode, such as its steps from 0 on, or `None`.
         added: Other columns by name, `[S, ...]`.
         module_id: Id of the module that chose the actions.
         place: Where the steps come from, for messages.
 
     Raises:
-        DataError: The columns have no steps, or not the same number of steps; a flag is neither bool nor 0 or 1; or
-            `next_obs` has another form than `obs`.
+        DataError: The columns have no steps, or not the same number of steps; a flag is neither bool nor 0 or 1;
+            `next_obs` has another form than `obs`; `t` does not increase; or the steps of one `episode_id` are not one
+            after another.
     """
     obs, actions = _arrays(obs, "obs", place), _arrays(actions, "actions", place)
     next_obs = None if next_obs is None else _arrays(next_obs, "next_obs", place)
@@ -310,6 +316,7 @@ def rows_of_steps(
         **dict(named_leaves(actions, "actions")),
         **{"terminated": ended, "truncated": cut, "starts": begins},
         **({} if next_obs is None else dict(named_leaves(next_obs, "next_obs"))),
+        **{name: np.asarray(column) for name, column in (("episode_id", episode_id), ("t", t)) if column is not None},
         **others,
     }
     for name, column in columns.items():
@@ -321,10 +328,11 @@ def rows_of_steps(
     if not size:
         raise DataError(f"{place}: there are no steps.")
     is_last = ended | cut
-    is_last[:-1] |= begins[1:]
+    is_last[:-1] |= (begins | _first_steps(episode_id, size, place))[1:]
     is_last[-1] = True
     jumps = none if next_obs is None else _jumps(obs, next_obs, place) & ~is_last
     is_last |= jumps
+    _check_time(t, is_last, place)
     cut = is_last & ~ended
     keeps = np.ones(size, np.bool_)
     if next_obs is None:
@@ -366,6 +374,45 @@ def rows_of_steps(
         given_rows=given_rows,
     )
     return rows if keeps.all() else _without_last_steps(rows, place_of_step[~keeps])
+
+
+def _first_steps(episode_id: Any, size: int, place: str) -> NDArray[np.bool_]:
+    """Return which steps are the first ones of episodes by their ids, bool `[S]`; without ids, only the first step.
+
+    Raises:
+        DataError: The steps of an episode are not one after another.
+    """
+    begins: NDArray[np.bool_] = np.arange(size) == 0
+    if episode_id is None:
+        return begins
+    ids = np.asarray(episode_id).reshape(-1)
+    begins[1:] = ids[1:] != ids[:-1]
+    firsts = np.flatnonzero(begins)
+    _, known = np.unique(ids[firsts], return_index=True)
+    if len(known) < len(firsts):
+        row = int(firsts[np.setdiff1d(np.arange(len(firsts)), known)[0]])
+        raise DataError(
+            f"{place}: row {row}, column 'episode_id' is {ids[row]!s:.80}, and rows before it belong to this episode "
+            "and then to another one: put the steps of each episode one after another, in the order of time."
+        )
+    return begins
+
+
+def _check_time(given: Any, is_last: NDArray[np.bool_], place: str) -> None:
+    """Refuse numbers that do not increase within an episode: its steps are in another order, or its end has no flag.
+
+    Raises:
+        DataError: The message names the row.
+    """
+    if given is None:
+        return
+    t = np.asarray(given).reshape(-1)
+    if (wrong := np.flatnonzero((t[1:] <= t[:-1]) & ~is_last[:-1])).size:
+        row = int(wrong[0]) + 1
+        raise DataError(
+            f"{place}: row {row}, column 't' is {t[row]!s:.80} after {t[row - 1]!s:.80}, and no episode ends between "
+            "them: put the steps of each episode in the order of time, and mark its end."
+        )
 
 
 def _arrays(column: Tree, name: str, place: str) -> Any:

@@ -192,7 +192,10 @@ def read_rows(file: Any, place: str) -> EpisodeRows:
     """
     table = file.read()
     if missing := [name for name in OWN_COLUMNS[:-1] if name not in table.column_names]:
-        raise DataError(f"{place}: the columns {missing} are missing: record the data again.")
+        raise DataError(
+            f"{place}: the columns {missing} are missing: record the data again, or, in a table of your own, leave out "
+            "the column 'valid' and the rows in which it is False."
+        )
     modules = table["module_id"].unique().to_pylist()
     if not len(table):
         raise DataError(f"{place} holds no episodes: remove the file.")

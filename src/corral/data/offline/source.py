@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from corral.core.places import Place
 from corral.data.offline.episode_rows import EpisodeRows
-from corral.data.offline.parquet import OWN_COLUMNS, Description, import_pyarrow, read_description
+from corral.data.offline.parquet import Description, import_pyarrow, read_description
 from corral.errors import CheckpointError, CorralError, DataError
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -103,7 +103,7 @@ class ParquetPlace:
 
     def has_own_columns(self) -> bool:
         """Return whether it has the columns of files of Corral, whose metadata tools for tables do not keep."""
-        return bool(self.use(lambda file: {*OWN_COLUMNS[:-1]} <= {*file.schema_arrow.names}))
+        return bool(self.use(lambda file: {"episode_id", "valid"} <= {*file.schema_arrow.names}))
 
     def num_rows(self) -> int:
         """Return the number of rows."""

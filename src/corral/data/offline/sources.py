@@ -31,7 +31,7 @@ D4RL_NAMES = {
 }
 """Names of columns here by their names in D4RL (Fu et al. 2020, arXiv:2004.07219) and datasets of its form."""
 
-_STEP_COLUMNS = ("obs", "actions", "rewards", "terminated", "truncated", "next_obs", "starts")
+_STEP_COLUMNS = ("obs", "actions", "rewards", "terminated", "truncated", "next_obs", "starts", "episode_id", "t")
 
 
 def open_source(given: Any) -> Source:
@@ -42,7 +42,7 @@ def open_source(given: Any) -> Source:
         MissingPackageError: A package that reads it is not installed.
     """
     if isinstance(given, (str, Path)):
-        return _named_source(str(given))
+        return _named_sources([str(given)])
     if isinstance(given, ArraysInMemory):
         return _arrays(given.columns)
     if isinstance(given, Mapping):
@@ -54,7 +54,7 @@ def open_source(given: Any) -> Source:
 
         return minari_source(given)
     if isinstance(given, (list, tuple)) and given and all(isinstance(part, str) for part in given):
-        return _join_sources([_named_source(part) for part in given])
+        return _named_sources(given)
     if callable(given) or isinstance(given, Iterable):
         return _iterated(given)
     raise DataError(
@@ -66,7 +66,17 @@ def open_source(given: Any) -> Source:
 # Files.
 
 
-def _named_source(text: str) -> Source:
+def _named_sources(texts: Sequence[str]) -> Source:
+    found = [_named_source(text) for text in texts]
+    sources = [part for part in found if isinstance(part, Source)]
+    # Episodes may begin in one table and end in another.
+    if tables := [file for part in found if not isinstance(part, Source) for file in part]:
+        sources.append(load_link("rllib.recorded_files").rllib_parquet_source(tables))
+    return sources[0] if len(sources) == 1 else _join_sources(sources)
+
+
+def _named_source(text: str) -> Source | list[ParquetPlace]:
+    """Return the source that a text names, or the files of tables that Corral did not write."""
     if not text:
         raise DataError("offline_data: input_ is an empty text: give the path of the data.")
     if text.startswith(MINARI):
@@ -85,8 +95,7 @@ def _named_source(text: str) -> Source:
     descriptions = [file.description() for file in files]
     lack = [file for file, each in zip(files, descriptions, strict=True) if each is None]
     if not all(file.has_own_columns() for file in lack):
-        found = load_link("rllib.recorded_files").rllib_parquet_source(files)
-        return found
+        return files
     return _own_files(text, files, descriptions)
 
 
@@ -179,9 +188,9 @@ def _rows_of_arrays(columns: Mapping[str, Any], place: str) -> EpisodeRows:
     for name in ("obs", "actions", "rewards"):
         if name not in columns:
             raise DataError(f"offline_data: {place} lack {name!r}. {nearest(name, columns)}")
-    added = {name: column for name, column in columns.items() if name not in _STEP_COLUMNS}
-    check_names(added, columns.keys(), place)
-    if not columns.keys() & {"terminated", "truncated", "starts"}:
+    added = {name: column for name, column in columns.items() if name not in _STEP_COLUMNS or name == "t"}
+    check_names(added, {*columns, *(("episode_id",) if "starts" in columns else ())}, place)
+    if not columns.keys() & {"terminated", "truncated", "starts", "episode_id"}:
         raise DataError(
             f"offline_data: {place} do not say where episodes end: add 'terminated' and 'truncated', bool [S]."
         )
