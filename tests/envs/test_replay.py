@@ -29,11 +29,11 @@ class Played:
         if stands_as is None:
             self.reset(seed=4)
         else:  # an env that continues where another one stood
-            self.start, self.actions = stands_as.start, [*stands_as.actions]
+            self.start, self.actions, self.total = stands_as.start, [*stands_as.actions], stands_as.total
             self.obs, self.ended = stands_as.obs, stands_as.ended
 
     def reset(self, **given: Any) -> Any:
-        self.start, self.actions, self.ended = {**self.note(), **given}, [], False
+        self.start, self.actions, self.total, self.ended = {**self.note(), **given}, [], 0.0, False
         self.obs = np.copy(self.env.reset(**given)[0])
         return self.obs
 
@@ -47,7 +47,7 @@ class Played:
                 continue
             self.actions.append(self.env.action_space.sample())
             obs, reward, terminated, truncated, _ = self.env.step(self.actions[-1])
-            self.obs, self.ended = np.copy(obs), bool(terminated or truncated)
+            self.obs, self.ended, self.total = np.copy(obs), bool(terminated or truncated), self.total + float(reward)
             found.append([self.obs, float(reward), self.ended])
         return found
 
@@ -58,7 +58,7 @@ class Played:
 
     @property
     def replay(self) -> dict[str, Any]:
-        return {"actions": np.array(self.actions), "obs": self.obs, "ended": self.ended}
+        return {"actions": np.array(self.actions), "obs": self.obs, "ended": self.ended, "return": self.total}
 
 
 def continued(one: Played, other: Any, limit_s: float = 60.0, **changed: Any) -> str:
@@ -335,6 +335,10 @@ def test_each_difference_is_found_and_said() -> None:
         ({"actions": np.array(one.actions[:-1])}, "the steps of its episode led to another observation"),
     ):
         assert words in continued(one, long_drift(), **given)
+    doubled = gym.wrappers.TransformReward(long_drift(), lambda reward: 2 * reward)
+    doubled.metadata = one.env.metadata
+    found = continued(one, doubled)
+    assert found == "the steps of its episode gave other rewards when they were played again"
     for limit in (4, 6):
         found = continued(one, gym.wrappers.TimeLimit(long_drift(), limit))
         assert found == "its episode ended earlier when it was played again"
@@ -346,8 +350,8 @@ def test_an_env_that_draws_more_is_found_although_it_shows_the_same() -> None:
         more = False
 
         def step(self, action: Any) -> Any:
-            obs, reward, *rest = super().step(action)
-            return np.zeros_like(obs), reward, *rest
+            obs, _, *rest = super().step(action)
+            return np.zeros_like(obs), 1.0, *rest
 
         def reset(self, **kwargs: Any) -> Any:
             obs, info = super().reset(**kwargs)

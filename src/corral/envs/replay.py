@@ -3,7 +3,7 @@
 Nothing is read out of an env but its generators. When an episode begins, the states of the generators `np_random` are
 noted, with the arguments of the reset, and what known parts keep over episodes: running statistics of Gymnasium's
 wrappers, and the generator of ALE. A new env that is given these, is reset with the same arguments and takes the same
-actions stands where the old one stood. The observation that it then returns tells whether it does.
+actions stands where the old one stood. The observation that it then returns, and its rewards, tell whether it does.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def replay_episode(env: Any, start: Mapping[str, Any], replay: Mapping[str, Any]
         start: How the episode began; see `as_begun`.
         replay: `actions`, a tree of `[K, ...]` in the units of the env; `obs`, the observation that the last one led
             to, as modules receive it, or with several agents the observations of the seats that act next, by block and
-            place; and `ended`, whether the last action ended the episode, so that the next step only resets the env.
+            place; `return`, the sum of the rewards; and `ended`, whether the last action ended the episode, so that the
+            next step only resets the env.
         deadline_s: Clock reading (`time.monotonic`) at which it must be over.
     """
     left_s = deadline_s - time.monotonic()
@@ -252,18 +253,23 @@ def _replay(env: Any, start: Mapping[str, Any], replay: Mapping[str, Any], deadl
     set_task(env, copy_nested(start["task"]))
     obs, _ = env.reset(seed=start["seed"], options=copy_nested(options))
     actions, ended = replay["actions"], False
+    total, size = 0.0, 0.0  # sums of the rewards, and of what they are without sign
     num_steps = len(leaves(actions)[0])
     for t in range(num_steps):
         if ended:
             return "its episode ended earlier when it was played again"
         if time.monotonic() > deadline_s:
             return _OVERDUE
-        obs, _, terminated, truncated, _ = env.step(map_tree(lambda leaf, t=t: leaf[t], actions))
+        obs, reward, terminated, truncated, _ = env.step(map_tree(lambda leaf, t=t: leaf[t], actions))
+        total, size = total + float(reward), size + abs(float(reward))
         ended = bool(terminated or truncated)
     if ended and not replay["ended"]:
         return "its episode ended earlier when it was played again"
     if not _is_same(env, obs, replay["obs"], replay["ended"]):
         return "the steps of its episode led to another observation when they were played again"
+    # Rollouts add rewards in another order; of an episode that ended nothing continues.
+    if not replay["ended"] and abs(total - replay["return"]) > 1e-5 * size:
+        return "the steps of its episode gave other rewards when they were played again"
     return ""
 
 

@@ -191,13 +191,16 @@ class Stepping(ABC):
         """Return what each sub-env plays again to stand where the episodes of a state stood; see `continue_env`.
 
         Args:
-            state: A state of `get_unfinished`, and `resetting`, the sub-envs that the next row only resets, bool `[N]`.
+            state: A state of `get_unfinished`, and `resetting`, the sub-envs that the next row only resets, bool `[N]`,
+                and `returns`, the sums of the rewards so far, `[N]`.
         """
         ended, actions = state["resetting"].tolist(), state.get("played")
         if actions is None:
             return [NOT_SAVED] * len(ended)
         return [
-            TOO_LONG if one is None else self._get_replay(state, i, one) | {"ended": ended[i]}
+            TOO_LONG
+            if one is None
+            else self._get_replay(state, i, one) | {"ended": ended[i], "return": float(state["returns"][i])}
             for i, one in enumerate(actions)
         ]
 
