@@ -206,6 +206,17 @@ def test_a_module_that_comes_back_begins_with_the_first_coefficient(base: type[A
         assert adapted > 0.5 and first < adapted
 
 
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_a_module_that_comes_back_has_the_returns_of_its_own_episodes(num_env_runners: int) -> None:
+    config = config_of(PPOConfig, policy_mapping_fn=module_of).env_runners(num_env_runners=num_env_runners)
+    with config.copy(engine_name="local").build() as algo:
+        assert algo.train()["env_runners"]["module_episode_return_mean"]["blue"] > 0
+        algo.remove_module("blue", policy_mapping_fn=all_to_red)
+        algo.add_module("blue", policy_mapping_fn=all_to_red)
+        found = algo.train()["env_runners"]["module_episode_return_mean"]
+        assert np.isnan(found["blue"]) and found["red"] > 0
+
+
 def test_episodes_that_have_begun_keep_their_modules() -> None:
     seen: list[str] = []
 

@@ -173,6 +173,9 @@ def _use_modules(
     except BaseException:
         algorithm._use_modules(config, present)
         raise
+    for module_id in made:  # an earlier module of this id played other episodes
+        if (returns := algorithm.metrics.find(f"env_runners/module_episode_return_mean/{module_id}")) is not None:
+            returns.forget()
     algorithm._use_modules(changed, specs)
     for module_id in present.keys() - specs.keys():
         algorithm.learner_group.remove_module(module_id)

@@ -155,6 +155,10 @@ class Entry:
         result = self.reducer.peek()
         return result if type(result) is float and not self.shape else self._shaped(result)
 
+    def forget(self) -> None:
+        """Begin again without values."""
+        self.pending, self.reducer = [], make_reducer(self.reduction)
+
     def throughput(self, elapsed_s: float) -> Any:
         """Return the sum logged per second since the last reduce; NaN if no time has passed."""
         self.flush()
