@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explorers import BOX, Explorer
+from explorers import BOX, FOUR, Explorer
 from gymnasium import spaces
 
 from at_least import at_least
@@ -73,6 +73,22 @@ def test_each_actor_has_an_epsilon_of_its_own() -> None:
     epsilons = found[:2]
     actions = np.array([explorers[0].choose(row)[0] for row in inputs[:4000]])
     assert np.mean(actions != 2, axis=0) == pytest.approx(0.75 * epsilons, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("PerWorkerEpsilonGreedy", "epsilon"),
+        ("PerWorkerGaussianNoise", "noise_scale"),
+        ("PerWorkerOrnsteinUhlenbeckNoise", "noise_scale"),
+    ],
+)
+def test_the_result_has_the_mean_over_the_actors_of_all_runners(kind: str, name: str) -> None:
+    space = FOUR if name == "epsilon" else BOX
+    for index in (1, 2, 3):  # the result has the number of one of them
+        explorer = Explorer(kind, space, num_workers=3, worker_index=index, num_envs=2)
+        mean = np.mean([0.4 ** (1 + 7 * i / 5) for i in range(6)])
+        assert explorer.exploration.get_metrics(0) == {name: pytest.approx(mean)}
 
 
 def test_a_single_actor_has_the_epsilon_of_the_schedule() -> None:

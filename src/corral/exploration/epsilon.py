@@ -74,9 +74,9 @@ class EpsilonGreedy(Exploration):
         return actions, None
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return `epsilon`, the mean over the sub-envs."""
-        epsilons = self.epsilons(timestep, self.num_envs)
-        return {"epsilon": epsilons if isinstance(epsilons, float) else float(epsilons.mean())}
+        """Return `epsilon`, the mean over the sub-envs of all runners."""
+        factors = of_actors(self) if self.by_actor else None
+        return {"epsilon": float(np.mean(self.epsilons(timestep, self.num_envs) if factors is None else factors))}
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
@@ -94,18 +94,29 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
         return super().epsilons(timestep, num_envs) if spread is None else np.resize(spread, num_envs)
 
 
-def per_actor(exploration: Exploration) -> NDArray[np.float64] | None:
-    """Return the factors `[N]` of a runner's sub-envs, or `None` if all runners together have only one sub-env.
+def of_actors(exploration: Exploration, first: int = 0, number: int | None = None) -> NDArray[np.float64] | None:
+    """Return the factors of the sub-envs of all runners, in order, or `None` if there is only one sub-env.
 
-    The factors of all sub-envs go from 0.4 for the first to 0.4 ** 8 for the last, with equal steps of the exponent
-    (Horgan et al. 2018, arXiv:1803.00933).
+    They go from 0.4 for the first to 0.4 ** 8 for the last, with equal steps of the exponent (Horgan et al. 2018,
+    arXiv:1803.00933).
+
+    Args:
+        exploration: Exploration of a runner.
+        first: Index of the first sub-env whose factor is returned.
+        number: Number of the factors; `None` is all from the first.
     """
     num_actors = max(1, exploration.num_workers) * exploration.num_envs
     if num_actors == 1:
         return None
-    first = max(0, exploration.worker_index - 1) * exploration.num_envs
-    factors: NDArray[np.float64] = 0.4 ** (1 + 7 * (first + np.arange(exploration.num_envs)) / (num_actors - 1))
+    indices = first + np.arange(num_actors - first if number is None else number)
+    factors: NDArray[np.float64] = 0.4 ** (1 + 7 * indices / (num_actors - 1))
     return factors
+
+
+def per_actor(exploration: Exploration) -> NDArray[np.float64] | None:
+    """Return the factors `[N]` of a runner's own sub-envs; see `of_actors`."""
+    num_envs = exploration.num_envs
+    return of_actors(exploration, max(0, exploration.worker_index - 1) * num_envs, num_envs)
 
 
 class SoftQ(Exploration):

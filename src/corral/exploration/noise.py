@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from corral.core.schedules import Schedule, schedule_value, validate_schedule
 from corral.errors import ConfigError
 from corral.exploration.base import Choice, Exploration, RowDistribution, not_negative
-from corral.exploration.epsilon import per_actor
+from corral.exploration.epsilon import of_actors, per_actor
 from corral.modules.distributions import DiagGaussian
 
 FloatArray = NDArray[np.float64]
@@ -84,8 +84,9 @@ class ActionNoise(Exploration, ABC):
         return gaussian.from_unit(actions + noise), None
 
     def get_metrics(self, timestep: int) -> dict[str, float]:
-        """Return `noise_scale`, the mean over the sub-envs."""
-        return {"noise_scale": float(np.mean(self.scales(timestep, self.num_envs)))}
+        """Return `noise_scale`, the mean over the sub-envs of all runners."""
+        factors = of_actors(self) if self.by_actor else None
+        return {"noise_scale": float(np.mean(self.scales(timestep, self.num_envs) if factors is None else factors))}
 
 
 class GaussianNoise(ActionNoise):
