@@ -305,6 +305,20 @@ def test_an_episode_may_begin_in_one_table_and_end_in_another(tmp_path: Path) ->
     assert contents(str(tmp_path / "parts")) == contents(files) == EPISODES_OF_TABLE
 
 
+def test_files_of_corral_and_other_tables_are_not_mixed_in_a_directory(tmp_path: Path) -> None:
+    """Rows of final observations would be read as steps."""
+    for name in ("both", "one", "two"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "both" / "a.parquet", steps())
+    write(tmp_path / "one" / "a.parquet", steps())
+    for name in ("both", "two"):
+        table(tmp_path / name / "b.parquet")
+    with pytest.raises(DataError, match=r"a.parquet is a file of Corral, and .*b.parquet is another table: put them"):
+        open_source(str(tmp_path / "both"))
+    apart = contents([str(tmp_path / "one"), str(tmp_path / "two")])
+    assert apart == sorted(contents(steps()) + EPISODES_OF_TABLE)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -94,7 +94,12 @@ def _named_source(text: str) -> Source | list[ParquetPlace]:
     files = [ParquetPlace(place, name) for name in names]
     descriptions = [file.description() for file in files]
     lack = [file for file, each in zip(files, descriptions, strict=True) if each is None]
-    if not all(file.has_own_columns() for file in lack):
+    if tables := [file for file in lack if not file.has_own_columns()]:
+        if own := next((file for file in files if file not in tables), None):
+            raise DataError(
+                f"offline_data: {own.path} is a file of Corral, and {tables[0].path} is another table: put them into "
+                "two directories, and give both as a list."
+            )
         return files
     return _own_files(text, files, descriptions)
 
