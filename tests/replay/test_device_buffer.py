@@ -30,7 +30,7 @@ from corral.data.replay import EmptyReplayBufferError, ReplayBuffer
 from corral.data.replay.device_buffer import DeviceReplayBuffer
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.envs.torch_envs import TorchCartPole, TorchPendulum
-from corral.errors import CheckpointError, DataError, LossError
+from corral.errors import CheckpointError, ConfigError, DataError, LossError
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
@@ -302,6 +302,13 @@ def test_a_frozen_group_stays_and_the_others_learn(arrays: bool) -> None:
 def test_whole_episodes_are_replayed_on_arrays() -> None:
     algo = make_config().env_runners(batch_mode="complete_episodes").build()
     assert type(algo.local_replay_buffer) is ReplayBuffer
+    algo.stop()
+
+
+def test_stacks_of_frames_are_not_ignored() -> None:
+    algo = make_config(replay_buffer_config={"capacity": 1000, "frame_stack": 4}).build()
+    with pytest.raises(ConfigError, match="frame_stack=4, but the first and the last axis"):
+        algo.train()
     algo.stop()
 
 

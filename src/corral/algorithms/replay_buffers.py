@@ -167,6 +167,7 @@ def can_stay_on_device(config: OffPolicyConfig) -> bool:
         and config.batch_mode == "truncate_episodes"  # else lanes are valid in different rows
         and replay.type == "uniform"
         and replay.directory is None
+        and replay.frame_stack == 1
         and config.loss is None
         and config.learner_class is None
     )
