@@ -143,6 +143,14 @@ def test_rows_keep_together_where_sampled_and_recorded_ones_are_mixed() -> None:
     assert all(seen) and set(shares) == {1.0, 5 / 16}
 
 
+def test_no_two_buffers_draw_the_same_numbers() -> None:
+    with with_data("DQN").copy(validation_fraction=0.2).build() as algorithm:
+        assert algorithm.recorded is not None
+        data = algorithm.recorded.modules["default_policy"]
+        buffers: list[Any] = [algorithm.local_replay_buffer, data.train, data.validation]
+        assert len({buffer.get_rng_state()["inc"] for buffer in buffers}) == 3  # which generators of one seed share
+
+
 def test_priorities_match_the_sampled_steps() -> None:
     def errors_by_origin(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
         loss, reported = default_loss(module, batch, coefficients)[:2]

@@ -157,7 +157,10 @@ class RecordedEpisodes:
 
     def _make_buffer(self, module_id: str, num_rows: int, is_validation: bool) -> ReplayBuffer:
         directory = None if is_validation else self._config.map_directory
-        return ReplayBuffer(num_rows, directory=directory, seed=module_seed(self._config.seed, module_id))
+        seed = [module_seed(self._config.seed, module_id)]
+        if self._config.samples:  # the replay buffer has this seed, and would draw from the same places in step
+            seed.append(3 + is_validation)
+        return ReplayBuffer(num_rows, directory=directory, seed=seed)
 
     # Updates from the data alone.
 
