@@ -406,3 +406,12 @@ def test_joined_rows_are_the_rows_of_all() -> None:
     last = both.take(both.episode_indices == 3)
     with pytest.raises(DataError, match="row 3, column 'actions'"):
         replace(last, actions=np.array([2, 5, 4, 0])).checked(BOX, DISCRETE)
+
+
+def test_an_error_of_joined_rows_names_the_place_of_its_row() -> None:
+    good, bad = steps(), steps(rewards=np.array([1.0, 2.0, 3.0, np.inf, 5.0]))
+    parts = [rows_of_steps(**given, place=place) for given, place in ((good, "episode 0"), (bad, "episode 1"))]
+    both = EpisodeRows.join(parts)
+    for rows in (both, both.take(both.episode_indices > 0)):
+        with pytest.raises(DataError, match=r"^episode 1: row 3, column 'rewards' is inf"):
+            rows.checked(BOX, DISCRETE)

@@ -59,6 +59,7 @@ class EpisodeRows:
         place: Where the rows come from, for messages.
         num_jumps: Number of episodes that end only because the next step begins in another observation.
         given_rows: Row in the data of each row, int64 `[R]`, for messages; `None` if they are the same.
+        places: Place of each row, objects `[R]`, if they come from several; otherwise `None`.
     """
 
     obs: Tree
@@ -74,6 +75,7 @@ class EpisodeRows:
     place: str = "the data"
     num_jumps: int = 0
     given_rows: NDArray[np.int64] | None = None
+    places: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows R."""
@@ -113,6 +115,7 @@ class EpisodeRows:
             **{name: map_tree(lambda leaf: leaf[rows], getattr(self, name)) for name in _COLUMNS},
             infos={new: self.infos[old] for new, old in enumerate(numbers) if old in self.infos},
             given_rows=None if self.given_rows is None else self.given_rows[rows],
+            places=None if self.places is None else self.places[rows],
         )
 
     def episodes(self) -> Iterator[Self]:
@@ -137,6 +140,7 @@ class EpisodeRows:
             wholes.append(replace(part, added=lacking | part.added))
         offsets = np.cumsum([0, *map(len, parts)]).tolist()
         given_rows = [np.arange(len(part)) if part.given_rows is None else part.given_rows for part in parts]
+        places = [part.place for part in parts]
 
         def joined(name: str) -> Tree:
             return map_tree(lambda *leaf: np.concatenate(leaf), *(getattr(part, name) for part in wholes))
@@ -146,6 +150,7 @@ class EpisodeRows:
             **{name: joined(name) for name in _COLUMNS},
             num_jumps=sum(part.num_jumps for part in parts),
             given_rows=np.concatenate(given_rows),
+            places=np.repeat(np.array(places, object), np.diff(offsets)) if len({*places}) > 1 else None,
             infos={i + row: info for i, part in zip(offsets, parts, strict=False) for row, info in part.infos.items()},
         )
 
@@ -210,11 +215,12 @@ class EpisodeRows:
 
     def error(self, row: int, column: str, problem: str) -> DataError:
         """Return an error about an entry, which names the place, the row and the column."""
+        place = self.place if self.places is None else self.places[row]
         if (given := self.given_rows) is not None:
             if column.startswith("obs") and row and not self.valid[row] and given[row] == given[row - 1]:
                 column = f"next_{column}"  # the observation after the step of the row before
             row = int(given[row])
-        return DataError(f"{self.place}: row {row}, column {column!r} {problem}.")
+        return DataError(f"{place}: row {row}, column {column!r} {problem}.")
 
     def module_actions(self, distribution: ActionDistribution) -> NDArray[Any]:
         """Return the actions as module actions `[R, ...]`.
