@@ -203,6 +203,21 @@ def test_infos_are_recorded_on_request(tmp_path: Path, autoreset: str) -> None:
             assert episode.infos[t] == {"t": t, "array": [0, 1]}
 
 
+class KeyedInfos(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives infos whose keys are no texts."""
+
+    def step(self, action: Any) -> Any:
+        *step, info = self.env.step(action)
+        return (*step, {"cells": [{(0, 1): info["t"]}], "ids": {np.int64(7): info["array"]}})
+
+
+def test_keys_of_infos_that_are_no_texts_are_recorded_as_texts(tmp_path: Path) -> None:
+    train(ppo(tmp_path / "data").environment(wrappers=[KeyedInfos]).offline_data(output_infos=True))
+    for episode in at_least(1, read(tmp_path / "data")):
+        for t in range(1, len(episode)):
+            assert episode.infos[t] == {"cells": [{"(0, 1)": t}], "ids": {"7": [0, 1]}}
+
+
 def test_files_have_a_bounded_number_of_rows_and_later_runs_add_files(tmp_path: Path) -> None:
     for _ in range(2):
         train(ppo(tmp_path / "data").offline_data(output_max_rows_per_file=20))

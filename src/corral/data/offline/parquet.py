@@ -163,7 +163,14 @@ def _as_arrow(pa: Any, column: NDArray[Any]) -> Any:
 
 
 def _info_text(info: dict[str, Any] | None) -> str | None:
-    return None if not info else json.dumps(info, default=_plain)
+    return None if not info else json.dumps(_with_text_keys(info), default=_plain)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return nested dicts and lists whose keys are texts: JSON has no others, and envs use tuples and numbers, too."""
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(part) for key, part in value.items()}
+    return [_with_text_keys(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
