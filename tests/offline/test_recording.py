@@ -428,6 +428,17 @@ def test_a_column_that_callbacks_add_later_can_be_read(tmp_path: Path) -> None:
     assert np.isnan(noted).any() and (noted == 1).any()
 
 
+def test_added_columns_keep_their_shape(tmp_path: Path) -> None:
+    class AddsMatrix(Callback):
+        def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
+            samples["matrix"] = np.arange(6.0).reshape(2, 3) + samples.rewards[..., None, None]
+
+    train(ppo(tmp_path / "data").callbacks(AddsMatrix))
+    for episode in at_least(1, read(tmp_path / "data")):
+        expected = np.arange(6.0).reshape(2, 3) + episode.rewards[:-1, None, None]
+        np.testing.assert_array_equal(episode.added["matrix"][:-1], expected)
+
+
 def test_added_columns_cannot_take_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Noting, "name", "t")
     with pytest.raises(DataError, match=r"a callback added the columns .'t'."):

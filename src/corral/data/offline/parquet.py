@@ -137,9 +137,12 @@ def write_episodes(place: Place, name: str, episodes: Sequence[RecordedEpisode],
         "module_id": _repeated(pa, [rows.module_id], np.zeros(len(rows), np.int64)),
     }
     for column_name, tree in (("obs", rows.obs), ("actions", rows.actions)):
-        columns |= {path: _as_arrow(pa, leaf) for path, leaf in named_leaves(tree, column_name)}
+        columns |= {
+            path: _as_arrow(pa, leaf, *([int(np.prod(leaf.shape[1:]))] if leaf.ndim > 1 else []))
+            for path, leaf in named_leaves(tree, column_name)
+        }
     columns |= {flag: pa.array(getattr(rows, flag)) for flag in ("rewards", "terminated", "truncated", "valid")}
-    columns |= {added: _as_arrow(pa, column) for added, column in rows.added.items()}
+    columns |= {added: _as_arrow(pa, column, *column.shape[1:]) for added, column in rows.added.items()}
     if any(rows.infos.values()):
         columns["infos"] = pa.array([_info_text(rows.infos.get(row)) for row in range(len(rows))], pa.string())
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: description.to_json()})
@@ -155,11 +158,12 @@ def _repeated(pa: Any, names: list[str], number: NDArray[np.int64]) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), pa.array(names, pa.string()))
 
 
-def _as_arrow(pa: Any, column: NDArray[Any]) -> Any:
-    """Return a column `[R, ...]`: numbers, or lists of fixed length; the space says what their shape is."""
-    if column.ndim == 1:
-        return pa.array(column)
-    return pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), int(np.prod(column.shape[1:])))
+def _as_arrow(pa: Any, column: NDArray[Any], *sizes: int) -> Any:
+    """Return a column `[R, ...]`: numbers, or nested lists of these sizes; of flat lists a space says the shape."""
+    array = pa.array(column.reshape(-1))
+    for size in reversed(sizes):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
 
 
 def _info_text(info: dict[str, Any] | None) -> str | None:
