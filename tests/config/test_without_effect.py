@@ -142,6 +142,18 @@ def test_a_setting_that_waits_for_an_env_or_for_runners_is_warned_of(
     assert [record for record in caplog.messages if message in record]
 
 
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_unit_of_batch_sizes_is_warned_of_where_batches_count_steps_of_the_module(
+    algo: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config: Any = config_class(algo)().environment("CartPole-v1")
+    config.multi_agent(policies={"one"}, count_steps_by="agent_steps")
+    with caplog.at_level(logging.WARNING, "corral"):
+        warn_of_settings_without_effect(config)
+    named = [message for message in caplog.messages if message.startswith("count_steps_by='agent_steps'")]
+    assert len(named) == (algo not in ("PPO", "APPO", "IMPALA", "PQN"))
+
+
 @pytest.mark.parametrize(
     ("algo", "settings", "num_runners"),
     [

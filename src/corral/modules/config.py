@@ -171,7 +171,13 @@ class MultiAgentSettings:
     policies: Annotated[dict[str, dict[str, Any]], BeforeValidator(_policies)] = field(default_factory=dict)
     policy_mapping_fn: Importable = None
     policies_to_train: Annotated[Any, BeforeValidator(_to_train)] = None
-    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    count_steps_by: Annotated[
+        Literal["env_steps", "agent_steps"],
+        Need(
+            "an algorithm that samples its batches, such as PPO: other batches count steps of the module",
+            attrgetter("SAMPLES_BATCHES"),
+        ),
+    ] = "env_steps"
     algorithm_config_overrides_per_module: dict[str, dict[str, Any]] = field(default_factory=dict)
     shared_layers: Annotated[dict[str, list[list[str]]], BeforeValidator(_sharing)] = field(default_factory=dict)
     critic_sees: Annotated[Any, BeforeValidator(_critic)] = None
