@@ -23,13 +23,13 @@ from corral import (
     PPOConfig,
     PrevActionsPrevRewards,
     SACConfig,
-    TD3Config,
     evaluate_policy,
     load_policy,
     make_multi_agent,
 )
 from corral.algorithms.dqn import outputs_at_steps
 from corral.algorithms.ppo import ppo_loss
+from corral.algorithms.registry import config_class
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import CheckpointError, ConfigError, ObservationError
 from corral.modules.memory import module_inputs
@@ -318,9 +318,13 @@ def test_weights_without_their_transforms_warn(tmp_path: Path, caplog: pytest.Lo
         assert message in caplog.text
 
 
-def test_td3_keeps_its_actions_within_the_bounds() -> None:
-    with pytest.raises(ConfigError, match="normalize_actions=False: TD3 squashes"):
-        TD3Config().environment(Drift, normalize_actions=False).validate()
+@pytest.mark.parametrize("algo", ["TD3", "DDPG", "SAC", "TQC", "CrossQ", "CQL", "IQL", "DreamerV3"])
+def test_a_policy_that_squashes_its_actions_refuses_the_units_of_the_env(algo: str) -> None:
+    config: Any = config_class(algo)().environment(Drift, normalize_actions=False)
+    if algo in ("CQL", "IQL"):
+        config.offline_data(input_="no/such/data")
+    with pytest.raises(ConfigError, match=f"normalize_actions=False: {algo} squashes"):
+        config.validate()
 
 
 def test_boxes_in_nested_actions_keep_the_units_of_the_env_on_request() -> None:

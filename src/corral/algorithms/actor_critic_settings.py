@@ -41,6 +41,10 @@ class ActorCriticSettings:
     actor_lr: NonNegativeSchedule | None = None
     critic_lr: NonNegativeSchedule | None = None
 
+    def check_settings(self) -> None:
+        """Refuse actions in the units of the env; see `refuse_env_units`."""
+        refuse_env_units(self)
+
 
 @dataclass(kw_only=True, repr=False)
 class CriticAtomSettings(ActorCriticSettings):
@@ -86,17 +90,12 @@ class CriticAtomSettings(ActorCriticSettings):
         return {"num_atoms": self.num_critic_atoms, "v_min": self.v_min, "v_max": self.v_max}
 
     def check_settings(self) -> None:
-        """Refuse actions in the units of the env; atoms without an interval, with memory, or with other critics.
+        """Refuse atoms without an interval, with memory, or with other critics.
 
         Raises:
             ConfigError: Names the setting.
         """
         config: Any = self
-        if not config.normalize_actions:
-            raise ConfigError(
-                f"normalize_actions=False: {config.algo_name} squashes Box actions by tanh and maps them to the "
-                "bounds: leave it out."
-            )
         if self.num_critic_atoms == 1:
             return
         if self.v_min >= self.v_max:
@@ -111,3 +110,16 @@ class CriticAtomSettings(ActorCriticSettings):
             raise ConfigError(
                 f"num_atoms={self.num_critic_atoms}: modules with memory learn the mean return: leave it out."
             )
+
+
+def refuse_env_units(config: Any) -> None:
+    """Refuse actions in the units of the env, which a policy whose Box actions are in [-1, 1] cannot have.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    if not config.normalize_actions:
+        raise ConfigError(
+            f"normalize_actions=False: {config.algo_name} squashes Box actions by tanh and maps them to the bounds: "
+            "leave it out."
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from corral.algorithms.actor_critic_settings import refuse_env_units
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
@@ -107,7 +108,8 @@ class DreamerV3Config(OffPolicyConfig):
         return {"type": "StochasticSampling", "random_timesteps": self.num_random_steps}
 
     def check_settings(self) -> None:
-        """Refuse settings of other algorithms with a replay buffer, which have no effect here."""
+        """Refuse settings of other algorithms, which have no effect here."""
+        refuse_env_units(self)
         if self.n_step != 1:
             raise ConfigError(
                 f"n_step={self.n_step} has no effect on DreamerV3, whose returns are imagined: leave it out, and set "
