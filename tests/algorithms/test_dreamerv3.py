@@ -501,7 +501,10 @@ def test_it_says_why_settings_of_other_algorithms_have_no_effect() -> None:
     for settings, message in (
         ({"n_step": 3}, "n_step=3 has no effect on DreamerV3.*horizon"),
         ({"burn_in_len": 2}, "burn_in_len=2.*max_seq_len"),
-        ({"replay_buffer_config": {"type": "prioritized"}}, "type='prioritized' draws single steps.*'uniform'"),
+        (
+            {"replay_buffer_config": {"type": "prioritized"}},
+            "draws single steps, and DreamerV3Module .* gives the module memory.*'uniform'",
+        ),
         ({"model_size": "tiny"}, "model_size"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -420,8 +420,8 @@ def _validate_memory(config: AlgorithmConfig, module_class: type[Module], base: 
         )
     if (kind := getattr(config, "replay_buffer_config", {}).get("type", "uniform")) != "uniform":
         raise ConfigError(
-            f"replay_buffer_config: type={kind!r} draws single steps, and {what.removesuffix(', which')} makes "
-            "the algorithm draw sequences: set type='uniform'."
+            f"replay_buffer_config: type={kind!r} draws single steps, and {what} gives the module memory, which learns "
+            "from sequences: set type='uniform'."
         )
     kind = exploration_class(resolved(config.exploration_config, config.default_exploration)["type"])
     if not kind.with_memory:
