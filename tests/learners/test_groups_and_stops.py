@@ -26,6 +26,7 @@ from learner_cases import (
 from torch import Tensor, nn
 
 from at_least import all_of
+from corral import DQNConfig, PPOConfig
 from corral.callbacks.dispatch import Dispatcher
 from corral.errors import ConfigError, LossError
 from corral.learners.learner_group import LearnerGroup
@@ -170,6 +171,15 @@ def test_each_group_has_its_own_learning_rate_and_limit_of_gradients() -> None:
     assert limited == pytest.approx([free[0], 0.5e-3], rel=1e-4) and free[1] > 1e-3
     with pytest.raises(ConfigError, match=r"no group\(s\) of parameters \['tail'\]"):
         norms_of_steps(lr=0.1, grad_clip={"tail": 1.0})
+
+
+@pytest.mark.parametrize("cls", [PPOConfig, DQNConfig])
+def test_a_limit_of_a_group_that_the_module_does_not_have_is_refused_before_anything_is_sampled(cls: Any) -> None:
+    config = cls().environment("CartPole-v1")
+    with config.training(grad_clip={"default": 1.0}).build() as algo:
+        assert [*algo.get_module().parameter_groups()] == ["default"]
+    with pytest.raises(ConfigError, match=r"grad_clip: unknown setting 'critic'\. It takes default"):
+        config.copy(grad_clip={"critic": 1.0}).build()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from corral.algorithms.module_record import ModuleRecord
 from corral.algorithms.pretrained import fitting_statistics, prepare_module
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.schedules import Schedule, has_ended_at_zero
+from corral.core.settings import check_names
 from corral.data.episodes.rollout import group_by_module
 from corral.errors import ConfigError, nearest
 from corral.exploration.base import Exploration, overrides_method
@@ -141,8 +142,14 @@ class Modules(dict[str, ModuleRecord]):
         return loss if config.loss is None else wrap_user_loss(config.loss, loss)
 
     def learning_spec(self, module_id: str) -> LearningSpec:
-        """Return how a module learns: its loss and its optimizer."""
+        """Return how a module learns: its loss and its optimizer.
+
+        Raises:
+            ConfigError: `grad_clip` limits a group of parameters that the module does not have.
+        """
         config = self[module_id].config
+        if isinstance(config.grad_clip, Mapping):
+            check_names("grad_clip", config.grad_clip, self[module_id].module.parameter_groups(), list_known=True)
         optimizer = optimizer_class(config.optimizer)
         return LearningSpec(self.loss_of(module_id), optimizer, config.optimizer_config, config.lr_scheduler)
 
