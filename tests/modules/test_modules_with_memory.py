@@ -238,3 +238,13 @@ def test_numpy_leaves_modules_to_torch_that_it_cannot_compute() -> None:
         build({}, cls=CountsSteps),
     ):
         assert Inference(module).backend == "torch"
+
+
+@pytest.mark.parametrize("settings", [LSTM, GRU, LSTM | {"vf_share_layers": True}], ids=["lstm", "gru", "shared"])
+def test_runners_compute_the_head_of_many_actions(settings: dict[str, Any]) -> None:
+    inference = Inference(build(settings, actions=spaces.Discrete(600)))
+    obs = np.ones((2, 3), np.float32)
+    given = RowStates(inference.module, 2).step(inference, obs)
+    with torch.no_grad():
+        outputs, _ = inference.module.policy(torch.from_numpy(obs), initial_states(inference.module, 2))
+    assert given.shape == (2, 600) and np.allclose(given, outputs, atol=1e-5)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from corral.core.tree import Tree, map_tree
 from corral.errors import ConfigError
+from corral.modules.inference import numpy_layers
 from corral.modules.module import ActorCritic, MemoryConfig, ModelConfig
 from corral.modules.networks import Encoder, set_weights
 from corral.modules.numpy_recurrent import RecurrentSteps, numpy_can_compute
@@ -150,9 +151,10 @@ class RecurrentActorCritic(ActorCritic):
         if self.critic_space is None and self.value_encoder is not self.policy_encoder:
             encoders["value_"] = self.value_encoder
         layers = {prefix: ([*encoder.encoder.mlp], encoder.rnn) for prefix, encoder in encoders.items()}
-        if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()):
+        head = [self.policy_head]
+        if not all(numpy_can_compute(*of_encoder) for of_encoder in layers.values()) or numpy_layers(head) is None:
             return None
-        return RecurrentSteps(layers, [self.policy_head], self.log_std)
+        return RecurrentSteps(layers, head, self.log_std)
 
 
 def is_flat(encoder: RecurrentEncoder, observation_space: spaces.Space[Any]) -> bool:
