@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from at_least import all_of
-from corral import Algorithm, MultiAgentEnv, PPOConfig
+from corral import Algorithm, IMPALAConfig, MultiAgentEnv, PPOConfig
 from corral.callbacks.curriculum import ThresholdCurriculum
 from corral.core.metrics.logger import MetricsLogger
 from corral.errors import CallbackError, ConfigError, EnvError
@@ -51,6 +52,7 @@ class Group:
     """Stands for the runners; it notes the tasks that it is given."""
 
     num_envs = 2
+    mail = SimpleNamespace(parts_in_flight=list)
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -282,6 +284,63 @@ def test_own_metrics_pass_no_task_for_the_episodes_of_another(settings: dict[str
     made = config(ThresholdCurriculum([0, 1, 2], 3.0, metric=name), Solo).callbacks(on_episode_end=log)
     with made.copy(num_env_runners=num_env_runners, engine_name="local").build() as algo:
         assert [algo.train()["curriculum"]["task_index"] for _ in range(10)] == [1] * 10
+
+
+class First(Rewarding):
+    """Episodes of one step, with a reward of 1 for task 0 and otherwise of 0."""
+
+    def step(self, action: int) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, float(reward == 0), *rest
+
+
+@pytest.mark.parametrize("metric", ["episode_return_mean", "module_episode_return_mean/main"])
+def test_fragments_that_runners_sampled_ahead_pass_no_task(metric: str) -> None:
+    made = IMPALAConfig().environment(First).env_runners(num_envs_per_env_runner=2, rollout_fragment_length=20)
+    if metric.startswith("module"):
+        made.environment(Pair).multi_agent(policies={"main"}).env_runners(rollout_fragment_length=100)
+    made.engine(engine_name="local").training(train_batch_size_per_learner=20)
+    made.reporting(
+        metrics_num_episodes_for_smoothing=5, min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=1
+    )
+    curriculum = ThresholdCurriculum([0, 1, 2], 0.5, metric=f"env_runners/{metric}")
+    with made.callbacks(curriculum).build() as algo:
+        results = [algo.train() for _ in range(10)]
+    assert [result["curriculum"]["task_index"] for result in results] == [1] * 10
+    assert results[1]["env_runners"]["episode_return_mean"] > 0.5  # of task 0, which a runner sampled ahead
+    assert results[-1]["env_runners"]["episode_return_mean"] == 0.0
+
+
+@pytest.mark.parametrize("settings", [{"window": 5}, {"reduce": "mean", "clear_on_reduce": True}], ids=str)
+def test_own_metrics_of_fragments_that_runners_sampled_ahead_pass_no_task(settings: dict[str, Any]) -> None:
+    driver, curriculum = Driver(), ThresholdCurriculum("abc", 0.5, metric="env_runners/score")
+    runner, waiting = MetricsLogger(), list[Any]()  # fragments of 8 episodes that runners have sampled
+
+    def sample() -> None:
+        for _ in range(8):
+            runner.log_value("score", 0.0 if driver.env_runner_group.given[-1] != "a" else 1.0, **settings)
+        runner.log_value("num_episodes", 8, reduce="sum")
+        waiting.append(runner.take())
+
+    def set_tasks(*args: Any, **kwargs: Any) -> None:
+        for _ in range(2 if driver.env_runner_group.given else 0):
+            sample()  # what the runner was asked for comes first
+        Group.foreach_env_runner(driver.env_runner_group, *args, **kwargs)
+
+    group: Any = driver.env_runner_group
+    group.foreach_env_runner, group.mail = set_tasks, SimpleNamespace(parts_in_flight=lambda: waiting)
+    curriculum.on_algorithm_init(algorithm=driver, metrics_logger=MetricsLogger())
+    indices, num_sampled = [], 0
+    for iteration in range(1, 8):
+        sample()
+        driver.metrics.aggregate([waiting.pop(0)], key="env_runners")
+        num_sampled = 8 * (iteration + len(waiting))
+        group.num_episodes_over = {1: [num_sampled // 2] * 2}
+        score = driver.metrics.reduce()["env_runners"]["score"]
+        found = {"env_runners": {"score": score, "num_episodes_lifetime": 8 * iteration}}
+        curriculum.on_train_result(algorithm=driver, metrics_logger=MetricsLogger(), result=found)
+        indices.append(curriculum.index)
+    assert num_sampled == 8 * 9 and indices == [1] * 7  # two fragments of the task before counted after the change
 
 
 def test_an_own_metric_passes_tasks_that_are_learned() -> None:

@@ -400,6 +400,12 @@ class Mailbox:
         for _, _, seconds, _ in collected:
             timers.add(seconds)
 
+    def parts_in_flight(self) -> list[Parts]:
+        """Return what runners logged with fragments that are there, and that `collect_metrics` has not collected."""
+        done = [call.future for call in self.pending() if call.future.done()]
+        arrived = [future.result().metrics for future in done if future.exception() is None]
+        return [*arrived, *(parts for _, parts, _, _ in self._logged)]
+
     def num_env_steps_held(self) -> Counter[int]:
         """Return the env steps of the fragments that no call has returned yet, by index of the runner."""
         held: Counter[int] = Counter()

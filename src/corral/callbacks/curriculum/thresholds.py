@@ -16,7 +16,7 @@ from corral.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from corral.core.metrics.entry import Entry
 
-STATE = ("index", "num_reached", "num_episodes_before", "num_values_before", "over_before", "first_counts")
+STATE = ("index", "num_reached", "num_episodes_before", "num_values_before", "over_before", "num_due", "first_counts")
 
 MEMORY_OF_AVERAGE = 3.0
 """Values, times the weight of a new one, after which a moving average holds 5% of what it was."""
@@ -74,6 +74,9 @@ class ThresholdCurriculum(Callback):
         self.index, self.num_reached, self.num_episodes_before = 0, 0, 0
         self.num_values_before = 0  # of the metric, before the task in force
         self.over_before: dict[int, list[int]] = {}  # episodes of each sub-env that were over then, by runner
+        # Episodes that results count when they hold all fragments that ended the episodes of the task before; `None`
+        # until these are sampled.
+        self.num_due: int | None = None
         # Values and episodes that there were when all episodes were about the task in force; `None` until then.
         self.first_counts: list[int] | None = None
         self.is_round_old = False  # whether the latest round of evaluation played the task before
@@ -104,11 +107,14 @@ class ThresholdCurriculum(Callback):
             reached = metrics[self.metric] >= self.thresholds[self.index]
             self.num_reached = self.num_reached + 1 if reached else 0
             if self.num_reached >= self.patience:
-                self.index, self.num_reached, self.num_episodes_before = self.index + 1, 0, num_episodes
-                if (entry := self._entry(algorithm)) is not None:
-                    self.num_values_before, self.first_counts = entry.num_values, None
-                    self.over_before = algorithm.env_runner_group.num_episodes_over
+                self.index, self.num_reached = self.index + 1, 0
                 self._set_task(algorithm)
+                self.num_episodes_before = num_episodes + _num_in_flight(algorithm, "num_episodes")
+                if (entry := self._entry(algorithm)) is not None:
+                    self.num_values_before, self.num_due, self.first_counts = entry.num_values, None, None
+                    if entry.reduction.window is not None:
+                        self.num_values_before += _num_in_flight(algorithm, *entry.path[1:])
+                    self.over_before = algorithm.env_runner_group.num_episodes_over
                 self.is_round_old = algorithm.config.evaluation_tasks == "training"
         names = [] if self._are_episodes_new(num_episodes, algorithm) else algorithm.metrics.names_of_episodes()
         names = [name for name in names if not name.startswith("curriculum/")]
@@ -136,7 +142,9 @@ class ThresholdCurriculum(Callback):
         if entry.is_reserved:  # one value per episode, as the returns of modules and agents
             num_old = self._num_old(algorithm)
             return bool(entry.num_values - self.num_values_before - num_old >= (entry.reduction.window or 0))
-        return self._counts_values(entry, num_episodes, are_episodes_new or self._are_all_over(algorithm))
+        if self.num_due is None and (are_episodes_new or self._are_all_over(algorithm)):
+            self.num_due = int(num_episodes) + _num_in_flight(algorithm, "num_episodes")
+        return self._counts_values(entry, num_episodes)
 
     def _num_old(self, algorithm: Any) -> int:
         """Return the number of episodes that were running at the last change: one of each sub-env."""
@@ -162,16 +170,15 @@ class ThresholdCurriculum(Callback):
                 return False
         return True
 
-    def _counts_values(self, entry: Entry, num_episodes: float, are_all_over: bool) -> bool:
+    def _counts_values(self, entry: Entry, num_episodes: float) -> bool:
         """Return whether what callbacks log is about the task in force.
 
         Args:
             entry: Key of the metric.
             num_episodes: Episodes so far.
-            are_all_over: Whether values from now on are of episodes that began with this task.
         """
         if self.first_counts is None:
-            if are_all_over:
+            if self.num_due is not None and num_episodes >= self.num_due:
                 self.first_counts = [entry.num_values, int(num_episodes)]
             return False
         num_values, num_before = self.first_counts
@@ -198,4 +205,13 @@ class ThresholdCurriculum(Callback):
                 f"ThresholdCurriculum: the state is at the task with index {state['index']}, but there are only "
                 f"{len(self.tasks)} tasks: give the tasks of the run, and new tasks only after them."
             )
-        vars(self).update({"is_round_old": False, **state})
+        vars(self).update({"is_round_old": False, "num_due": None, **state})
+
+
+def _num_in_flight(algorithm: Any, *path: str) -> int:
+    """Return the episodes, or the values of a key with a window, of sampled fragments that no result counts yet.
+
+    Runners that sample ahead have such fragments when they get the next task.
+    """
+    parts = algorithm.env_runner_group.mail.parts_in_flight()
+    return sum(int(part[path].data[0]) for part in parts if path in part)
