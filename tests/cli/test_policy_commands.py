@@ -275,6 +275,27 @@ def test_each_agent_is_mapped_once_in_each_episode() -> None:
     assert sorted(set(found.episode_returns)) == [RETURN_OF_PAIR, (0 + 1 + 2 + 3 + 4) + 3 * 3]
 
 
+class Draws(HeuristicModule):
+    def choose_actions(self, obs: Any, rng: Any) -> Any:
+        return rng.integers(0, 4, len(obs))
+
+
+class SameChoice(Pair):
+    """Pair, whose episodes return in how many steps both agents chose the same action."""
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        obs, rewards, *rest = super().step(action_dict)
+        return obs, dict.fromkeys(rewards, 0.5 * (len(set(action_dict.values())) < len(action_dict))), *rest
+
+
+def test_modules_draw_numbers_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policies = {name: {"module_class": Draws} for name in ("threes", "ages")}
+    with pair_config(policies=policies).build() as algorithm:
+        path = algorithm.save(tmp_path / "checkpoint")
+    assert main(["evaluate", str(path), "--env", f"{__name__}:SameChoice", "--episodes", "8", "--json"]) == 0
+    assert 0 < sum(json.loads(capsys.readouterr().out)["episode_returns"]) < 12  # a quarter of 24 steps, not all
+
+
 def test_one_policy_and_several_agents_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pair_config(policy_mapping_fn=lambda agent_id, episode: "threes").build() as algorithm:
         path = algorithm.save(tmp_path / "checkpoint")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from corral.algorithms.config.config import AlgorithmConfig
+from corral.core.seeding import module_seed
 from corral.core.settings import parse_settings
 from corral.envs.config import EnvironmentSettings
 from corral.envs.vector import env_name
@@ -122,8 +123,9 @@ def _policy(checkpoint: Checkpoint, seed: int | None) -> Policy | AgentPolicies:
     mapping = {"policy_mapping_fn": settings.get("policy_mapping_fn")}
     check_imports({"multi_agent": mapping}, checkpoint.path)
     config = AlgorithmConfig().copy(policies=[*settings["policies"]], **mapping)
+    seeds = {module_id: None if seed is None else module_seed(seed, module_id) for module_id in config.module_ids}
     return AgentPolicies(
-        {module_id: checkpoint_policy(checkpoint, module_id=module_id, seed=seed) for module_id in config.module_ids},
+        {module_id: checkpoint_policy(checkpoint, module_id=module_id, seed=own) for module_id, own in seeds.items()},
         begin_mapping(config),
     )
 
