@@ -38,7 +38,9 @@ class HeuristicModule(Module):
 
         Returns:
             Actions as the module's `distribution` has them, of its `action_shape` and `action_dtype`: for Discrete
-            spaces numbers from 0, for Box spaces the values of the space (before tanh with `action_bounds="squash"`).
+            spaces numbers from 0, for Box spaces numbers in [-1, 1], which are clipped and mapped to the bounds (before
+            tanh with `action_bounds="squash"`). Dimensions without two finite bounds have the units of the env, and so
+            have all of them with `normalize_actions=False`.
         """
         raise TypeError(f"{type(self).__name__} has no method choose_actions(obs, rng) -> actions [B, ...].")
 
