@@ -147,10 +147,11 @@ def test_normalising_may_leave_the_mean_or_the_deviation(center: bool, scale: bo
 
 
 @pytest.mark.parametrize("transforms", [[FlattenObservations()], [FrameStack(2)], [NormalizeObservations()]])
-def test_an_action_mask_stays_a_mask(transforms: list[Transform]) -> None:
-    space = spaces.Dict(action_mask=spaces.MultiBinary(2), observations=spaces.Dict(VECTOR=VECTOR))
+@pytest.mark.parametrize("mask", [spaces.MultiBinary(2), spaces.Box(0, 1, (2,), np.float32)], ids=["bits", "floats"])
+def test_an_action_mask_stays_a_mask(transforms: list[Transform], mask: spaces.Space[Any]) -> None:
+    space = spaces.Dict(action_mask=mask, observations=spaces.Dict(VECTOR=VECTOR))
     pipeline = build(*transforms, space=space)
-    obs = {"action_mask": np.array([[1, 0]], np.int8), "observations": {"VECTOR": np.ones((1, 3), np.float32)}}
+    obs = {"action_mask": np.array([[1, 0]], mask.dtype), "observations": {"VECTOR": np.ones((1, 3), np.float32)}}
     stored, _ = pipeline.to_store(obs, pipeline.initial_memories(1), np.ones(1, bool), None, None)
     seen = pipeline.from_stored(stored)
     assert pipeline.module_space["action_mask"] == space["action_mask"]  # type: ignore[index]

@@ -95,7 +95,7 @@ class NormalizeObservations(Transform):
     def _normalizes(self, leaf: Any, name: str) -> bool:
         """Return whether a leaf is normalised, given its path."""
         is_integer = isinstance(leaf, spaces.Box) and leaf.dtype.kind in "iu" and len(leaf.shape) <= 1
-        return _is_float(leaf) or (self.integers and is_integer and name != MASK_KEY)
+        return name != MASK_KEY and (_is_float(leaf) or (self.integers and is_integer))
 
     def with_state(self, state: State) -> Self:
         return dataclasses.replace(self, _state=state)
