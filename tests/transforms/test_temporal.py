@@ -142,6 +142,17 @@ def test_normalising_before_stacking_is_refused_where_a_buffer_would_keep_old_st
         make_config("DQN", transforms=[NormalizeObservations(), FrameStack(2)]).build()
 
 
+def test_a_key_of_a_nested_dict_is_no_mask_and_is_stacked() -> None:
+    inner = spaces.Dict(action_mask=spaces.MultiBinary(2), x=spaces.Box(-1, 1, (3,), np.float32))
+    space = spaces.Dict(player=inner, action_mask=spaces.MultiBinary(2))
+    pipeline = Pipeline.build([FrameStack(2)], space, spaces.Discrete(2))
+    assert pipeline is not None
+    obs = pipeline.example_rows(1)
+    seen, _ = pipeline.to_store(obs, pipeline.initial_memories(1), np.ones(1, np.bool_), None, None)
+    assert pipeline.module_space.contains(map_tree(lambda leaf: leaf[0], seen))
+    assert seen["action_mask"].shape == (1, 2) and seen["player"]["action_mask"].shape == (1, 2, 2)
+
+
 def test_rows_that_do_not_act_remember_nothing() -> None:
     pipeline = Pipeline.build([FrameStack(2)], spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(2))
     assert pipeline is not None

@@ -45,16 +45,17 @@ class FrameStack(TemporalTransform):
             raise ConfigError(f"transforms: FrameStack: num_frames={self.num_frames!r} must be from 2 to {MAX_FRAMES}.")
 
     def observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        mask = {MASK_KEY: space[MASK_KEY]} if has_mask_key(space) else {}  # type: ignore[index]
+        stacks = self._stacked(without_mask(space))
+        return spaces.Dict({**stacks.spaces, **mask}) if mask else stacks  # type: ignore[attr-defined]
+
+    def _stacked(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        """Return the space of the stacks of all parts."""
         k = self.num_frames
         if isinstance(space, spaces.Dict):
-            return spaces.Dict(
-                {
-                    key: part if key == MASK_KEY and has_mask_key(space) else self.observation_space(part)
-                    for key, part in space.spaces.items()
-                }
-            )
+            return spaces.Dict({key: self._stacked(part) for key, part in space.spaces.items()})
         if isinstance(space, spaces.Tuple):
-            return spaces.Tuple([self.observation_space(part) for part in space.spaces])
+            return spaces.Tuple([self._stacked(part) for part in space.spaces])
         if isinstance(space, spaces.Box):
             return spaces.Box(np.stack([space.low] * k), np.stack([space.high] * k), dtype=space.dtype.type)
         if isinstance(space, spaces.Discrete):
