@@ -115,6 +115,26 @@ def test_a_function_gets_one_observation_and_wrappers_apply() -> None:
     assert found.episode_returns == (8.0,)
 
 
+class Nested(CountingEnv):
+    """Env whose actions are pairs of a number and a vector."""
+
+    action_space: Any = spaces.Tuple((spaces.Discrete(3), spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float32))))
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return super().step(0)
+
+
+def test_a_function_may_return_actions_of_several_parts() -> None:
+    def act(obs: Any) -> Any:
+        return 2, {"x": np.ones(2, np.float32)}
+
+    found = evaluate_policy(act, Nested, episodes=3, num_envs=2, env_config={"episode_length": 4})
+    assert found.episode_lens == (4, 4, 4)
+    with pytest.raises(ConfigError, match=r"evaluate_policy: .* returned 2, which is no action of Tuple\("):
+        evaluate_policy(lambda obs: 2, Nested, episodes=1)
+
+
 def test_the_seed_decides_and_native_vector_envs_are_used() -> None:
     policy = make_policy(gym.make("CartPole-v1").observation_space)
     first, again, other = (evaluate_policy(policy, "CartPole-v1", episodes=12, seed=seed) for seed in (0, 0, 1))

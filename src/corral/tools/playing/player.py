@@ -180,12 +180,18 @@ def acting_of(policy: Any, env: VectorEnv[Any, Any, Any], name: str, explore: bo
     if not callable(policy):
         raise ConfigError(f"evaluate_policy: {policy!r:.80} is no policy, no algorithm and no function.")
 
-    tree = space_tree(given[0])
+    tree, action_tree = map(space_tree, given)
 
-    def act(obs: Tree, *_: Any) -> NDArray[Any]:
+    def act(obs: Tree, *_: Any) -> Tree:
         if problem := mismatch(tree, obs, "observation", batch=(env.num_envs,)):  # policies check what they are given
             raise EnvError(f"env {name!r}: {problem}.")
-        return np.asarray([policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)])
+        actions = [policy(map_tree(lambda leaf, i=i: leaf[i], obs)) for i in range(env.num_envs)]
+        try:
+            return map_tree(lambda _, *parts: np.asarray(parts), action_tree, *actions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"evaluate_policy: {policy!r:.80} returned {actions[0]!r:.80}, which is no action of {given[1]}."
+            ) from error
 
     return act
 
