@@ -98,6 +98,17 @@ def test_without_a_number_of_updates_nothing_is_ever_sampled(algo: str) -> None:
         assert results[-1]["num_env_steps_sampled_lifetime"] == 5 * 4 * 16
 
 
+def test_numbers_of_updates_that_change_count_from_the_next_iteration_on() -> None:
+    with with_data("SAC", num_offline_updates=None).build() as algorithm:
+        algorithm.train()
+        algorithm.reconfigure(num_updates_per_iteration=3, train_batch_size_per_learner=32)
+        result = algorithm.train()
+        assert result["learners"]["__all_modules__"]["num_module_steps_trained"] == 3 * 32
+        assert result["num_env_steps_sampled_lifetime"] == 4 * 16 + 3 * 32
+        with pytest.raises(ConfigError, match="num_offline_updates can only be set before building"):
+            algorithm.reconfigure(num_offline_updates=20)
+
+
 def test_num_updates_of_none_is_one_pass_over_the_data() -> None:
     with with_data("SAC", num_offline_updates=60, num_updates_per_iteration=None).build() as algorithm:
         assert algorithm.train()["learners"]["__all_modules__"]["num_module_steps_trained_lifetime"] == 400

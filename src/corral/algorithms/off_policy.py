@@ -166,7 +166,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     STATE = (*Algorithm.STATE, "_update_credit", "_target_updated_at")
     OF_MODULES: ClassVar[tuple[str, ...]] = ("_update_credit", "_target_updated_at")
-    FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config"}
+    # Whether anything is sampled, and how it explores at first, follows from `num_offline_updates` when building.
+    FIXED_SETTINGS = Algorithm.FIXED_SETTINGS | {"replay_buffer_config", "num_offline_updates"}
     VALIDATION_COEFFICIENTS: ClassVar[Mapping[str, float]] = {}
     SEEKS_VALUES: ClassVar[bool] = True
     CROSSES_EPISODES: ClassVar[bool] = False

@@ -53,12 +53,15 @@ class RecordedEpisodes:
             DataError: There is no data, or it is damaged.
         """
         self._algorithm: Any = algorithm
-        self._config = config = algorithm.config
-        self._source = open_source(config.input_)
+        self._source = open_source(algorithm.config.input_)
         self.modules: dict[str, ModuleData] = {}
         self.num_updates = 0
         self.mean_abs_q: dict[str, float] = {}
         self._validation: dict[str, Batch] = {}
+
+    @property
+    def _config(self) -> Any:
+        return self._algorithm.config  # of now: `reconfigure` makes another one
 
     def make_group(self, config: AlgorithmConfig) -> EnvRunnerGroup:
         """Return a runner group without runners, for the spaces of the env, of the config, or of the data.
@@ -90,11 +93,11 @@ class RecordedEpisodes:
     @property
     def num_updates_per_iteration(self) -> int:
         """Updates of each module in an iteration that learns from the data alone."""
-        num_updates: int | None = self._config.num_updates_per_iteration  # type: ignore[attr-defined]
+        num_updates: int | None = self._config.num_updates_per_iteration
         if num_updates is not None:
             return num_updates
         num_steps = max((len(data.train) for data in self.modules.values()), default=0)
-        return max(1, math.ceil(num_steps / self._config.total_train_batch_size))
+        return max(1, math.ceil(num_steps / int(self._config.total_train_batch_size)))
 
     def set_modules(self, add_columns: Callable[[str], AddColumns | None] = lambda module_id: None) -> None:
         """Read the data of the modules that learn now and have none; forget the data of removed modules.
@@ -222,7 +225,7 @@ class RecordedEpisodes:
 
     def sampling_has_begun(self) -> bool:
         """Return whether the updates from the data alone are over, and note it in `samples_now` of the sampler."""
-        total = self._config.num_offline_updates  # type: ignore[attr-defined]
+        total = self._config.num_offline_updates
         begun = total is not None and self.num_updates >= total
         self._algorithm.sampler.samples_now = begun
         return begun
@@ -232,7 +235,7 @@ class RecordedEpisodes:
         algorithm = self._algorithm
         if self._config.is_multi_agent:
             algorithm.setup_modules()  # `policies_to_train` may be a function
-        num_updates, total = self.num_updates_per_iteration, self._config.num_offline_updates  # type: ignore[attr-defined]
+        num_updates, total = self.num_updates_per_iteration, self._config.num_offline_updates
         if total is not None:
             num_updates = min(num_updates, total - self.num_updates)
         results = self.make_updates(num_updates, self._learn_in_turn, self._draw_for_validation, self._weights_at_end)
@@ -242,7 +245,7 @@ class RecordedEpisodes:
     def _learn_in_turn(self, module_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Make one update of each module."""
         algorithm, size = self._algorithm, self._config.total_train_batch_size
-        if self._config.num_offline_updates is None:  # type: ignore[attr-defined]
+        if self._config.num_offline_updates is None:
             algorithm.num_env_steps_sampled_lifetime += size
         else:  # env steps stand still, and targets count the steps of the batches
             for module_id in module_ids:
