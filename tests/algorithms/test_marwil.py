@@ -199,8 +199,11 @@ def test_a_user_loss_may_report_what_it_likes() -> None:
         value, _, _ = default_loss(module, batch, coefficients)
         return value, {"mine": value.detach()}
 
-    with marwil(walks(), num_updates_per_iteration=2).training(loss=loss).build() as algorithm:
-        assert "mine" in algorithm.train()["learners"]["default_policy"]
+    config = marwil(walks(), num_updates_per_iteration=2).training(loss=loss)
+    with config.offline_data(validation_fraction=0.2).build() as algorithm:
+        for _ in range(2):
+            found = algorithm.train()["learners"]["default_policy"]
+        assert "mine" in found and math.isfinite(found["validation_loss"])
 
 
 def test_validation_has_the_names_of_training_and_undefined_is_nan() -> None:

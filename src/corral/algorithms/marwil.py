@@ -78,6 +78,7 @@ class MARWIL(OfflineAlgorithm):
     def setup(self) -> None:
         """Begin without a mean squared advantage, and read the data."""
         self._mean_squares: dict[str, float] = {}  # mean squared advantage by module id
+        self._latest_norms: dict[str, float] = {}  # what the loss of the latest update was given
         super().setup()
 
     def add_columns(self, config: OfflineConfig, rollout: Rollout) -> Mapping[str, Any]:
@@ -105,8 +106,12 @@ class MARWIL(OfflineAlgorithm):
 
     def coefficients(self, module_id: str) -> dict[str, float]:
         """Return the mean squared advantage so far."""
-        known, start = self._mean_squares, self.modules[module_id].config.moving_average_sqd_adv_norm_start
-        return {"sqd_adv_norm": known[module_id] if start is None else known.get(module_id, start)}
+        start = self.modules[module_id].config.moving_average_sqd_adv_norm_start
+        norm = self._mean_squares.get(module_id, start)
+        if norm is None:  # validation, after an update whose loss did not report it
+            norm = self._latest_norms[module_id]
+        self._latest_norms[module_id] = norm
+        return {"sqd_adv_norm": norm}
 
     def note_results(self, module_id: str, results: dict[str, Any]) -> None:
         """Move the mean squared advantage towards the one of the update."""
