@@ -70,7 +70,8 @@ class MARWIL(OfflineAlgorithm):
     )
     STATE: ClassVar[tuple[str, ...]] = (*OfflineAlgorithm.STATE, "_mean_squares")
     OF_MODULES = ("_mean_squares",)
-    FIXED_SETTINGS = OfflineAlgorithm.FIXED_SETTINGS | {"gamma"}  # returns are summed once, when the data is read
+    # Returns are summed once, when the data is read, and the average begins once.
+    FIXED_SETTINGS = OfflineAlgorithm.FIXED_SETTINGS | {"gamma", "moving_average_sqd_adv_norm_start"}
     FIRST_SETTINGS = OfflineAlgorithm.FIRST_SETTINGS | {"moving_average_sqd_adv_norm_start"}
 
     config: MARWILConfig
