@@ -9,9 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from small_configs import small_config
 
 from corral import PPO, DQNConfig, SACConfig, TD3Config, load_policy
-from corral.errors import CheckpointError, ConfigError
+from corral.errors import CheckpointError, ConfigError, LossError
 from corral.testing import CountingEnv
 from small import small
 
@@ -76,6 +77,23 @@ def test_a_remedy_works(algo: Any, space: Any, remedy: str) -> None:
     config = algo().environment(Acting, env_config={"space": space}, disable_env_checking=True)
     with pytest.raises(ConfigError, match=f": {remedy}\\.$"):
         config.build()
+
+
+@pytest.mark.parametrize(
+    ("algo", "training", "message"),
+    [
+        ("PPO", {"target_kl": 0.01}, "target_kl ends the epochs by 'mean_kl', which the loss did not report: return"),
+        ("DreamerV3", {}, r"learners/default_policy: the loss did not report \['return_low', 'return_high'\], with"),
+    ],
+)
+def test_what_an_algorithm_reads_of_a_loss_is_named(algo: str, training: dict[str, Any], message: str) -> None:
+    def bare(module: Any, batch: Any, coefficients: Any, default_loss: Any) -> Any:
+        loss, reported, _ = default_loss(module, batch, coefficients)
+        return loss, {name: value for name, value in reported.items() if name == "td_error"}
+
+    with small_config(algo, loss=bare, **training).build() as built, pytest.raises(LossError, match=message):
+        for _ in range(3):
+            built.train()
 
 
 def test_a_run_is_a_checkpoint_and_a_folder_of_runs_names_them(algorithm: Any, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from corral.algorithms.actor_critic_settings import refuse_env_units
 from corral.algorithms.algorithm import Algorithm
 from corral.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig, off_policy_metrics
 from corral.core.settings import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
-from corral.errors import ConfigError
+from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.distributions import categorical_kl
@@ -171,12 +171,20 @@ class DreamerV3(OffPolicyAlgorithm):
         """Take one update of a module, and keep the moving averages of the percentiles of its returns.
 
         The first update begins them, with a decay of 0.
+
+        Raises:
+            LossError: The loss did not report them.
         """
         low, high = self._return_ranges.get(module_id, (0.0, 0.0))
         decay = self.modules[module_id].config.return_decay if module_id in self._return_ranges else 0.0
         known = {"return_low": low, "return_high": high, "return_decay": decay}
         settings = replace(settings, coefficients={**settings.coefficients, **known})
         result = super().update_module(module_id, batch, settings)
+        if missing := [name for name in ("return_low", "return_high") if name not in result]:
+            raise LossError(
+                f"learners/{module_id}: the loss did not report {missing}, with which the next update divides the "
+                "advantages: return (loss, {**reported, ...}) with what default_loss reports."
+            )
         self._return_ranges[module_id] = [float(result["return_low"]), float(result["return_high"])]
         return result
 

@@ -26,7 +26,7 @@ from corral.core.sequences import find_sequence_starts
 from corral.core.settings import AtLeastOne, Need, NonNegativeFloat, NonNegativeSchedule, PositiveFloat, Probability
 from corral.core.tree import concatenate, map_tree
 from corral.data.episodes.rollout import Rollout, level_added_columns
-from corral.errors import ConfigError
+from corral.errors import ConfigError, LossError
 from corral.learners.losses import Batch
 from corral.learners.settings import UpdateSettings
 from corral.modules.memory import module_inputs
@@ -272,7 +272,16 @@ class KLStop:
     largest: float
 
     def __call__(self, scalars: Mapping[str, float]) -> bool:
-        """Return whether the epoch's mean divergence was larger."""
+        """Return whether the epoch's mean divergence was larger.
+
+        Raises:
+            LossError: The loss did not report it.
+        """
+        if "mean_kl" not in scalars:
+            raise LossError(
+                "target_kl ends the epochs by 'mean_kl', which the loss did not report: return (loss, {**reported, "
+                "...}) with what default_loss reports, or leave target_kl out."
+            )
         return scalars["mean_kl"] > self.largest
 
 
