@@ -20,7 +20,7 @@ from corral import DQN, PPO, Algorithm, Callback, DQNConfig, PPOConfig
 from corral.algorithms.checkpoint_settings import unnamed
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.envs.torch_envs import TorchCartPole
-from corral.errors import CheckpointError, ConfigError
+from corral.errors import CallbackError, CheckpointError, ConfigError
 from corral.learners.settings import UpdateSettings
 from corral.modules.module import ActorCritic
 from corral.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -122,6 +122,31 @@ def test_a_new_process_continues_with_counters_schedules_and_windows(tmp_path: P
     # The divergence lies far above its target: the coefficient doubles with each iteration.
     assert learner["curr_kl_coeff"] == 0.2 * 2**4
     assert result["learners"].keys() == last["learners"].keys() and result.keys() == last.keys() - {"config"}
+
+
+def test_steps_of_an_iteration_that_an_exception_ended_are_where_its_weights_are(tmp_path: Path) -> None:
+    samples_left = [3]  # the first iteration takes two samples, and the second one fails after its first
+
+    def fail(samples: Any) -> None:
+        samples_left[0] -= 1
+        if samples_left[0] < 0:
+            samples_left[0] = 100
+            raise ValueError("enough")
+
+    def num_trained(algo: Any) -> float:
+        trained: float = algo.train()["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"]
+        return trained
+
+    made = config(min_sample_timesteps_per_iteration=256).callbacks(on_sample_end=fail)
+    with made.build() as algo:
+        assert num_trained(algo) == 2 * 256  # two epochs of two batches
+        before = algo.save(tmp_path / "before")
+        with pytest.raises(CallbackError, match="enough"):
+            algo.train()
+        amid = algo.save(tmp_path / "amid")
+        for path, num_batches in ((before, 4), (amid, 5)):
+            algo.restore_from_path(path)
+            assert num_trained(algo) == num_batches * 256
 
 
 def test_windows_hold_the_episodes_of_before(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def _collect(lost: list[str], name: str, get: Callable[[], Any]) -> Any:
 
 def _get_metrics(algorithm: Algorithm) -> dict[str, Any]:
     # An iteration that an exception ended has not collected the metrics of steps that count.
+    if algorithm.report.num_steps_trained:
+        algorithm.report.log_steps_trained()
     algorithm.env_runner_group.collect_metrics(algorithm.metrics, algorithm.timers)
     return algorithm.metrics.get_state()
 
@@ -141,6 +143,7 @@ def set_algorithm_state(
     algorithm.report.restored = {**NOT_RESTORED, "training_iteration": state["attributes"]["training_iteration"]}
     if "metrics" not in lost:
         algorithm.metrics.set_state(state["metrics"])  # first: what logs there adds what its own state holds
+        algorithm.report.num_steps_trained = 0
     algorithm.report.restored |= _name_envs(algorithm.env_runner_group.set_state(state["runners"]))
     algorithm.report.may_be_early = True  # there may be more runners than in the state
     algorithm.evaluator.set_state(state.get("evaluation"))

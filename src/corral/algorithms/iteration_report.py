@@ -54,6 +54,7 @@ class Report:
         restored: What `result["restored"]` says.
         may_be_early: Whether a sub-env may still be in its first episode.
         loop_run: Run directory of a loop around `train`, for a config that names loggers; otherwise `None`.
+        num_steps_trained: Rows of the gradient steps that are not logged yet, over all modules.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -64,7 +65,7 @@ class Report:
         self.restored: dict[str, Any] = dict(NOT_RESTORED)
         self.may_be_early = True
         self.loop_run = None if algorithm.config.loggers is None else LoopRun(algorithm)
-        self._num_steps_trained = 0  # rows of all gradient steps of the iteration, over all modules
+        self.num_steps_trained = 0
         self.num_steps_before = 0  # env steps before the iteration
         self._shown: BaseException | None = None  # the exception that on_exception saw
         self.use_config()
@@ -95,11 +96,11 @@ class Report:
     def count_rows(self, values: Mapping[str, Any]) -> None:
         """Count the rows of the gradient steps of an update, given what it reports for one module."""
         if "num_gradient_steps" in values:
-            self._num_steps_trained += round(values["num_gradient_steps"] * values["module_train_batch_size_mean"])
+            self.num_steps_trained += round(values["num_gradient_steps"] * values["module_train_batch_size_mean"])
 
     def log_steps_trained(self) -> None:
         """Log the rows of the gradient steps of the iteration."""
-        metrics, steps, self._num_steps_trained = self._algorithm.metrics, self._num_steps_trained, 0
+        metrics, steps, self.num_steps_trained = self._algorithm.metrics, self.num_steps_trained, 0
         units = ("module",) if self._algorithm.config.policies else ("env", "module")
         for name in [f"num_{unit}_steps_trained" for unit in units]:
             metrics.log_reserved({("learners", ALL_MODULES, name): [steps]}, "sum")
