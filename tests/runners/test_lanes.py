@@ -107,6 +107,21 @@ def test_every_agent_has_what_it_saw_did_and_got(way: str, seed: int) -> None:
         assert metrics["agent_episode_return_mean"][agent] == pytest.approx(np.mean(of_agent))
 
 
+def test_a_step_that_waits_keeps_what_it_has_when_somebody_writes_into_the_rollout_before() -> None:
+    logs: dict[int, Log] = {}
+    runner, found, num_open = make(logs), dict[Any, Any](), 0
+    for num_timesteps in (1, 2, 5, 3, 40, 7, 1, 90):
+        rollout = runner.sample(num_timesteps=num_timesteps)
+        for key, steps in played([rollout]).items():
+            found.setdefault(key, []).extend(steps)
+        for part in rollout.modules.values():
+            num_open += int(np.count_nonzero(runner.stepping.lanes[part.module_id].is_open))
+            for name in ("obs", "actions", "rewards", "dist_inputs"):
+                part.columns[name] *= 0
+    assert num_open > 5
+    assert {key: sorted(steps) for key, steps in found.items()} == {k: v for k, v in expected(logs).items() if v}
+
+
 def test_the_log_probability_of_a_step_that_waited_is_the_one_of_its_action() -> None:
     logs: dict[int, Log] = {}
     runner = make(logs)

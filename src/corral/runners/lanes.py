@@ -99,6 +99,9 @@ class Lanes:
         self.early_rewards = np.zeros(num_lanes)  # before the first action of the episode
         self.open_rows = np.full(num_lanes, -1)  # where the next rollout has the observations of the open steps
         self._carry = EpisodeCarry.fresh(num_lanes, 0.0)
+        # Columns of the open steps between two rollouts: copies, because callbacks write into the rollout. `None` while
+        # a rollout is written.
+        self._open_steps: dict[str, Tree] | None = {}
 
     def begin_counting(self) -> None:
         """Forget the totals of the episodes so far, which do not count any more."""
@@ -114,17 +117,11 @@ class Lanes:
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of what the next rollout continues from, with the columns `[K, ...]` of the open steps."""
-        lanes = np.flatnonzero(self.is_open)
-        columns = self.rollout.columns if len(lanes) else {}
         return {
             "obs": map_tree(np.copy, self.obs),
             **{name: getattr(self, name).copy() for name in ("envs", "places", *OF_LANES)},
             **{name: getattr(self._carry, name).copy() for name in TOTALS},
-            "open_steps": {
-                name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
-                for name, column in columns.items()
-                if name != "row_times_s"
-            },
+            "open_steps": {name: map_tree(np.copy, column) for name, column in self._get_open_steps().items()},
             **self._history.get_state(),
         }
 
@@ -166,12 +163,7 @@ class Lanes:
             getattr(self, name)[lanes] = state[name]
         for name in TOTALS:
             getattr(self._carry, name)[lanes] = state[name]
-        self.rollout = self._allocate(1)
-        is_open = lanes[state["is_open"]]
-        for name, column in state["open_steps"].items():
-            if name not in self.rollout:
-                self.rollout.add_column(name, column)
-            map_tree(lambda here, saved: _put(here, 0, is_open, saved), self.rollout[name], column)
+        self._open_steps = {name: map_tree(np.copy, column) for name, column in state["open_steps"].items()}
 
     def _reorder(self, order: NDArray[np.int64]) -> None:
         """Put the lanes into another order; draws and the state of an exploration are by lane."""
@@ -185,21 +177,31 @@ class Lanes:
 
     def begin(self, num_rows: int, parent: Rollout) -> None:
         """Begin a rollout with room for `num_rows` env steps; steps that are open become its first rows."""
-        before, lanes = getattr(self, "rollout", None), np.flatnonzero(self.is_open)
+        lanes, open_steps = np.flatnonzero(self.is_open), self._get_open_steps()
+        self._open_steps = None
         self.rollout = rollout = self._allocate(num_rows + 2)
         self._describe(rollout, parent)
         rollout.carry = self._carry
         map_tree(lambda column, now: np.copyto(column[0], now), rollout.obs, self.obs)
         rollout.obs_rows[0] = 0
-        if before is not None and len(lanes):
-            rows = self._clock[lanes]
-            for name, column in before.columns.items():
-                if name not in rollout.columns:
-                    rollout.add_column(name, column[0])
-                if name != "row_times_s":
-                    map_tree(lambda new, old: _put(new, 0, lanes, old[rows, lanes]), rollout[name], column)
-            rollout.obs_rows[0, lanes] = self.open_rows[lanes]
+        for name, column in open_steps.items():
+            if name not in rollout.columns:
+                rollout.add_column(name, column)
+            map_tree(lambda new, old: _put(new, 0, lanes, old), rollout[name], column)
+        rollout.obs_rows[0, lanes] = self.open_rows[lanes]
         self._clock[:] = 0
+
+    def _get_open_steps(self) -> dict[str, Tree]:
+        """Return the columns of the open steps, trees of `[K, ...]`."""
+        if self._open_steps is not None:
+            return self._open_steps
+        (lanes,) = self.is_open.nonzero()
+        columns = self.rollout.columns if len(lanes) else {}
+        return {
+            name: map_tree(lambda leaf: leaf[self._clock[lanes], lanes], column)
+            for name, column in columns.items()
+            if name != "row_times_s"
+        }
 
     def _allocate(self, num_rows: int) -> LaneRollout:
         shape, distribution = (num_rows, len(self)), self._distribution
@@ -238,7 +240,7 @@ class Lanes:
         Args:
             parent: The rollout of the env steps, whose `valid` says which of them count.
         """
-        rollout = self.rollout
+        rollout, self._open_steps = self.rollout, self._get_open_steps()
         open_lanes = np.flatnonzero(self.is_open)
         num_rows = int(self._clock.max(initial=0))
         done = self._with_rows(rollout, num_rows)
