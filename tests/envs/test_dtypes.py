@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from corral import DQNConfig, PPOConfig, SACConfig
 from corral.core.spaces import module_observation_space
-from corral.errors import ObservationError
+from corral.errors import EnvError, ObservationError
 from corral.modules.module import ActorCritic
 from handmade import MakeRunner
 
@@ -144,6 +144,68 @@ def test_doubles_of_a_float32_space_are_cast_with_one_warning(
     told = [record.getMessage() for record in caplog.records if Sloppy.__name__ in record.getMessage()]
     assert len(told) == 1
     assert "observation must have dtype float32, got float64" in told[0] and "cast" in told[0]
+
+
+BYTES = np.array([0, 255])
+
+
+class Bytes(gym.Env[Any, Any]):
+    """Returns integers of NumPy's own dtype where its space has bytes; its third step fails."""
+
+    observation_space: Any = spaces.Dict({"screen": spaces.Box(0, 255, (2,), np.uint8)})
+    action_space: Any = spaces.Discrete(2)
+    t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return {"screen": BYTES}, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == 3:
+            raise OSError("the simulator is gone")
+        return {"screen": BYTES}, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_integers_whose_values_fit_are_cast_in_a_dict_too(make_runner: MakeRunner, vectorization: str) -> None:
+    runner = make_runner(Bytes, num_envs=2, vectorization=vectorization, restart_failed_sub_environments=True)
+    screens = runner.sample(num_timesteps=9).obs["screen"]
+    assert runner.num_sub_env_restarts > 0
+    assert screens.dtype == np.uint8 and (screens == BYTES).all()
+
+
+class ManyBytes(gym.vector.VectorEnv[Any, Any, Any]):
+    """Returns such integers for two sub-envs, and other ones in a later reset."""
+
+    num_envs, metadata = 2, {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    single_action_space = spaces.Discrete(2)
+    later: Any = np.array([BYTES, BYTES])
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return (self.later if seed is None else np.array([BYTES, BYTES])), {}
+
+    def step(self, actions: Any) -> Any:
+        return np.array([BYTES, BYTES]), np.zeros(2), np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
+
+
+def test_integers_of_a_vector_env_are_cast_too(make_runner: MakeRunner) -> None:
+    screens = make_runner(lambda: ManyBytes(), num_envs=None).sample(num_timesteps=9).obs
+    assert screens.dtype == np.uint8 and (screens == BYTES).all()
+
+
+@pytest.mark.parametrize("later", [np.array([BYTES, BYTES]) + 1, np.array([BYTES])])
+def test_observations_of_a_later_reset_that_do_not_fit_are_refused_with_the_env(
+    make_runner: MakeRunner, later: Any
+) -> None:
+    class Late(ManyBytes):
+        pass
+
+    Late.later = later
+    runner = make_runner(lambda: Late(), num_envs=None)
+    runner.sample(num_timesteps=4)
+    with pytest.raises(EnvError, match=r"env '<lambda>', step 2: raised in reset\(\): \w+: .*(shape|uint8)"):
+        runner.sample(num_timesteps=4, force_reset=True)
 
 
 @pytest.mark.parametrize("cls", [PPOConfig, DQNConfig, SACConfig])

@@ -289,7 +289,13 @@ def write_row(columns: Tree, row: int, obs: Tree) -> None:
         return
     if np.shape(obs) != columns.shape[1:]:
         raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
-    np.copyto(columns[row], obs, casting="same_kind")
+    try:
+        np.copyto(columns[row], obs, casting="same_kind")
+    except TypeError:  # such as int64, NumPy's own dtype, where the space has uint8
+        array = np.asarray(obs)
+        if not (array.dtype.kind in "iu" and columns.dtype.kind in "iu" and _fits_integer(array, columns.dtype)):
+            raise
+        np.copyto(columns[row], array, casting="unsafe")
 
 
 def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:

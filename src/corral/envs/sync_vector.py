@@ -228,4 +228,4 @@ class SyncVectorEnv(gym.vector.SyncVectorEnv):  # generic only since Gymnasium 1
         if self._seats is not None:  # the sub-env has written them
             return
         check_obs(self.single_observation_space, obs)
-        map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="same_kind"), columns, obs)
+        map_tree(lambda column, leaf: np.copyto(column[i, ...], leaf, casting="unsafe"), columns, obs)

@@ -283,7 +283,10 @@ class SingleAgentStepping(Stepping):
 
     def receive_reset(self, rollout: Rollout, obs: Any) -> None:
         """Write the observations of a reset into row 0."""
-        write_row(rollout.obs, 0, obs)
+        try:
+            write_row(rollout.obs, 0, obs)
+        except Exception as error:
+            raise self.host.error("reset", 0, error) from original(error)
         if found := bad_obs(rollout, self.host.space, 0, 1):
             raise self.host.bad_value(*min(found))
 
