@@ -114,6 +114,36 @@ def test_an_episode_may_have_as_many_steps_as_the_limit(monkeypatch: pytest.Monk
         assert (None if actions is None else actions.tolist()) == found
 
 
+@pytest.mark.parametrize("lengths", [(2, None, 3), (None, None)])
+def test_actions_of_some_episodes_may_not_be_known(lengths: tuple[int | None, ...]) -> None:
+    saved = [None if length is None else np.arange(length) for length in lengths]
+    played = played_actions.PlayedActions()
+    played.set(saved)
+    for num_more in range(3):
+        if num_more:
+            columns = np.ones((1, len(lengths)), bool), np.zeros((1, len(lengths)), bool)
+            played.parts.append((np.full((1, len(lengths)), 10 + num_more), *columns))
+            played.num_rows += 1
+        found = played.get(same_step=False, convert=lambda part, _: part)
+        more = [10 + place for place in range(1, num_more + 1)]
+        expected = [None if one is None else [*one, *more] for one in saved]
+        assert [None if one is None else one.tolist() for one in found] == expected
+
+
+def test_envs_with_a_state_continue_in_the_middle_of_a_long_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(Drift):
+        def get_state(self) -> Any:
+            return {"place": self._place.copy(), "rng": self.np_random.bit_generator.state}
+
+        def set_state(self, state: Any) -> None:
+            self._place, self.np_random.bit_generator.state = state["place"].copy(), state["rng"]
+
+    for module in (played_actions, stepping):
+        monkeypatch.setattr(module, "MAX_STEPS", 4)
+    settings: dict[str, Any] = {"env_config": {"mean_length": 10**6}, "wrappers": [], "vectorization": "async"}
+    check_exact(make_config("PPO", env=Endless, rollout_fragment_length=5, **settings), 3)
+
+
 def test_a_long_episode_begins_again_and_its_actions_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,6 +38,7 @@ class PlayedActions:
         """Begin again, where all envs are reset."""
         self.parts: deque[tuple[Any, NDArray[np.bool_], NDArray[np.bool_]]] = deque()
         self.num_rows, self.is_whole = 0, True
+        self._none_known: list[None] = []  # for each sub-env, if nothing is known of what `parts` follow
 
     def get(self, *, same_step: bool, convert: Callable[[Any, int], Tree]) -> list[Tree | None]:
         """Return the actions of each sub-env since its reset, a tree of `[K, ...]`; `None` if they are too many.
@@ -47,7 +48,7 @@ class PlayedActions:
             convert: Function that returns the actions of a part as a tree of `[T, N, ...]`, given their number of rows.
         """
         if not self.parts:
-            return []
+            return [*self._none_known]
         actions = [convert(part, len(valid)) for part, valid, _ in self.parts]
         valid, done = (np.concatenate([part[i] for part in self.parts]) for i in (1, 2))
         joined = map_tree(lambda *leaf: np.concatenate(leaf), *actions)
@@ -63,13 +64,18 @@ class PlayedActions:
             )
         return found
 
-    def set(self, actions: Sequence[Tree]) -> None:
-        """Continue from what `get` returned for episodes that continue."""
+    def set(self, actions: Sequence[Tree | None]) -> None:
+        """Continue from what `get` returned for episodes that continue; an env may do so without its actions."""
         self.forget()
-        if not actions:
+        known = [tree for tree in actions if tree is not None]
+        self.is_whole = 0 < len(known) == len(actions)
+        if not known:
+            self._none_known = [None] * len(actions)
             return
-        lengths = np.array([len(leaves(tree)[0]) for tree in actions])
-        self.num_rows = num_rows = int(lengths.max())
+        # Where some are not known, one row more, so that in all others a row comes before the actions.
+        self.num_rows = num_rows = max(len(leaves(tree)[0]) for tree in known) + (not self.is_whole)
+        lengths = np.array([num_rows if tree is None else len(leaves(tree)[0]) for tree in actions])
+        nothing = map_tree(lambda leaf: leaf[:0], known[0])
 
         def pad(*leaf: NDArray[Any]) -> NDArray[Any]:
             return np.stack(
@@ -81,4 +87,5 @@ class PlayedActions:
             )
 
         valid = np.arange(num_rows)[:, None] >= num_rows - lengths
-        self.parts.append((map_tree(pad, *actions), valid, np.zeros_like(valid)))
+        trees = [nothing if tree is None else tree for tree in actions]
+        self.parts.append((map_tree(pad, *trees), valid, np.zeros_like(valid)))

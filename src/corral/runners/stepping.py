@@ -195,7 +195,7 @@ class Stepping(ABC):
                 and `returns`, the sums of the rewards so far, `[N]`.
         """
         ended, actions = state["resetting"].tolist(), state.get("played")
-        if actions is None:
+        if not actions:
             return [NOT_SAVED] * len(ended)
         return [
             TOO_LONG
