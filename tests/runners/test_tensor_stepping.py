@@ -37,6 +37,7 @@ from corral.envs.torch_envs import TorchCartPole, TorchPendulum
 from corral.errors import ConfigError, EnvError, LossError
 from corral.exploration.epsilon import EpsilonGreedy, PerWorkerEpsilonGreedy
 from corral.exploration.noise import GaussianNoise
+from corral.runners.requests import SampleRequest
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
@@ -337,6 +338,22 @@ def test_an_env_without_final_observations_gets_the_value_before_the_last_step(
         found.append(next_values[:, 0].tolist())
     assert found == [[1, 2, 2, 1]] * 2
     assert len([record for record in caplog.records if "final_obs" in record.message]) == 1
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+@pytest.mark.parametrize("has_final", [False, True])
+def test_infos_are_of_the_step_also_where_it_ends_an_episode(arrays: bool, has_final: bool) -> None:
+    class Telling(Line):
+        def infos(self) -> dict[str, Any]:
+            told = {"count": self.observe()[:, 0]}
+            of_reset = {"count": 0 * told["count"], "final_info": told}
+            return super().infos() | (of_reset if has_final and self.count == self.length else told)
+
+    with make_config(Telling, arrays=arrays).build() as algo:
+        rollout = algo.env_runner.collect(SampleRequest(num_timesteps=7 * N, with_infos=True))  # type: ignore[union-attr]
+    assert rollout.info_column("count")[:, 1].tolist() == [1, 2, 3, 1, 2, 3, 1]
+    of_resets = [episode.get_infos(0).get("count") for episode in rollout.episodes() if episode.env_index == 1]
+    assert of_resets == [None, *[0 if has_final else None] * 2]
 
 
 def test_a_value_that_is_not_finite_is_named() -> None:

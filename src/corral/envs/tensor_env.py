@@ -77,7 +77,7 @@ class TensorVectorEnv(ABC):
             Observations, a tree of `[N, ...]`, of the next episode where one has ended; rewards, floats `[N]`;
             `terminated` and `truncated`, bool `[N]`; and infos. Where an episode has ended, `infos["final_obs"]`, a
             tree of `[N, ...]`, holds its last observation; its other rows may hold anything. It may be left out in a
-            step that ends no episode.
+            step that ends no episode. Other infos are of the step, also where it ended an episode.
         """
 
     def close(self) -> None:  # noqa: B027 (most envs have nothing to release)
@@ -101,6 +101,9 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     Raises:
         EnvError: A space is missing, or the env does not reset sub-envs in the step that ends their episodes.
     """
+
+    INFOS_ARE_OF_STEPS = True
+    """Whether infos of a step that ended an episode are of this step, and not of the reset, without `final_info`."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)

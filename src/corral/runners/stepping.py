@@ -222,7 +222,8 @@ class Stepping(ABC):
             ended: Sub-envs that same-step autoreset has reset.
         """
         if infos:
-            rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended)
+            are_of_steps = getattr(self.host.env, "INFOS_ARE_OF_STEPS", False)
+            rollout.info_rows[row] = split_infos(self.host.infos_by_env(infos), ended, are_of_steps=are_of_steps)
 
     def keep_played(self, actions: Any, rollout: Rollout) -> None:
         """Keep the actions of a complete rollout in `played`, and drop the first ones that are too many to play."""

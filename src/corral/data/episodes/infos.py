@@ -68,18 +68,23 @@ def check_sent(found: Mapping[Any, Any]) -> None:
         found.check()
 
 
-def split_infos(by_env: Mapping[int, Mapping[str, Any]], ended: NDArray[np.bool_] | None = None) -> Infos:
+def split_infos(
+    by_env: Mapping[int, Mapping[str, Any]], ended: NDArray[np.bool_] | None = None, *, are_of_steps: bool = False
+) -> Infos:
     """Return copies of the infos of a vector env, which may use its dicts and arrays again.
 
     Args:
         by_env: Infos by index of the sub-env.
         ended: Sub-envs that same-step autoreset has reset, bool `[N]`.
+        are_of_steps: Whether infos without a `final_info` are of the step that ended the episode, not of the reset.
     """
     infos = Infos({i: copy_nested(dict(info)) for i, info in by_env.items()})
     for i in () if ended is None else np.flatnonzero(ended).tolist():
         given = infos.of_lanes.get(i, {})
-        infos.final[i] = given.get("final_info", {})
-        infos.of_lanes[i] = {key: value for key, value in given.items() if key not in FINAL}
+        others = {key: value for key, value in given.items() if key not in FINAL}
+        of_step = others if are_of_steps else {}
+        infos.final[i] = given.get("final_info", of_step)
+        infos.of_lanes[i] = {} if infos.final[i] is others else others
     return infos
 
 
