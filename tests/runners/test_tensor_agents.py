@@ -18,6 +18,7 @@ from corral.data.episodes.multi_agent_rollout import MultiAgentRollout
 from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.tensor_env import TensorVectorEnv
 from corral.errors import EnvError
+from corral.runners.requests import SampleRequest
 from exact_runs import check_continuation
 from host_transfers import count_host_transfers
 
@@ -154,6 +155,26 @@ def test_callbacks_see_whole_episodes_of_all_agents() -> None:
     for length, lengths, _ in Watched.ends:
         assert lengths == dict.fromkeys(AGENTS, length)
     assert max(length for length, _, _ in Watched.ends) == 13
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_each_agent_has_its_infos_of_each_step(arrays: bool) -> None:
+    class Telling(Team):
+        def step(self, actions: Any) -> Any:
+            time = self.count + 1
+            *found, infos = super().step(actions)
+            return *found, infos | {"red": {"time": time}, "blue": {"time": -time}, "squared": time**2}
+
+    with make_config(arrays=arrays).environment(Telling).build() as algo:
+        rollout = algo.env_runner.collect(SampleRequest(num_timesteps=30 * N, with_infos=True))  # type: ignore[union-attr]
+    episodes = [episode for episode in rollout.episodes() if episode.is_done]
+    assert len(episodes) >= N
+    for episode in episodes:
+        infos, times = episode.get_infos(), range(1, len(episode) + 1)
+        assert infos["red"] == [{}, *({"time": time} for time in times)]
+        assert infos["blue"] == [{}, *({"time": -time} for time in times)]
+        assert infos["goalkeeper"] == [{}] * (len(episode) + 1)
+        assert infos["__common__"] == [{"squared": time**2} for time in times]
 
 
 @pytest.mark.slow

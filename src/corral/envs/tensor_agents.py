@@ -95,7 +95,7 @@ class TensorAgentsAdapter(TensorEnvAdapter):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.reset_tensors(seed, options)
         self._latest = map_tree(to_array, obs)
-        return self._seated(self._latest, np.ones(self.num_envs, np.bool_)), as_arrays(infos)
+        return self._seated(self._latest, np.ones(self.num_envs, np.bool_)), self.infos_as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         on_device = map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), actions)
@@ -113,7 +113,19 @@ class TensorAgentsAdapter(TensorEnvAdapter):
         self._latest = after
         found = self._seated(seen, np.ones(self.num_envs, np.bool_))
         found["rewards"] = np.concatenate([to_array(rewards[each.name]) for each in self.seats.blocks], 1, dtype=float)
-        return found, found["rewards"].sum(1), *flags, as_arrays(infos)
+        return found, found["rewards"].sum(1), *flags, self.infos_as_arrays(infos)
+
+    def infos_as_arrays(self, infos: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return infos as arrays, without final observations, as a seated env has them: of each agent, and common ones.
+
+        An info of an agent is a dict under its id.
+        """
+        found: dict[Any, Any] = as_arrays(infos)
+        finals: dict[str, Any] = {key: found.pop(key) for key in ("final_info", "_final_info") if key in found}
+        if isinstance(finals.get("final_info"), Mapping):
+            finals["final_info"] = self.infos_as_arrays(finals["final_info"])
+        agents = {agent: found.pop(agent) for agent in self.seats.agents if isinstance(found.get(agent), Mapping)}
+        return {**({"agents": agents, "common": found} if agents or found else {}), **finals}
 
     def get_reset_obs(self) -> dict[str, Any]:
         """Return what the seats received in the latest step from the resets of the sub-envs that had ended."""

@@ -168,17 +168,21 @@ class TensorEnvAdapter(AdaptedVectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self.reset_tensors(seed, options)
         self._latest = map_tree(to_array, obs)
-        return self._latest, as_arrays(infos)
+        return self._latest, self.infos_as_arrays(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         on_device = map_tree(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), actions)
         obs, rewards, terminated, truncated, infos, final = self.step_tensors(on_device)
         ends = to_array(terminated | truncated)
-        found = as_arrays(infos)
+        found = self.infos_as_arrays(infos)
         if ends.any():
             found |= {"final_obs": self._final_arrays(final), "_final_obs": ends}
         self._latest = map_tree(to_array, obs)
         return self._latest, to_array(rewards), to_array(terminated), to_array(truncated), found
+
+    def infos_as_arrays(self, infos: Mapping[str, Any]) -> dict[str, Any]:
+        """Return infos as arrays, without final observations."""
+        return as_arrays(infos)
 
     def _final_arrays(self, final: Tree) -> Tree:
         """Return final observations as arrays; if the env gave none, those from which the last actions were chosen."""

@@ -286,7 +286,7 @@ class MultiAgentStepping(Stepping):
             for env_index in rollout.broken_in(t):
                 self.drop(env_index)
             if mode.keeps_infos:
-                self.keep_infos(rollout, t + 1, infos)
+                self.keep_infos(rollout, t + 1, infos, terminated | truncated if same_step else None)
             resetting = self.receive(rollout, obs, terminated, truncated)
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - began

@@ -23,7 +23,7 @@ from corral.data.episodes.rollout import EpisodeCarry, Rollout, episode_statisti
 from corral.data.episodes.tensor_rollout import TensorRollout
 from corral.envs.checks import first_bad_value
 from corral.envs.sub_envs import original
-from corral.envs.tensor_env import as_arrays, to_array
+from corral.envs.tensor_env import to_array
 from corral.errors import CheckpointError
 from corral.runners.actor import Actor, Actors
 from corral.runners.device_actor import DeviceActor, needs_arrays
@@ -206,7 +206,7 @@ class TensorStepping(Stepping):
                 raise host.error("step", t, error) from original(error)
             if mode.keeps_infos and infos:
                 ended = to_array(rollout.terminated[t] | rollout.truncated[t])
-                self.keep_infos(rollout, t + 1, as_arrays(infos), ended)
+                self.keep_infos(rollout, t + 1, host.env.infos_as_arrays(infos), ended)  # type: ignore[attr-defined]
             rollout.row_times_s[t] = after = clock()
             seconds["inference"] += inferred - now
             seconds["env_step"] += stepped - inferred

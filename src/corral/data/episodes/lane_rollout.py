@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from corral.core.ids import AgentID
 from corral.core.tree import Tree
+from corral.data.episodes.infos import Infos
 from corral.data.episodes.rollout import Rollout
 
 
@@ -72,15 +73,18 @@ class LaneRollout(Rollout):
 
     def info_at(self, row: int, lane: int) -> dict[str, Any]:
         """Return the info that came with an observation."""
+        return self._info_of(row, lane, Infos.at)
+
+    def _info_of(self, row: int, lane: int, choose: Callable[[Infos, int], Any]) -> dict[str, Any]:
         infos = self.parent.info_rows.get(int(self.obs_rows[row, lane]))
-        found = {} if infos is None else infos.at(int(self.lane_envs[lane]))
+        found = {} if infos is None else choose(infos, int(self.lane_envs[lane]))
         if not hasattr(self.parent, "modules"):
             return dict(found)
         return dict(found.get("agents", {}).get(self.lane_agents[lane], {}))
 
     def next_info_at(self, row: int, lane: int) -> dict[str, Any]:
         """Return the info that came with the observation after a step."""
-        return self.info_at(row + 1, lane)
+        return self._info_of(row + 1, lane, Infos.of_step)
 
     def step_infos(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         for row, lane in np.argwhere(self.valid).tolist() if self.parent.info_rows else ():

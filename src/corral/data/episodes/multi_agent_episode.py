@@ -722,7 +722,9 @@ class MultiAgentEpisode(Noted):
             return self._common
         rows, first = self._rollout.info_rows, self.env_t_started - self._start
         found = {
-            row: rows[row].at(self.env_index).get("common") for row in sorted(rows) if self._start <= row <= self._end
+            row: (rows[row].of_step if self._start < row == self._end else rows[row].at)(self.env_index).get("common")
+            for row in sorted(rows)
+            if self._start <= row <= self._end
         }
         return {row + first: dict(info) for row, info in found.items() if info}
 
