@@ -29,7 +29,11 @@ def test_the_columns_hold_what_simulators_of_different_paces_did() -> None:
             Simulator(address_of(runner), 1, 1, pause_s=0.003).start(),
             Simulator(address_of(runner), 2, 2, pause_s=0.001).start(),
         ]
-        rollouts = [runner.sample(num_timesteps=n) for n in (300, 1, 257, 400)]
+        rollouts = []
+        for n in (300, 1, 257, 400):
+            nothing = runner.sample(num_timesteps=0)
+            assert (len(nothing), nothing.num_env_steps, nothing.rewards.shape) == (0, 0, (0, 8))
+            rollouts.append(runner.sample(num_timesteps=n))
         end(runner, *simulators)
     assert [rollout.num_env_steps for rollout in rollouts] == [int(rollout.valid.sum()) for rollout in rollouts]
     assert runner.num_env_steps_sampled_lifetime == sum(rollout.num_env_steps for rollout in rollouts)

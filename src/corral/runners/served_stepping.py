@@ -469,6 +469,10 @@ class ServedStepping(Stepping):
 
     def finish(self, rollout: Rollout, mode: SampleMode) -> Rollout:
         """Return the complete rollout of the lanes, which keep the latest observations and the open steps."""
+        if rollout.written is None:  # no step was asked for
+            nothing = Rollout.allocate(0, self.host.num_envs, self.host.space, self._actor.distribution)
+            self.complete(DEFAULT_MODULE_ID, nothing, mode)
+            return nothing
         assert rollout.carry is not None
         if self._lags:
             self._log_lags()
