@@ -404,7 +404,7 @@ class TestRing:
                 moved.append(not torch.equal(algo.get_module().target_q.state_dict()["head.weight"], before))
             assert [4 * index for index, has_moved in enumerate(moved, 1) if has_moved] == [24, 36]
 
-    @pytest.mark.parametrize(("tau", "share"), [(0.25, 0.25), ("auto", 0.01)])
+    @pytest.mark.parametrize(("tau", "share"), [(0.25, 0.25), ("auto", 0.03)])
     def test_the_target_moves_by_tau_after_every_gradient_step(self, tau: Any, share: float) -> None:
         with self.config(target_network_update_freq=0, tau=tau, training_intensity=8).build() as algo:
             module = algo.get_module()

@@ -66,7 +66,7 @@ class DQNConfig(OffPolicyConfig):
 
     # A rate that falls and targets that move slowly keep policies good that are good already, and with layer
     # normalisation fewer env steps are enough: see benchmarks/QUALITY.md.
-    lr: Schedule = field(default_factory=lambda: [(0.0, 1e-3), (30_000.0, 2e-4)])
+    lr: Schedule = field(default_factory=lambda: [(0.0, 1e-3), (30_000.0, 2e-4), (60_000.0, 1e-4)])
     tau: float | Literal["auto"] = "auto"
     target_network_update_freq: int = 0
     train_batch_size_per_learner: int = 128
