@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -189,9 +189,28 @@ class ManyBytes(gym.vector.VectorEnv[Any, Any, Any]):
         return np.array([BYTES, BYTES]), np.zeros(2), np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
 
 
-def test_integers_of_a_vector_env_are_cast_too(make_runner: MakeRunner) -> None:
-    screens = make_runner(lambda: ManyBytes(), num_envs=None).sample(num_timesteps=9).obs
-    assert screens.dtype == np.uint8 and (screens == BYTES).all()
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_integers_of_a_vector_env_are_not_wrapped_around(make_runner: MakeRunner, dtype: Any) -> None:
+    space = spaces.Box(0, 120 if dtype == np.int8 else 255, (2,), dtype)
+    last = int(np.iinfo(dtype).max)
+
+    class Vector(gym.vector.VectorEnv[Any, Any, Any]):
+        metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+        single_observation_space, single_action_space, num_envs = space, spaces.Discrete(2), 2
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            self.t = last - 3
+            return np.full((2, 2), self.t), {}
+
+        def step(self, actions: Any) -> Any:
+            self.t += 1
+            no = np.zeros(2, bool)
+            return np.full((2, 2), self.t), np.zeros(2), no, no, {}
+
+    runner = make_runner(lambda config: Vector(), num_envs=None)
+    assert runner.sample(num_timesteps=6).obs[:, 0, 0].tolist() == list(range(last - 3, last + 1))
+    with pytest.raises(EnvError, match=rf"must be integers of {np.dtype(dtype)}, got int64 from {last + 1} to"):
+        runner.sample(num_timesteps=2)
 
 
 @pytest.mark.parametrize("later", [np.array([BYTES, BYTES]) + 1, np.array([BYTES])])

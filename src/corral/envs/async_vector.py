@@ -485,7 +485,7 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):  # generic only since Gymnasium
             if len(answer) == 1:
                 raise restart_error(failure, answer[0])
             new_obs, info = answer
-            at = failure.env_index  # `restart_env` has checked the observation
+            at = failure.env_index
             map_tree(lambda rows, row, at=at: np.copyto(rows[at, ...], row, casting="unsafe"), obs, new_obs)
             infos[failure.env_index] |= info
             self._add_info(infos, infos[failure.env_index], failure.env_index)

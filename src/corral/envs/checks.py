@@ -282,20 +282,23 @@ def write_row(columns: Tree, row: int, obs: Tree) -> None:
 
     Raises:
         ValueError: The shapes differ; NumPy alone would broadcast a smaller array over the row.
-        TypeError: The cast to the dtype of the row would lose more than precision.
+        TypeError: The cast to the dtype of the row would lose more than precision; integers of any dtype may be cast
+            where the values fit.
     """
     if not isinstance(columns, np.ndarray):
         map_tree(lambda column, value: write_row(column, row, value), columns, obs)
         return
-    if np.shape(obs) != columns.shape[1:]:
-        raise ValueError(f"observation must have shape {columns.shape[1:]}, got {np.shape(obs)}")
-    try:
-        np.copyto(columns[row], obs, casting="same_kind")
-    except TypeError:  # such as int64, NumPy's own dtype, where the space has uint8
-        array = np.asarray(obs)
-        if not (array.dtype.kind in "iu" and columns.dtype.kind in "iu" and _fits_integer(array, columns.dtype)):
-            raise
-        np.copyto(columns[row], array, casting="unsafe")
+    array = np.asarray(obs)
+    if array.shape != columns.shape[1:]:
+        raise ValueError(f"observation must have shape {columns.shape[1:]}, got {array.shape}")
+    if array.dtype == columns.dtype or array.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
+        np.copyto(columns[row], array, casting="same_kind")
+    elif not _fits_integer(array, columns.dtype):
+        raise TypeError(
+            f"observation must be integers of {columns.dtype}, got {array.dtype} from {array.min()} to {array.max()}"
+        )
+    else:
+        columns[row] = array
 
 
 def _fits_integer(array: NDArray[Any], dtype: Any) -> bool:
