@@ -626,6 +626,11 @@ def test_results_are_merged_by_what_they_are() -> None:
     }
 
 
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_numbers_without_axes_are_merged_as_numbers(kind: Any) -> None:
+    assert merge_results([{"mine": kind(1.0)}, {"mine": kind(4.0)}], [10, 5]) == {"mine": 2.0}
+
+
 def test_the_extremes_of_learners_are_merged_as_extremes() -> None:
     merged = merge_results([{"qf_min": -3.0, "qf_max": 1.0}, {"qf_min": -1.0, "qf_max": 4.0}], [10, 5])
     assert merged == {"qf_min": -3.0, "qf_max": 4.0}

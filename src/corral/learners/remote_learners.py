@@ -308,7 +308,7 @@ def merge_results(
     for name in dict.fromkeys(name for result in results for name in result):
         values, rows, weights = zip(
             *(
-                (result[name], size, weight)
+                (_plain(result[name]), size, weight)
                 for result, size, weight in zip(results, num_rows, num_learned or num_rows, strict=True)
                 if name in result
             ),
@@ -325,3 +325,8 @@ def merge_results(
         else:
             merged[name] = float(np.average(values, weights=weights))
     return merged
+
+
+def _plain(value: Any) -> Any:
+    """Return a number for an array or a tensor without axes, which a callback may have added, and others unchanged."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
