@@ -37,6 +37,14 @@ def test_reducing_a_view_forgets_its_own_values() -> None:
     assert logger.peek() == {"mine": 1, "learners": {"its": 0}}
 
 
+def test_a_view_without_keys_has_an_empty_dict_of_results() -> None:
+    logger = MetricsLogger()
+    logger.log_value("mine", 1)
+    view = logger.view("learners")
+    assert view.peek() == view.reduce() == {}
+    assert np.isnan(view.peek("unknown"))
+
+
 def test_names_are_taken_in_both() -> None:
     logger = MetricsLogger(reserved=("config",))
     view = logger.view("env_runners")

@@ -287,7 +287,7 @@ class MetricsLogger(Viewable):
 
         Args:
             key: A key, a group of keys for a nested dict of their results, or `None` for the results of all keys.
-            default: Value to return for an unknown key.
+            default: Value to return for an unknown key; the results of all keys are a dict, which may be empty.
         """
         entries, path = self._logged(), (*self._group, *(() if key is None else as_path(key)))
         if entry := self._keys.names.get(path):
@@ -295,7 +295,9 @@ class MetricsLogger(Viewable):
         found: Any = self._results([entry for entry in entries if not path or entry.path[0] == path[0]])
         for name in path:
             found = found.get(name, _MISSING) if isinstance(found, dict) else _MISSING
-        return default if found is _MISSING else found
+        if found is _MISSING:
+            return {} if key is None else default
+        return found
 
     def peek_values(self, key: Key) -> list[Any]:
         """Return the values from which the result of a key is computed, the oldest first, and forget nothing.
