@@ -102,7 +102,7 @@ class LearnerGroup:
             number is the first learner's value.
 
         Raises:
-            LossError: See `Learner.update`; also if there are fewer rows than learners.
+            LossError: See `Learner.update`.
             WorkerDiedError: A worker died in this update, or the workers were ended by an earlier error.
         """
         if self.remote is not None:
@@ -124,7 +124,6 @@ class LearnerGroup:
             settings: As for `update`.
 
         Raises:
-            LossError: There are fewer rows than learners.
             WorkerDiedError: The workers were ended by an earlier error.
         """
         if self.remote is not None:

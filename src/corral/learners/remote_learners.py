@@ -117,7 +117,6 @@ class RemoteLearners:
             update.
 
         Raises:
-            LossError: There are fewer rows than learners.
             WorkerDiedError: The workers were ended by an earlier error.
         """
         given = {name: batches[name] for name in batches if name in settings}
@@ -135,14 +134,15 @@ class RemoteLearners:
             epochs = {module_id: results["num_epochs"] for module_id, results in answers[0][0].items()}
             taken = sum(size * epochs[module_id] for shard in sizes for module_id, size in shard.items())
             self._limits.note("row passes", taken, max(ends_s, default=time.monotonic()) - start_s)
-            merged = {
-                module_id: merge_results(
-                    [results[module_id] for results, _ in answers],
-                    [size[module_id] for size in sizes],
-                    [Cuts(shard[module_id]).size for shard in shards],
+            merged = {}
+            for module_id in epochs:
+                # Where all learners had the whole batch, the first one's report is the report of all.
+                stop = 1 if shards[-1][module_id] is given[module_id] else len(shards)
+                merged[module_id] = merge_results(
+                    [results[module_id] for results, _ in answers[:stop]],
+                    [size[module_id] for size in sizes[:stop]],
+                    [Cuts(shard[module_id]).size for shard in shards[:stop]],
                 )
-                for module_id in epochs
-            }
             return merged, answers[0][1]
 
         return futures, take
@@ -269,23 +269,21 @@ def _errors(futures: Sequence[Future[Any]]) -> list[BaseException]:
 def split_batches(batches: Mapping[str, Batch], num_learners: int) -> list[dict[str, Batch]]:
     """Return one shard of consecutive rows of every batch per learner; sizes differ by at most one unit.
 
+    Of a batch with fewer units than learners, such as of an agent that rarely acts, each learner gets the whole: the
+    mean of equal gradients is the gradient.
+
     Args:
         batches: Columns `[B, ...]` by module id.
         num_learners: Number of learners.
-
-    Raises:
-        LossError: A batch has fewer rows than there are learners.
     """
     shards: list[dict[str, Batch]] = [{} for _ in range(num_learners)]
     for module_id, batch in batches.items():
         units = Cuts(batch).bounds
         size = len(units) - 1
         if size < num_learners:
-            unit = "unit" if "unit_starts" in batch else "row"
-            raise LossError(
-                f"learners/{module_id}: the batch has {size} {unit}(s) for num_learners={num_learners}. "
-                "Did a callback set `valid` to False?"
-            )
+            for shard in shards:
+                shard[module_id] = batch
+            continue
         starts = [
             units[rank * (size // num_learners) + min(rank, size % num_learners)] for rank in range(num_learners + 1)
         ]
