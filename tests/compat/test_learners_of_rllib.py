@@ -124,6 +124,21 @@ def test_a_learner_that_takes_its_steps_by_hand_moves_as_corrals_steps_do(grad_c
     assert ByHand.calls == ["before", *step, *step, f"after {int(result['steps'])}"] and result["steps"] >= 64
 
 
+def test_steps_by_hand_step_each_module_of_several_once() -> None:
+    config = partial(small, lr=0.01, grad_clip=None, learner_config_dict={"lr_vf": 0.01})
+    weights = []
+    for cls in (TwoOptimizers, ByHand):
+        several = config(learner_class=cls).environment(make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+        several.multi_agent(policies={"p0", "p1"}, policy_mapping_fn=lambda agent, *args, **kw: f"p{agent}")
+        with several.build() as algo:
+            before = copy.deepcopy(algo.native.learner_group.get_weights())
+            algo.train()
+            after = algo.native.learner_group.get_weights()
+        weights.append({(i, name): after[i][name] - old for i in ("p0", "p1") for name, old in before[i].items()})
+    for key, delta in weights[0].items():
+        np.testing.assert_allclose(weights[1][key], delta, rtol=1e-4, atol=1e-8)
+
+
 class OneOptimizer(TorchLearner):
     def configure_optimizers(self) -> None:
         params = [parameter for module in self.module.values() for parameter in self.get_parameters(module)]

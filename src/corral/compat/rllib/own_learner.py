@@ -91,11 +91,12 @@ class OwnLearner(NativeLearner):
         registered, cls = self.view._registered, type(self.view)
         if not self._by_hand and cls.configure_optimizers_for_module is Learner.configure_optimizers_for_module:
             return super().make_optimizer(module_id, module, spec)
-        first = next(iter(self._specs)) if self._by_hand else module_id  # one holds what all modules have together
+        # By hand, the first module also holds the optimizers that belong to no module that learns.
+        is_first = self._by_hand and module_id == next(iter(self._specs))
         own = {
             name if owner in (module_id, ALL_MODULES) else f"{owner}_{name}": optimizer
             for (owner, name), optimizer in registered.items()
-            if owner == module_id or (self._by_hand and module_id == first)
+            if owner == module_id or (is_first and owner not in self._specs)
         }
         return ready_optimizers(own, spec.lr_scheduler)
 
