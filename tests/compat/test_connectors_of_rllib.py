@@ -212,6 +212,30 @@ def test_runners_merge_the_states_of_connectors() -> None:
     assert counts[0] == counts[1] > 40
 
 
+def test_merged_statistics_count_each_observation_once() -> None:
+    def see(runner: MeanStdFilter, number: float) -> None:
+        episode = SingleAgentEpisode(observation_space=space, action_space=Line.action_space)
+        episode.add_env_reset(np.array([number], np.float32), {})
+        runner(batch={}, episodes=[episode])
+        seen.append(number)
+
+    space, seen = gym.spaces.Box(-100.0, 100.0, (1,), np.float32), list[float]()
+    first, second, driver = (MeanStdFilter(space, Line.action_space) for _ in range(3))
+    for number in range(4):
+        see(first, number)
+        see(second, 10.0 * number)
+        merged = driver.merge_states([runner.get_state() for runner in (first, second)])
+        for runner in (first, second):
+            runner.set_state(merged)
+        if number == 2:
+            first = MeanStdFilter(space, Line.action_space)  # the runner was restarted
+    ((_, statistics),) = merged["statistics"]
+    known = statistics["NormalizeObservations"]
+    assert known["count"] == len(seen) == 8
+    np.testing.assert_allclose(known["mean/"], np.mean(seen))
+    np.testing.assert_allclose(known["m2/"], 8 * np.var(seen))
+
+
 def test_a_module_with_memory_learns_behind_a_connector() -> None:
     config = small().env_runners(env_to_module_connector=lambda env: Numbered())
     with config.rl_module(model_config={"use_lstm": True, "max_seq_len": 4}).build() as algo:

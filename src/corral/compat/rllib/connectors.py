@@ -246,6 +246,7 @@ class BuiltIn(ConnectorV2, ABC):
 
     def recompute_output_observation_space(self, input_observation_space: Any, input_action_space: Any) -> Any:
         self._pipelines: dict[Any, Pipeline | None] = {}
+        self._new: dict[Any, Pipeline] = {}  # with the statistics since the state was set
         self._rows: dict[str, RowTransforms] = {}
         if not self.multi_agent or input_action_space is None:
             return self._build(None, input_observation_space, input_action_space)
@@ -288,17 +289,21 @@ class BuiltIn(ConnectorV2, ABC):
         found = rows(leaves, np.array([episode.t == 0]))
         if pipeline.state:
             stored = rows.stored if rows.is_temporal else leaves
-            self._pipelines[agent_id] = pipeline.merged([pipeline.measure(leaves, stored, {})])
+            measured = [pipeline.measure(leaves, stored, {})]
+            self._pipelines[agent_id] = pipeline.merged(measured)
+            self._new[agent_id] = self._new.get(agent_id, _empty(pipeline)).merged(measured)
         if episode.is_done:
             del self._rows[episode.id_]
         return map_tree(lambda leaf: leaf[0], found)
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """Return the statistics by agent."""
-        found = {agent_id: dict(pipeline.state) for agent_id, pipeline in self._known() if pipeline.state}
-        return {"statistics": list(found.items())} if found else {}
+        """Return the statistics by agent, and the part of them that is new since the state was set."""
+        found = [(agent_id, dict(pipeline.state)) for agent_id, pipeline in self._known() if pipeline.state]
+        new = [(agent_id, dict(pipeline.state)) for agent_id, pipeline in self._new.items()] if found else []
+        return {"statistics": found, "new": new} if found else {}
 
     def set_state(self, state: Any) -> None:
+        self._new = {}
         for agent_id, statistics in state.get("statistics", ()):
             pipeline = self._pipelines.get(agent_id)
             if pipeline is not None:
@@ -310,6 +315,14 @@ class BuiltIn(ConnectorV2, ABC):
     def _known(self) -> list[tuple[Any, Pipeline]]:
         pipelines = self.__dict__.get("_pipelines", {})
         return [(agent_id, pipeline) for agent_id, pipeline in pipelines.items() if pipeline is not None]
+
+
+def _empty(pipeline: Pipeline) -> Pipeline:
+    """Return a pipeline without statistics so far."""
+    pairs = zip(pipeline.names, pipeline.transforms, pipeline.spaces, strict=False)
+    return pipeline.with_state(
+        {name: each.initial_state(space) for name, each, space in pairs if name in pipeline.state}
+    )
 
 
 def _aligned(pipeline: Pipeline, episode: Any) -> tuple[Any, Any]:
@@ -383,11 +396,23 @@ class MeanStdFilter(BuiltIn):
         return [NormalizeObservations(clip=self.clip_by_value, center=self.de_mean_to_zero, scale=self.de_std_to_one)]
 
     def merge_states(self, states: Any) -> dict[str, Any]:
-        """Return the statistics here together with others."""
+        """Return the statistics of all runners together; what they began with is the same, and counts once.
+
+        A runner that was restarted began without statistics.
+        """
         for agent_id, pipeline in self._known():
-            others = [dict(state.get("statistics", ())).get(agent_id) for state in states]
-            self._pipelines[agent_id] = pipeline.merged([other for other in others if other])
+            pairs = [(dict(state.get("statistics", ())), dict(state.get("new", ()))) for state in states]
+            known = [(whole[agent_id], new.get(agent_id)) for whole, new in pairs if agent_id in whole]
+            if known:
+                known.sort(key=lambda pair: _count(pair[0]) - _count(pair[1]), reverse=True)
+                (whole, _), *others = known
+                self._pipelines[agent_id] = pipeline.with_state(whole).merged([new for _, new in others if new])
+        self._new = {}
         return self.get_state()
+
+
+def _count(statistics: Mapping[str, Any] | None) -> float:
+    return sum(float(each["count"]) for each in (statistics or {}).values())
 
 
 class FrameStackingEnvToModule(BuiltIn):
