@@ -593,6 +593,22 @@ def test_a_module_of_learners_only_takes_the_steps_of_adam_on_shuffled_minibatch
         optimizer.step()
 
 
+class HalfAfterTheFirst(ConnectorV2):
+    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for i, episode in enumerate(self.single_agent_episode_iterator(episodes)):
+            self.add_n_batch_items(batch, "bonus", [0.5 if i else 0] * len(episode), len(episode), episode)
+        return batch
+
+
+def test_a_column_of_integers_in_one_episode_and_floats_in_others_holds_floats() -> None:
+    seen: list[Any] = []
+    config = small(learner_connector=lambda o, a: HalfAfterTheFirst())
+    config.callbacks(on_learn_on_batch=lambda train_batch, **kw: seen.append(np.array(train_batch["bonus"])))
+    with config.build() as algo:
+        algo.train()
+    assert seen[0].dtype == np.float32 and np.unique(seen[0], return_counts=True)[1].tolist() == [5, 35]
+
+
 def test_returns_to_go_are_the_discounted_sums_by_hand() -> None:
     episode = SingleAgentEpisode(
         observations=[0, 1, 2, 3], actions=[0, 0, 1], rewards=[1.0, 2.0, 4.0], len_lookback_buffer=0

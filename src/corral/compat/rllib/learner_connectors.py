@@ -194,9 +194,8 @@ def _write(batch: Mapping[str, Any], chunks: Sequence[_Chunk], module_ids: set[s
             for inner, rows in column.items():
                 _write_column(inner, _split(inner, rows, of_module))
         elif isinstance(column, Mapping) and all(isinstance(key, tuple) for key in column):
-            for key, items in column.items():
-                of_key = [chunk for chunk in chunks if chunk.key == key]
-                _write_column(name, _split(name, items, of_key))
+            of_keys = {key: [chunk for chunk in chunks if chunk.key == key] for key in column}
+            _write_column(name, [part for key, items in column.items() for part in _split(name, items, of_keys[key])])
         else:
             _write_column(name, _split(name, column, _in_order(chunks)))
 
@@ -237,6 +236,9 @@ def _as_array(leaf: Any) -> Any:
 
 def _write_column(name: str, parts: Sequence[tuple[_Chunk, Any]]) -> None:
     native = _NATIVE.get(name, name)
+    # One dtype for all episodes: the numbers of one may be integers, and of another floats.
+    dtypes = {rows.dtype for _, rows in parts if isinstance(rows, np.ndarray)}
+    blank = _as_array(np.empty(0, np.result_type(*dtypes or [np.float32])))
     for chunk, rows in parts:
         if name in _UNCHANGED:
             _check_unchanged(name, chunk.read(native), rows)
@@ -247,7 +249,7 @@ def _write_column(name: str, parts: Sequence[tuple[_Chunk, Any]]) -> None:
             if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "biuf":
                 raise ConfigError(f"learner_connector: the column {name!r} holds no arrays of numbers.")
             if native not in chunk.rollout:
-                chunk.rollout.add_column(native, rows)
+                chunk.rollout.add_column(native, rows.astype(blank.dtype))
             chunk.write(native, rows)
 
 
