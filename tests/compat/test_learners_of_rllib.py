@@ -336,6 +336,24 @@ def test_the_actions_that_a_module_chooses_are_taken() -> None:
         algo.train()
 
 
+class PrefersOther(Supervised):
+    """Prefers the action 1 while it explores, and 0 otherwise, by the inputs of the distribution."""
+
+    def _forward_exploration(self, batch: Any, **settings: Any) -> Any:
+        return {"action_dist_inputs": 0.0 * self._forward(batch)["action_dist_inputs"] + torch.tensor([0.0, 90.0])}
+
+    def _forward_inference(self, batch: Any, **settings: Any) -> Any:
+        return {"action_dist_inputs": 0.0 * self._forward(batch)["action_dist_inputs"] + torch.tensor([90.0, 0.0])}
+
+
+def test_a_module_acts_by_forward_inference_without_exploration() -> None:
+    obs = np.zeros(4, np.float32)
+    with small({}).rl_module(rl_module_spec=RLModuleSpec(PrefersOther)).build() as algo:
+        assert [algo.compute_single_action(obs, explore=explore) for explore in (True, False)] == [1, 0]
+    with small({}).rl_module(rl_module_spec=RLModuleSpec(Supervised)).build() as algo:  # which needs one pass
+        assert not isinstance(algo.native.get_module().distribution, CarriedActions)
+
+
 def test_carried_actions_are_nested_like_the_space_for_their_likelihood() -> None:
     space = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])
 

@@ -24,6 +24,7 @@ from corral.modules.make_distribution import make_distribution
 
 _ACTIONS, _INPUTS = "actions", "action_dist_inputs"
 _OF = ("get_train_action_dist_cls", "get_exploration_action_dist_cls", "get_inference_action_dist_cls")
+_FORWARD = ("forward_exploration", "forward_inference", "_forward_exploration", "_forward_inference")
 
 
 class CarriedActions(ActionDistribution):
@@ -118,22 +119,39 @@ class CarriedActions(ActionDistribution):
 def own_distribution(module: Any, base: type, example: Mapping[str, Any]) -> CarriedActions | None:
     """Return the distribution of a module that chooses actions itself, or has a class of its own; `None` for others.
 
+    A module chooses them itself, too, if its outputs for inference are others than for exploration.
+
     Args:
         module: Module of RLlib.
         base: The base class whose methods name the class for the action space.
         example: A batch with two observations.
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try:
-            outputs = module.forward_exploration(dict(example))
-        except Exception:  # for observations that an env may never give; sampling tries what it gives
-            return None
-    cls = type(module)
+    explored, cls = _probe(module, "forward_exploration", example), type(module)
+    acts_alike = all(getattr(cls, name) is getattr(base, name) for name in _FORWARD)
+    inferred = explored if acts_alike else _probe(module, "forward_inference", example)
     overrides = module.action_dist_cls is not None or any(getattr(cls, name) is not getattr(base, name) for name in _OF)
     given = {getattr(module, name)() for name in _OF} if overrides else set()
-    if _INPUTS not in outputs or not (_ACTIONS in outputs or given - {distribution_class(module.action_space)}):
+    chooses = _ACTIONS in explored or _ACTIONS in inferred or not _are_alike(explored, inferred)
+    if _INPUTS not in explored or not (chooses or given - {distribution_class(module.action_space)}):
         return None
-    return CarriedActions(module.action_space, module.get_train_action_dist_cls(), outputs[_INPUTS].shape[-1])
+    return CarriedActions(module.action_space, module.get_train_action_dist_cls(), explored[_INPUTS].shape[-1])
+
+
+def _probe(module: Any, name: str, example: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the outputs of a forward pass, with the same random numbers at every call; none if it raises."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            found: Mapping[str, Any] = getattr(module, name)(map_tree(lambda leaf: leaf, dict(example)))
+        except Exception:  # for observations that an env may never give; sampling tries what it gives
+            return {}
+    return found
+
+
+def _are_alike(explored: Mapping[str, Any], inferred: Mapping[str, Any]) -> bool:
+    """Return whether two forward passes give the same inputs of the distribution, or one of them gives none."""
+    if _INPUTS not in explored or _INPUTS not in inferred:
+        return True
+    return torch.equal(explored[_INPUTS], inferred[_INPUTS])
 
 
 def carried_outputs(
