@@ -731,6 +731,11 @@ def test_pipelines_are_edited_by_name_and_class() -> None:
 def test_a_pipeline_passes_spaces_and_states_on() -> None:
     pipeline = EnvToModulePipeline(Line.observation_space, Line.action_space, connectors=[Numbered(), Numbered()])
     assert pipeline.observation_space.shape == (3,)
+    pipeline.connectors[0].count, pipeline.connectors[1].count = 1, 2
+    state = pipeline.get_state()
+    pipeline.connectors[0].count = pipeline.connectors[1].count = 0
+    pipeline.set_state(state)
+    assert [each.count for each in pipeline.connectors] == [1, 2]
     pipeline.remove(Numbered)
     assert pipeline.observation_space.shape == (2,)
     pipeline.set_state({"Numbered": {"count": 7}})

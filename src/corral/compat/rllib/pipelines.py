@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -173,15 +174,27 @@ class ConnectorPipelineV2(ConnectorV2):
     # State.
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """Return the states of the connectors that have one, by class name."""
-        states = {type(connector).__name__: connector.get_state() for connector in self.connectors}
+        """Return the states of the connectors that have one, by class name.
+
+        The second connector of a class has the name `Class_2`, and so on.
+        """
+        states = {name: connector.get_state() for name, connector in self._by_name().items()}
         return {name: state for name, state in states.items() if state}
 
     def set_state(self, state: Any) -> None:
-        """Set the states of connectors by class name."""
+        """Set the states of connectors by the names of `get_state`."""
+        for name, connector in self._by_name().items():
+            if name in state:
+                connector.set_state(state[name])
+
+    def _by_name(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        counts = Counter[str]()
         for connector in self.connectors:
-            if type(connector).__name__ in state:
-                connector.set_state(state[type(connector).__name__])
+            name = type(connector).__name__
+            counts[name] += 1
+            found[name if counts[name] == 1 else f"{name}_{counts[name]}"] = connector
+        return found
 
     def reset_state(self) -> None:
         """Reset the states of all connectors."""
@@ -194,8 +207,7 @@ class ConnectorPipelineV2(ConnectorV2):
         Connectors without a method `merge_states` are left out.
         """
         merged = {}
-        for connector in self.connectors:
-            name = type(connector).__name__
+        for name, connector in self._by_name().items():
             parts = [state[name] for state in states if name in state]
             if parts and type(connector).merge_states is not ConnectorV2.merge_states:
                 merged[name] = connector.merge_states(parts)
