@@ -121,6 +121,8 @@ def test_spaces() -> None:
     dummy = space_helpers.get_dummy_batch_for_space(space, 4, time_size=2, one_hot_discrete=True)
     assert (dummy["a"][0].shape, dummy["b"].shape) == ((4, 2, 1), (4, 2, 3))
     assert space_helpers.unsquash_action(np.array([0.5]), box).tolist() == [2.5]
+    whole = gym.spaces.Box(-2, 4, (1,), np.int64)
+    assert space_helpers.unsquash_action(np.array([3]), whole).tolist() == [1]
     assert space_helpers.normalize_action(np.array([2.5]), box).tolist() == [0.5]
 
 

@@ -148,11 +148,16 @@ def clip_action(action: Any, action_space: Any) -> Any:
 
 
 def unsquash_action(action: Any, action_space_struct: Any) -> Any:
-    """Return nested actions with the parts of bounded Box spaces stretched from [-1, 1] to their bounds."""
+    """Return nested actions with the parts of bounded Box spaces stretched from [-1, 1] to their bounds.
+
+    Parts of bounded Box spaces of integers count from 0, and begin at the lower bound then.
+    """
 
     def stretch(part: Any, space: Any) -> Any:
-        if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and space.dtype in (np.float32, np.float64)):
+        if not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
             return part
+        if space.dtype not in (np.float32, np.float64):
+            return space.low + part if np.issubdtype(space.dtype, np.integer) else part
         values = space.low + (np.asarray(part) + 1.0) * (space.high - space.low) / 2.0
         return np.clip(values, space.low, space.high).astype(space.dtype)
 
