@@ -70,6 +70,7 @@ class ByHand(TwoOptimizers):
 
     def compute_gradients(self, loss_per_module: Any, **settings: Any) -> Any:
         self.calls.append("compute_gradients")
+        assert loss_per_module.keys() == self.curr_kl_coeffs_per_module.keys()
         return super().compute_gradients(loss_per_module, **settings)
 
     def postprocess_gradients_for_module(self, *, module_id: str, config: Any, module_gradients_dict: Any) -> Any:

@@ -167,6 +167,7 @@ class OwnLearner(NativeLearner):
         for module_id in batches:
             self.optimizer(module_id).set_lr(settings[module_id].lr)
             self.modules[module_id].train()
+            _set_coefficients(view, module_id, settings[module_id].coefficients)
             view._defaults[module_id] = _DefaultLoss(self, module_id, settings[module_id].coefficients)
         steps = _Minibatches(batches, first, self.rng, partial(to_tensors, device=self.device))
         reports = {name: UpdateReport(cuts.size, steps.num_minibatches) for name, cuts in steps.cuts.items()}
