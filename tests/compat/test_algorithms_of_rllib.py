@@ -249,6 +249,17 @@ class Remembers(TorchRLModule, ValueFunctionAPI):
         return self.vf(self._run(batch)[0] if embeddings is None else embeddings).squeeze(-1)
 
 
+class RemembersAndChooses(Remembers):
+    def _forward_exploration(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**self._forward(batch), "actions": torch.zeros(batch["obs"].shape[:2], dtype=torch.int64)}
+
+
+def test_actions_that_a_module_with_memory_chooses_itself_are_refused() -> None:
+    spec = RLModuleSpec(RemembersAndChooses, model_config={"max_seq_len": 8})
+    with pytest.raises(ConfigError, match=r"RemembersAndChooses: a forward pass returned 'actions'"):
+        small().rl_module(rl_module_spec=spec).build()
+
+
 class Left(RLModule):
     def _forward(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
         return {"actions": np.zeros(len(batch["obs"]), np.int64)}

@@ -153,6 +153,7 @@ class AdaptedMemoryModule(Module):
         """Return inputs of the distribution, and the next state."""
         batch = {_OBS: map_tree(lambda leaf: leaf.unsqueeze(1), obs), _STATE_IN: state}
         outputs = self.rl_module.forward_exploration(batch)
+        _refuse_actions(self.rl_module, outputs)
         return _inputs(self.rl_module, outputs).squeeze(1), outputs[_STATE_OUT]
 
     def value(self, obs: Tree, state: Tree = None) -> Tensor:
@@ -208,6 +209,7 @@ class AdaptedPart(Module):
     def policy(self, obs: Tree) -> Tensor:
         """Return what `forward_exploration` returns as inputs of the distribution."""
         outputs = self.multi.forward_exploration({self.module_id: {_OBS: fresh(obs)}})[self.module_id]
+        _refuse_actions(self.rl_module, outputs)
         return _inputs(self.rl_module, outputs)
 
     def value(self, obs: Tree) -> Tensor:
@@ -245,6 +247,14 @@ def _refuse_own_distribution(module: Any) -> None:
         raise ConfigError(
             f"{type(module).__name__}: action_dist_cls is served for modules without memory and without parts in "
             "common with others: leave it out."
+        )
+
+
+def _refuse_actions(module: Any, outputs: Mapping[str, Any]) -> None:
+    if _ACTIONS in outputs:
+        raise ConfigError(
+            f"{type(module).__name__}: a forward pass returned {_ACTIONS!r}: a module chooses its actions itself only "
+            "without memory and without parts in common with others: leave them out of the outputs."
         )
 
 
