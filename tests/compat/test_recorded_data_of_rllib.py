@@ -252,6 +252,15 @@ def test_columns_of_files_that_look_like_a_missing_one_are_refused(
         read(open_source(str(tmp_path)))
 
 
+def test_a_table_whose_rows_lack_some_ids_of_episodes_is_refused(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"obs": [[0.0], [1.0]], "actions": [0, 1], "rewards": [1.0, 1.0], "new_obs": [[1.0], [2.0]]}
+    columns |= {"terminateds": [False, True], "truncateds": [False, False], "eps_id": ["a", None]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: column 'eps_id' is empty in 1 of 2 rows"):
+        read(open_source(str(tmp_path)))
+
+
 def native_of(config: AlgorithmConfig) -> Any:
     return to_native(config.environment("CartPole-v1"))
 

@@ -92,7 +92,7 @@ def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[Epi
     for name in names:
         theirs, ours = schema.get(name, name), NAMES.get(name, name)
         if theirs in table.column_names and ours not in columns:
-            found = _ids(table[theirs]) if name in _IDS else _column(table[theirs], theirs, place)
+            found = _ids(table[theirs], theirs, place) if name in _IDS else _column(table[theirs], theirs, place)
             columns |= {} if found is None else {ours: found}
     read = {schema.get(name, name) for name in names}
     known = {*columns, "starts", *(("episode_id",) if is_theirs or "eps_id" in columns else ())}
@@ -107,9 +107,19 @@ def _parts_of_file(file: Any, place: str, schema: Mapping[str, str]) -> list[Epi
     return [steps]
 
 
-def _ids(column: Any) -> NDArray[Any] | None:
-    """Return a column of ids as texts; `None` if it has none."""
-    return None if column.null_count else np.array([str(value) for value in column.to_pylist()])
+def _ids(column: Any, name: str, place: str) -> NDArray[Any] | None:
+    """Return a column of ids as texts; `None` if it has none.
+
+    Raises:
+        DataError: Some rows have no id.
+    """
+    if column.null_count and column.null_count == len(column):
+        return None
+    if column.null_count:
+        raise DataError(
+            f"{place}: column {name!r} is empty in {column.null_count} of {len(column)} rows: give an id in each row."
+        )
+    return np.array([str(value) for value in column.to_pylist()])
 
 
 def _column(column: Any, name: str, place: str) -> Tree:
