@@ -91,6 +91,23 @@ def test_none_and_not_provided_leave_a_setting_as_it_is_where_none_is_no_value()
     assert (config.grad_clip, config.minibatch_size) == (None, None)
 
 
+def test_a_dict_that_is_given_again_changes_its_keys_only() -> None:
+    dqn = DQNConfig().training(replay_buffer_config={"capacity": 9}, model={"fcnet_hiddens": [8]})
+    expected = {"type": "prioritized", "capacity": 9, "alpha": 0.6, "beta": 0.4, "epsilon": 1e-12}
+    assert native_of(dqn).replay_buffer_config == expected
+    dqn.training(replay_buffer_config={"type": "EpisodeReplayBuffer", "capacity": 7})
+    assert dqn.replay_buffer_config == {"type": "EpisodeReplayBuffer", "capacity": 7}
+    assert dqn.training(model={"fcnet_activation": "relu"}).model == {"fcnet_hiddens": [8], "fcnet_activation": "relu"}
+    dqn.environment(env_config={"map": {"type": "a", "size": 3}}).environment(env_config={"map": {"type": "b"}})
+    assert dqn.env_config == {"map": {"type": "b", "size": 3}}
+    dqn.rl_module(algorithm_config_overrides_per_module={"a": {"lr": 0.1}})
+    dqn.multi_agent(algorithm_config_overrides_per_module={"b": {"lr": 0.2}})
+    assert dqn.algorithm_config_overrides_per_module == {"a": {"lr": 0.1}, "b": {"lr": 0.2}}
+    dqn.exploration(exploration_config={"type": "EpsilonGreedy", "initial_epsilon": 0.5})
+    dqn.exploration(exploration_config={"final_epsilon": 0.1})
+    assert dqn.exploration_config == {"type": "EpsilonGreedy", "initial_epsilon": 0.5, "final_epsilon": 0.1}
+
+
 @pytest.mark.parametrize(("old", "new"), [(old, new) for old, new in RENAMED.items() if old != "framework"])
 def test_older_names_of_settings_mean_the_newer_ones(old: str, new: str) -> None:
     value = object()

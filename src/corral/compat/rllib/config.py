@@ -26,6 +26,11 @@ _NONE_IS_A_VALUE = {"lr", "grad_clip", "minibatch_size", "vf_clip_param", "kl_ta
     *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
 }
 
+# Settings that are dicts, whose keys stay unless a later call gives them again; in the first ones at all depths.
+_CHANGED_BY_KEY = {"env_config", "exploration_config", "replay_buffer_config"}
+_JOINED = {"model", "learner_config_dict", "algorithm_config_overrides_per_module"}
+_TYPED = {"exploration_config", "replay_buffer_config"}  # another "type" replaces the whole
+
 _EVENTS = "callbacks_on_"
 _FUNCTIONS = tuple(
     _EVENTS + event
@@ -227,8 +232,8 @@ class AlgorithmConfig:
             return
         if value is None and setting.default is not None and name not in _NONE_IS_A_VALUE:
             return
-        if name == "env_config":
-            value = {**vars(self)["env_config"], **value}
+        if name in _CHANGED_BY_KEY:
+            value = _changed({name: vars(self)[name]}, {name: value})[name]
         if name == "evaluation_config" and isinstance(value, Mapping):
             value = _changed(vars(self)["evaluation_config"], value)
         if name in ("model_config", "rl_module_spec") and value is not None:
@@ -236,6 +241,8 @@ class AlgorithmConfig:
             value = dataclasses.asdict(value) if is_form else copy.copy(value)
         if name == "algorithm_config_overrides_per_module":
             value = {module_id: _as_overrides(part) for module_id, part in value.items()}
+        if name in _JOINED:
+            value = {**vars(self)[name], **value}
         vars(self)[name] = value
 
     # Attributes and keys.
@@ -668,14 +675,15 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _changed(settings: Any, changes: Mapping[str, Any]) -> Any:
-    """Return settings of evaluation after changes; dicts in them are changed key by key, as RLlib does."""
+    """Return settings after changes; dicts in them are changed key by key, as RLlib does."""
     if isinstance(settings, AlgorithmConfig):
         return settings.copy(copy_frozen=False).update_from_dict(changes)
     found = dict(settings or {})
     for name, value in changes.items():
         old = found.get(name)
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("type") in (None, old.get("type")):
-            value = _changed(old, value)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            is_other = name in _TYPED and value.get("type", old.get("type")) != old.get("type", value.get("type"))
+            value = dict(value) if is_other else _changed(old, value)
         found[name] = value
     return found
 
