@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from corral.compat.rllib.algorithm import PPO, DQNConfig, PPOConfig, SACConfig, TQCConfig
+from corral.compat.rllib.algorithm import PPO, DQNConfig, DreamerV3Config, PPOConfig, SACConfig, TQCConfig
 from corral.compat.rllib.config import AlgorithmConfig, NotProvided
 from corral.compat.rllib.connectors import (
     FlattenObservations,
@@ -89,6 +89,10 @@ def test_none_and_not_provided_leave_a_setting_as_it_is_where_none_is_no_value()
     assert (config.num_env_runners, config.gamma, config.lr) == (2, 0.99, 5e-5)
     config.training(grad_clip=0.5, minibatch_size=None).training(grad_clip=None)
     assert (config.grad_clip, config.minibatch_size) == (None, None)
+    dqn = DQNConfig().reporting(min_sample_timesteps_per_iteration=None)
+    assert native_of(dqn).min_sample_timesteps_per_iteration == 0
+    dreamer = DreamerV3Config().training(world_model_grad_clip_by_global_norm=None)
+    assert native_of(dreamer).grad_clip == {"actor": 100.0, "critic": 100.0}
 
 
 def test_a_dict_that_is_given_again_changes_its_keys_only() -> None:

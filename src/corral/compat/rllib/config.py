@@ -23,7 +23,8 @@ _NOT_GIVEN: Any = NotProvided
 
 # Settings that take None as a value, although their default is another one. For all others None means "leave as is".
 _NONE_IS_A_VALUE = {"lr", "grad_clip", "minibatch_size", "vf_clip_param", "kl_target", "training_intensity"} | {
-    *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
+    *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "min_sample_timesteps_per_iteration"),
+    *(f"{group}_grad_clip_by_global_norm" for group in ("world_model", "actor", "critic")),
 }
 
 # Settings that are dicts, whose keys stay unless a later call gives them again; in the first ones at all depths.

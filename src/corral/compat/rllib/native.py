@@ -212,6 +212,7 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
         "vectorization": "async" if is_async else "sync",
         "transforms": transforms,
         "min_time_s_per_iteration": config.min_time_s_per_iteration or 0.0,
+        "min_sample_timesteps_per_iteration": config.min_sample_timesteps_per_iteration or 0,
         "log_level": {"WARN": "WARNING"}.get(config.log_level, config.log_level),
         "num_cpus_per_learner": 1 if config.num_cpus_per_learner == "auto" else config.num_cpus_per_learner,
     }
