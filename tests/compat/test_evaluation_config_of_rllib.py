@@ -163,6 +163,13 @@ def test_dicts_of_evaluation_are_added_to_the_settings_that_are_there() -> None:
     assert config.evaluation(evaluation_config=None).evaluation_config is None
 
 
+def test_the_env_of_a_config_for_evaluation_has_no_settings_of_the_env_of_training() -> None:
+    own = PPOConfig().environment("Acrobot-v1", env_config={"y": 1})
+    native = to_native(small().environment(env_config={"x": 1}).evaluation(evaluation_config=own))
+    assert native.evaluation_config["env"] == "Acrobot-v1"
+    assert native.evaluation_config["env_config"] == {"y": 1}
+
+
 def test_a_config_as_evaluation_config_is_used_as_it_is() -> None:
     config = small().environment(env_config={"a": 1}).env_runners(explore=False)
     other = PPOConfig().environment(env_config={"b": 2}).debugging(seed=3)
