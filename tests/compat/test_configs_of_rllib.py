@@ -112,6 +112,15 @@ def test_a_dict_that_is_given_again_changes_its_keys_only() -> None:
     assert dqn.exploration_config == {"type": "EpsilonGreedy", "initial_epsilon": 0.5, "final_epsilon": 0.1}
 
 
+def test_what_is_written_into_a_copy_does_not_reach_the_config() -> None:
+    config = PPOConfig().environment(env_config={"map": {"size": 3}})
+    config.copy(copy_frozen=False).env_config["map"]["size"] = 4
+    flat = config.to_dict()
+    flat["env_config"]["map"]["size"] = 5
+    flat["env_config"]["walls"] = True
+    assert config.env_config == {"map": {"size": 3}}
+
+
 @pytest.mark.parametrize(("old", "new"), [(old, new) for old, new in RENAMED.items() if old != "framework"])
 def test_older_names_of_settings_mean_the_newer_ones(old: str, new: str) -> None:
     value = object()

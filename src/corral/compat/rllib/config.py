@@ -325,7 +325,8 @@ class AlgorithmConfig:
         found = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "algo_class"}
         if "lambda_" in found:
             found["lambda"] = found.pop("lambda_")
-        return copy.copy(found)
+        copied: dict[str, Any] = _copied(found)
+        return copied
 
     def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
         """Change settings by name, older names included, and return the config.
@@ -380,9 +381,7 @@ class AlgorithmConfig:
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """Return a copy: frozen as this config is, or as `copy_frozen` says."""
         other = copy.copy(self)
-        for name, value in vars(self).items():
-            if type(value) in (dict, list):
-                vars(other)[name] = copy.copy(value)
+        vars(other).update(_copied(vars(self)))
         if copy_frozen is not None:
             vars(other)["_is_frozen"] = copy_frozen
         vars(other)["_is_of_runner"] = False
@@ -673,6 +672,13 @@ def _listed(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of dicts, of the dicts in them, and of lists; other objects are kept as they are."""
+    if type(value) is dict:
+        return {name: _copied(part) for name, part in value.items()}
+    return value.copy() if type(value) is list else value
 
 
 def _changed(settings: Any, changes: Mapping[str, Any]) -> Any:
