@@ -112,6 +112,13 @@ def test_a_dict_that_is_given_again_changes_its_keys_only() -> None:
     assert dqn.exploration_config == {"type": "EpsilonGreedy", "initial_epsilon": 0.5, "final_epsilon": 0.1}
 
 
+@pytest.mark.parametrize("kind", ["MultiAgentPrioritizedEpisodeReplayBuffer", "my.PrioritizedEpisodeReplayBuffer"])
+def test_another_prioritised_buffer_of_episodes_has_the_alpha_of_rllib(kind: str) -> None:
+    config = DQNConfig().training(replay_buffer_config={"type": kind, "capacity": 9, "beta": 0.5})
+    settings = native_of(config).replay_buffer_config
+    assert (settings["type"], settings["alpha"], settings["beta"]) == ("prioritized", 1.0, 0.5)
+
+
 def test_what_is_written_into_a_copy_does_not_reach_the_config() -> None:
     config = PPOConfig().environment(env_config={"map": {"size": 3}})
     config.copy(copy_frozen=False).env_config["map"]["size"] = 4

@@ -356,7 +356,8 @@ def _off_policy_settings(config: AlgorithmConfig) -> dict[str, Any]:
 def _buffer_settings(config: AlgorithmConfig) -> dict[str, Any]:
     given = dict(config.replay_buffer_config)
     kind = given.get("type", "")
-    is_prioritized = "prioritized" in (kind if isinstance(kind, str) else kind.__name__).lower()
+    kind = (kind if isinstance(kind, str) else kind.__name__).lower()
+    is_prioritized = "prioritized" in kind
     renamed = {
         "prioritized_replay_alpha": "alpha",
         "prioritized_replay_beta": "beta",
@@ -373,6 +374,8 @@ def _buffer_settings(config: AlgorithmConfig) -> dict[str, Any]:
         found[native] = value
     if is_prioritized:
         found.setdefault("epsilon", 1e-12)
+        if "episode" in kind:
+            found.setdefault("alpha", 1.0)  # the default of RLlib's buffers of episodes
     return found
 
 
