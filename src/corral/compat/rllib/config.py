@@ -378,6 +378,12 @@ class AlgorithmConfig:
                 raise KeyError(f"{given!r} is no setting of {cls.__name__}. {nearest(given, known)}")
         return found
 
+    def _with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy in which whole values take the place of the ones here, dicts too."""
+        other = self.copy(copy_frozen=False)
+        vars(other).update(values)
+        return other
+
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """Return a copy: frozen as this config is, or as `copy_frozen` says."""
         other = copy.copy(self)

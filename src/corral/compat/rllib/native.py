@@ -552,8 +552,7 @@ def _evaluation_settings(config: AlgorithmConfig, name: str, training: Mapping[s
     if evaluated is None:
         return of_training
     given = {key: vars(evaluated)[key] for key in sorted(IN_EVALUATION) if key in vars(evaluated)}
-    read = config.copy(copy_frozen=False)
-    vars(read).update(given)  # whole values: they take the place of the ones of training
+    read = config._with_values(given)
     settings = to_settings(read, name)
     found = {
         key: value for key, value in settings.items() if key not in training or not same_value(value, training[key])
