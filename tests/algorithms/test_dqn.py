@@ -404,9 +404,15 @@ class TestRing:
                 moved.append(not torch.equal(algo.get_module().target_q.state_dict()["head.weight"], before))
             assert [4 * index for index, has_moved in enumerate(moved, 1) if has_moved] == [24, 36]
 
-    @pytest.mark.parametrize(("tau", "share"), [(0.25, 0.25), ("auto", 0.03)])
-    def test_the_target_moves_by_tau_after_every_gradient_step(self, tau: Any, share: float) -> None:
-        with self.config(target_network_update_freq=0, tau=tau, training_intensity=8).build() as algo:
+    @pytest.mark.parametrize(
+        ("tau", "share", "is_normalized"), [(0.25, 0.25, True), ("auto", 0.03, True), ("auto", 0.01, False)]
+    )
+    def test_the_target_moves_by_tau_after_every_gradient_step(
+        self, tau: Any, share: float, is_normalized: bool
+    ) -> None:
+        config = self.config(target_network_update_freq=0, tau=tau, training_intensity=8)
+        config.rl_module(model_config={"fcnet_hiddens": [8], "use_layernorm": is_normalized})
+        with config.build() as algo:
             module = algo.get_module()
             for _ in range(4):
                 before = [target.detach().clone() for target in module.target_q.parameters()]

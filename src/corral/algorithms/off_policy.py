@@ -72,7 +72,8 @@ class OffPolicyConfig(AlgorithmConfig):
         target_network_update_freq: Env steps between updates of the target network; 0 updates it after every gradient
             step.
         tau: Fraction by which an update moves the target network towards the network; 1 copies the network. `"auto"` is
-            0.03 where every gradient step moves it, and otherwise 1.
+            1 with a `target_network_update_freq` above 0; otherwise 0.03 for Q-networks with layer normalisation, and
+            0.01 for others.
         store_buffer_in_checkpoints: Whether checkpoints hold the buffer; without it, a restored algorithm fills a new
             buffer before it continues to learn. `"auto"` stores a buffer of less than 256 MB, and warns once about a
             larger one.
@@ -395,7 +396,8 @@ class OffPolicyAlgorithm(Algorithm):
             self._target_updated_at[module_id] = steps
             tau: Any = config.tau
             if tau == "auto":
-                tau = 1.0 if config.target_network_update_freq else 0.03
+                module: Any = self.modules[module_id].module
+                tau = 1.0 if config.target_network_update_freq else getattr(module, "auto_tau", 0.01)
             self.learner_group.foreach_module(module_id, methodcaller("update_target", tau))
 
     # What the settings of a run add.

@@ -220,8 +220,13 @@ def projected(returns: Tensor, probs: Tensor, atoms: Tensor) -> Tensor:
 
 
 class Following:
-    """Mixed into a `Module` with target networks: moves them towards the networks that they are copies of."""
+    """Mixed into a `Module` with target networks: moves them towards the networks that they are copies of.
 
+    Attributes:
+        auto_tau: How far each gradient step moves them with `tau="auto"`.
+    """
+
+    auto_tau = 0.01
     _followed: tuple[list[Any], list[Any], list[tuple[nn.Module, nn.Module]]] | None = None
 
     def followed(self) -> dict[nn.Module, nn.Module]:

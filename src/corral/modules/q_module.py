@@ -289,6 +289,8 @@ class QModule(Following, Module):
         self.q = self.make_network()
         if self.form.has_targets:
             self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+            if any(isinstance(layer, (nn.LayerNorm, nn.GroupNorm)) for layer in self.q.modules()):
+                self.auto_tau = 0.03  # without normalisation such fast targets let the values of CartPole-v1 collapse
         atoms = torch.linspace(self.form.v_min, self.form.v_max, self.form.num_atoms)
         self.register_buffer("atoms", atoms, persistent=False)
         self._noisy = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
