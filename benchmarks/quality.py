@@ -41,7 +41,8 @@ medians over the seeds of when that first happened; a run that never got there c
 is the interquartile mean of the last evaluations with its 95% interval (Agarwal et al. 2021, arXiv:2108.13264), and
 *best* the interquartile mean of the best evaluation of each run. What a run learns does not depend on the load of the
 machine; its CPU seconds depend on it a little. A row names the commit of Corral, or the version of the other library,
-and the day of its latest run. Rows are listed when all of their seeds are measured.
+and the day of its latest run. Rows are listed when all of their seeds are measured. The rows of Corral's DQN of
+2026-11-30 are from a slower machine, on which they need 1.6 times the CPU seconds.
 """
 
 

@@ -64,8 +64,8 @@ class DQNConfig(OffPolicyConfig):
         "epsilon_timesteps": 10_000,
     }
 
-    # A rate that falls and targets that move slowly keep policies good that are good already, and with layer
-    # normalisation fewer env steps are enough: see benchmarks/QUALITY.md.
+    # A rate that falls keeps policies good that are good already, and with layer normalisation fewer env steps are
+    # enough: see benchmarks/QUALITY.md.
     lr: Schedule = field(default_factory=lambda: [(0.0, 1e-3), (30_000.0, 2e-4), (60_000.0, 1e-4)])
     tau: float | Literal["auto"] = "auto"
     target_network_update_freq: int = 0
