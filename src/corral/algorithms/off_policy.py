@@ -32,6 +32,7 @@ from corral.data.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayConf
 from corral.errors import ConfigError, LossError, UnknownAttributeError
 from corral.learners.losses import Batch, Loss, learner_metrics
 from corral.learners.settings import UpdateSettings
+from corral.modules.critics import Following
 
 if TYPE_CHECKING:
     from corral.algorithms.recorded_episodes import RecordedEpisodes
@@ -397,7 +398,7 @@ class OffPolicyAlgorithm(Algorithm):
             tau: Any = config.tau
             if tau == "auto":
                 module: Any = self.modules[module_id].module
-                tau = 1.0 if config.target_network_update_freq else getattr(module, "auto_tau", 0.01)
+                tau = 1.0 if config.target_network_update_freq else getattr(module, "auto_tau", Following.auto_tau)
             self.learner_group.foreach_module(module_id, methodcaller("update_target", tau))
 
     # What the settings of a run add.
