@@ -403,6 +403,30 @@ def test_every_option_that_overrides_reaches_the_runs_of_a_set() -> None:
     assert {*overriding_arguments(options)} == expected
 
 
+def test_runs_that_wait_for_new_settings_get_them_when_the_set_is_continued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, started = tmp_path / "set", list[SeedRun]()
+    run_dir = home / "seed-3"
+    assert main([*arguments(), "--stop=training_iteration=1", "--seed=3", f"--run-dir={run_dir}", "--quiet"]) == 0
+    (home / "experiment.yaml").write_text((run_dir / "config.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    SeedSet(home, [3], {3: 0}).write()
+
+    def interrupted(runs: Any, *rest: Any) -> int:
+        started[:] = runs
+        return 130
+
+    monkeypatch.setattr("corral.tools.cli.seeds.run_all", interrupted)
+    for changes in (["--stop=training_iteration=2", "--set=training.lr=0.5"], []):
+        assert main(["train", "--resume", str(home), *changes, "--quiet"]) == 130
+    [run] = started
+    command = run._command[run._command.index("--end-with-input") + 1 :]
+    assert main(["train", *command, "--quiet"]) == 0
+    settings = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    assert last_numbers(run_dir).training_iteration == 2
+    assert (settings["training"]["lr"], settings["debugging"]["seed"]) == (0.5, 3)
+
+
 def test_the_settings_of_a_set_stay_whole_when_there_is_no_room_for_new_ones(tmp_path: Path) -> None:
     settings = {"algo": "PPO", "environment": {"env": "corral.testing:CountingEnv"}, "stop": {"training_iteration": 1}}
     experiment = tmp_path / "experiment.yaml"

@@ -53,7 +53,7 @@ def train_seeds(options: argparse.Namespace) -> int:
         _write_experiment(found, config, stop)
         changes = overriding_arguments(options) if options.resume is not None else []
         todo = [seed for seed in found.seeds if changes or found.statuses.get(seed) != 0]
-        runs = [SeedRun(seed, found.run_dir(seed), _arguments(found, seed, changes)) for seed in todo]
+        runs = [SeedRun(seed, found.run_dir(seed), _arguments(found, seed)) for seed in todo]
         for seed in todo:
             found.statuses.pop(seed, None)
         found.write()
@@ -141,15 +141,19 @@ def _write_experiment(found: SeedSet, config: AlgorithmConfig, stop: Mapping[str
         raise RunDirectoryError(f"{path} cannot be written: {error.strerror}; choose another directory.") from error
 
 
-def _arguments(found: SeedSet, seed: int, changes: list[str]) -> list[str]:
-    """Return the arguments with which the run of a seed begins, or continues where it has a checkpoint."""
+def _arguments(found: SeedSet, seed: int) -> list[str]:
+    """Return the arguments with which the run of a seed begins, or continues where it has a checkpoint.
+
+    Both take the settings of the set: what an earlier `--resume` changed may not have reached this run yet.
+    """
     run_dir = found.run_dir(seed)
+    experiment = ["--config", str(found.home / EXPERIMENT_FILE), "--seed", str(seed)]
     if (run_dir / CONFIG_FILE).exists():
         with contextlib.suppress(CheckpointError):
             find_checkpoint(run_dir / CHECKPOINTS)
-            return ["--resume", str(run_dir), *changes]
+            return [*experiment, "--resume-or-start", str(run_dir)]
         _set_aside(run_dir)
-    return ["--config", str(found.home / EXPERIMENT_FILE), "--seed", str(seed), "--run-dir", str(run_dir)]
+    return [*experiment, "--run-dir", str(run_dir)]
 
 
 def _set_aside(run_dir: Path) -> None:
