@@ -224,6 +224,21 @@ def test_a_run_that_is_killed_has_the_status_of_the_signal(tmp_path: Path, monke
     assert run.status == 137
 
 
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is of POSIX")
+def test_the_error_of_a_run_is_not_the_error_of_an_earlier_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = {
+        "import sys; sys.exit('corral: the simulator has no licence')": "the simulator has no licence",
+        "import os; os.kill(os.getpid(), 9)": "",
+    }
+    for code, message in attempts.items():
+        run = SeedRun(0, tmp_path, [])
+        monkeypatch.setattr(run, "_command", [sys.executable, "-S", "-c", code])
+        run_all([run], 1, lambda: None, lambda: None)
+        assert run.error_line() == message
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}]}'])
 def test_a_damaged_set_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "seeds.json").write_text(text, encoding="utf-8")

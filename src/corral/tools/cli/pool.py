@@ -36,6 +36,7 @@ class TrainingProcess:
     def __init__(self, home: Path, command: Sequence[str]) -> None:
         """Store what to run."""
         self.home, self._command = home, [*command]
+        self._output_begin = 0  # bytes of `output.txt` that earlier attempts wrote
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, environment: Mapping[str, str], **streams: Any) -> None:
@@ -47,6 +48,7 @@ class TrainingProcess:
         """
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / OUTPUT_FILE).open("ab") as output:
+            self._output_begin = output.tell()
             self.process = subprocess.Popen(
                 self._command,
                 env=environment,
@@ -68,7 +70,9 @@ class TrainingProcess:
 
     def error_line(self) -> str:
         """Return the error that the process printed last, or `""`."""
-        text = (self.home / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace")
+        with (self.home / OUTPUT_FILE).open("rb") as output:
+            output.seek(self._output_begin)
+            text = output.read().decode(errors="replace")
         return next((line[8:] for line in reversed(text.splitlines()) if line.startswith("corral: ")), "")
 
 
