@@ -120,6 +120,22 @@ def test_runs_that_begin_later_are_followed_too(tmp_path: Path, monkeypatch: pyt
         assert [*json.loads(fetch("status"))["rows"]] == ["one", "two"]
 
 
+def test_the_page_follows_a_search_whose_best_trials_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_server, "PAUSE", 0)
+    write_live(tmp_path / "trials" / "0000" / "seed-0", [result(1, 1.0)])
+    best = {"number": 0, "state": "complete", "value": 1.0, "values": {}}
+    failed = {"number": 1, "state": "failed", "value": None, "values": {}}
+    state = {"metric": "episode_return_mean", "mode": "max", "parameters": {}, "importances": {}}
+
+    def write(*trials: dict[str, Any]) -> None:
+        (tmp_path / "search.json").write_text(json.dumps({**state, "trials": trials}), encoding="utf-8")
+
+    write(best)
+    live = LiveReport([tmp_path])
+    write(best, failed)
+    assert "Trials: 1 complete, 1 failed." in live.page().decode()
+
+
 def test_reading_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading takes 2 s by a clock of the test, so that 200 s pass until runs are read again, after the first time."""
     now_s = 0.0
@@ -164,6 +180,13 @@ def test_only_new_lines_are_read_and_the_result_is_the_same_as_of_reading_all(tm
     assert is_as_new()
     before = file.read_text(encoding="utf-8").splitlines()
     file.write_text(f"{before[0]}\n", encoding="utf-8")  # another run began there
+    assert is_as_new()
+    add_result(path, result(2, 2.0))
+    assert is_as_new()
+    rows = [result(1, 1.0), {**result(2, 20.0), "note": "longer than before"}, result(3, 30.0)]
+    rewritten = file.with_name("result.jsonl.new")  # as a run that continues from a checkpoint rewrites it
+    rewritten.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    rewritten.replace(file)
     assert is_as_new()
 
 

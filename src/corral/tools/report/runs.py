@@ -191,15 +191,17 @@ class _Results:
     def __init__(self) -> None:
         self._begin()
 
-    def _begin(self) -> None:
-        self._columns, self._num_bytes, self._num_damaged = ResultColumns(), 0, 0
+    def _begin(self, inode: int | None = None) -> None:
+        self._columns, self._num_bytes, self._num_damaged, self._inode = ResultColumns(), 0, 0, inode
 
     def read(self, path: Path, problems: list[str]) -> ResultColumns:
         """Add what the file holds since the last time, and return all."""
         try:
             with path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._num_bytes:  # another run began there
-                    self._begin()
+                stat = os.fstat(file.fileno())
+                # A run that continues rewrites the file; another run may have begun there.
+                if stat.st_ino != self._inode or stat.st_size < self._num_bytes:
+                    self._begin(stat.st_ino)
                 file.seek(self._num_bytes)
                 for line in file:
                     is_whole = line.endswith(b"\n")  # the last line may still be in writing

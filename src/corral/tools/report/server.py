@@ -18,6 +18,7 @@ from corral.errors import CorralError, ReportError
 from corral.tools.report.live import live_row
 from corral.tools.report.page import make_page
 from corral.tools.report.runs import RunsReader
+from corral.tools.report.searches import find_searches
 
 HOST, PORT = "127.0.0.1", 8642
 PAUSE = 100
@@ -68,7 +69,8 @@ class LiveReport:
         if (start_s := time.monotonic()) < self._not_before_s[what]:
             return
         found = self._reader.find()
-        seen = {name: _state_of_files(path) for name, path in found.items()}
+        seen: dict[str, Any] = {name: _state_of_files(path) for name, path in found.items()}
+        seen[""] = find_searches(self._reader.paths)  # trials that are not among the best ones have no run here
         if seen != self._seen.get(what):
             make(found)
             self._seen[what] = seen
