@@ -20,6 +20,7 @@ from corral.tools.report import write_report
 from corral.tools.report.groups import group_runs
 from corral.tools.report.runs import read_runs
 from corral.tools.report.sections import evaluation_section, learning_section, more_section
+from corral.tools.report.tables import fault_rows
 from corral.tools.report.time_figures import bottleneck_figure, part_seconds, shares_figure, totals_figure
 from written_runs import config, evaluated, result, write_run
 
@@ -286,3 +287,14 @@ def test_long_names_and_titles_are_in_lines_that_fit_a_narrow_page(tmp_path: Pat
     assert label.replace("<br>", "").replace(" ", "").startswith(f"PPO{'A' * 60}&lt;i&gt;-v1,")
     heights = {figure["layout"]["title"]["text"].count("<br>"): figure["layout"]["height"] for figure in found}
     assert len(heights) > 1 and heights[max(heights)] > heights[min(heights)]
+
+
+def test_episodes_that_were_missing_in_an_earlier_round_are_a_fault(tmp_path: Path) -> None:
+    rows = [evaluated(result(i, 1.0), 1.0, fresh=i != 3) for i in range(1, 5)]
+    for row, missing in zip(rows, (0, 3, 3, 0), strict=True):
+        row["evaluation"]["num_episodes_missing"] = missing
+    write_run(tmp_path / "run", results=rows)
+    [row] = fault_rows(read_runs([tmp_path]))
+    assert row.counters == "evaluation/num_episodes_missing: 3"
+    page = write_report(tmp_path, tmp_path / "report.html")
+    assert "num_episodes_missing" in titles(page)

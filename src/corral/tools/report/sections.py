@@ -17,6 +17,7 @@ from corral.tools.report.time_figures import bottleneck_figure, shares_figure, t
 RETURN = "env_runners/episode_return_mean"
 EVALUATED = "evaluation/env_runners/episode_return_mean"
 ENDS = ("evaluation/env_runners/episode_return_interval_low", "evaluation/env_runners/episode_return_interval_high")
+MISSING = "evaluation/num_episodes_missing"
 FAULTS = (
     "fault_tolerance/num_env_runner_failures",
     "fault_tolerance/num_remote_worker_restarts",
@@ -25,7 +26,7 @@ FAULTS = (
     "fault_tolerance/num_callback_errors",
     "evaluation/num_env_runner_failures",
     "evaluation/num_remote_worker_restarts",
-    "evaluation/num_episodes_missing",
+    MISSING,
 )
 MAX_OPEN = 4
 """Number of groups up to which the figures of single groups are open when the page is opened."""
@@ -150,9 +151,14 @@ def time_section(groups: Sequence[Group]) -> Section:
 
 def faults_figures(groups: Sequence[Group]) -> FigureBlock:
     """Return the counters of faults over training, of those that counted anything."""
-    counted = [key for key in FAULTS if any(run.last(key) > 0 for group in groups for run in group.runs)]
+    counted = [key for key in FAULTS if any(count_of(run, key) > 0 for group in groups for run in group.runs)]
     figures = [figure for key in counted for figure in _by_steps(groups, key, key.rpartition("/")[2])]
     return FigureBlock("Counters over training", tuple(figures))
+
+
+def count_of(run: RunFiles, key: str) -> float:
+    """Return the last number of a counter; the episodes that rounds of evaluation miss are counted in each round."""
+    return float(curve_of(run, key, "steps").y.sum()) if key == MISSING else run.last(key)
 
 
 def more_section(groups: Sequence[Group]) -> Section:

@@ -17,7 +17,7 @@ from corral.tools.report.curves import X_AXES
 from corral.tools.report.groups import SEED, Group, differing_settings
 from corral.tools.report.run_log import NOT_ENDED
 from corral.tools.report.runs import RunFiles
-from corral.tools.report.sections import ENDS, EVALUATED, FAULTS, RETURN
+from corral.tools.report.sections import ENDS, EVALUATED, FAULTS, RETURN, count_of
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def fault_rows(runs: Sequence[RunFiles]) -> list[FaultRow]:
     """
     rows = []
     for run in runs:
-        counted = [(key, run.last(key)) for key in FAULTS if run.last(key) > 0]
+        counted = [(key, count) for key in FAULTS if (count := count_of(run, key)) > 0]
         counters = ", ".join(f"{key.removeprefix('fault_tolerance/')}: {_number(value)}" for key, value in counted)
         if run.log.num_continued:
             counters += f"{', ' if counters else ''}continued: {run.log.num_continued}"
