@@ -20,7 +20,7 @@ from corral.tools.report import write_report
 from corral.tools.report.groups import group_runs
 from corral.tools.report.runs import read_runs
 from corral.tools.report.sections import evaluation_section, learning_section, more_section
-from corral.tools.report.tables import fault_rows
+from corral.tools.report.tables import fault_rows, summary_rows
 from corral.tools.report.time_figures import bottleneck_figure, part_seconds, shares_figure, totals_figure
 from written_runs import config, evaluated, result, write_run
 
@@ -298,3 +298,11 @@ def test_episodes_that_were_missing_in_an_earlier_round_are_a_fault(tmp_path: Pa
     assert row.counters == "evaluation/num_episodes_missing: 3"
     page = write_report(tmp_path, tmp_path / "report.html")
     assert "num_episodes_missing" in titles(page)
+
+
+def test_a_run_that_began_at_a_checkpoint_has_its_number_of_iterations(tmp_path: Path) -> None:
+    write_run(tmp_path / "1", results=[result(i, 1.0) for i in range(51, 54)])
+    write_run(tmp_path / "2", settings=config(lr=0.01))
+    rows = summary_rows(group_runs(read_runs([tmp_path])), ["a", "b"])
+    assert [row.cells[1] for row in rows] == ["53", "3"]
+    assert [row.label for row in rows] == ["PPO CartPole-v1, lr=0.001 (1)", "PPO CartPole-v1, lr=0.01 (2)"]

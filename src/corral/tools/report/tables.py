@@ -15,6 +15,7 @@ from corral.core.metrics.summary import show_number
 from corral.core.run_files import RESULTS_FILE
 from corral.tools.report.curves import X_AXES
 from corral.tools.report.groups import SEED, Group, differing_settings
+from corral.tools.report.result_columns import ITERATION
 from corral.tools.report.run_log import NOT_ENDED
 from corral.tools.report.runs import RunFiles
 from corral.tools.report.sections import ENDS, EVALUATED, FAULTS, RETURN, count_of
@@ -51,7 +52,8 @@ def summary_rows(groups: Sequence[Group], colors: Sequence[str]) -> list[Summary
     for group, color in zip(groups, colors, strict=True):
         if len(group.runs) == 1:
             run = group.runs[0]
-            label = group.label if run.name in group.label else f"{group.label} ({run.name})"
+            is_named = group.label == run.name or group.label.endswith(f" ({run.name})")
+            label = group.label if is_named else f"{group.label} ({run.name})"
             rows.append(SummaryRow(label, color, _run_cells(run)))
             continue
         rows.append(SummaryRow(group.label, color, _group_cells(group)))
@@ -65,7 +67,7 @@ def _run_cells(run: RunFiles) -> tuple[str, ...]:
     interval = f" [{_number(low)}, {_number(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
     return (
         _text(run.setting(*SEED.split("."))),
-        f"{run.num_results:,}",
+        _number(_iterations(run)),
         *(_number(run.last(key)) for key in X_AXES.values()),
         _number(run.last(RETURN)),
         f"{_number(evaluated)}{interval}",
@@ -81,8 +83,14 @@ def _group_cells(group: Group) -> tuple[str, ...]:
         mean = float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
         means.append(_number(mean) + (f" [{_number(low)}, {_number(high)}]" if math.isfinite(low) else ""))
     steps, seconds = ([run.last(key) for run in group.runs] for key in X_AXES.values())
-    num_results = _range([run.num_results for run in group.runs])
-    return (f"{len(group.runs)} runs", num_results, _range(steps), _range(seconds), *means, "")
+    iterations = _range([_iterations(run) for run in group.runs])
+    return (f"{len(group.runs)} runs", iterations, _range(steps), _range(seconds), *means, "")
+
+
+def _iterations(run: RunFiles) -> float:
+    """Return the iterations of a run with those before the checkpoint that it began with; if unknown, its results."""
+    last = run.last(ITERATION)
+    return last if math.isfinite(last) else run.num_results
 
 
 def state_of(run: RunFiles) -> str:
