@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from corral import PPOConfig
 from corral.core.run_files import SET_ASIDE
 from corral.errors import RunDirectoryError
+from corral.runs.loggers.run import Run
 from corral.testing import CountingEnv
 from corral.tools.report.groups import differing_settings, group_runs, repeated_seeds
+from corral.tools.report.run_log import NOT_ENDED
 from corral.tools.report.runs import find_run_dirs, read_run, read_runs
 from written_runs import config, result, write_run
 
@@ -206,3 +210,17 @@ def test_a_run_that_fit_wrote_and_continued(tmp_path: Path) -> None:
     assert run.setting("debugging", "seed") == 0
     lines = (tmp_path / "run" / "result.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[-1])["bottleneck"]["part"] == run.texts["bottleneck/part"][-1]
+
+
+@pytest.mark.parametrize("level", ["WARNING", "ERROR"])
+def test_the_log_says_at_every_level_how_a_run_ended(level: Any, tmp_path: Path) -> None:
+    config = PPOConfig().environment(CountingEnv).debugging(log_level=level)
+    with pytest.raises(KeyboardInterrupt), Run(config, tmp_path, []):
+        raise KeyboardInterrupt
+    assert read_run(tmp_path).log.ending == "interrupted"
+    with Run(config, tmp_path, [], restore=lambda path: (1, 16)):
+        assert read_run(tmp_path).log.ending == NOT_ENDED
+        logging.getLogger("corral").info("not at this level")
+    log = read_run(tmp_path).log
+    assert (log.ending, log.num_continued) == ("finished", 1)
+    assert "not at this level" not in (tmp_path / "run.log").read_text(encoding="utf-8")

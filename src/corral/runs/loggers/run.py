@@ -129,7 +129,7 @@ class Run:
             self.__exit__(type(error), error, error.__traceback__)
             raise
         where = "" if start is None else f" continues from iteration {start[0]}"
-        log.info("Run in %s%s, seed %s.", self.path, where, self._config.seed)
+        self._say(logging.INFO, "Run in %s%s, seed %s.", self.path, where, self._config.seed)
         return self
 
     def _open(self, logger: Logger, start: tuple[int, int] | None) -> None:
@@ -161,7 +161,7 @@ class Run:
                 file.write(text)
 
     def _open_log(self) -> None:
-        handler = _RunLog(self.path / "run.log", encoding="utf-8")
+        self._log_file = handler = _RunLog(self.path / "run.log", encoding="utf-8")
         handler.setFormatter(LineFormatter(LOG_FORMAT))
         self._exit.callback(_close_quietly, handler)  # the full disk may have no room for the rest
         self._exit.callback(log.setLevel, log.level)
@@ -197,6 +197,13 @@ class Run:
         if result.get("evaluation", {}).get("fresh") and (evaluated := evaluated_return(result)):
             log.info("Evaluation with iteration %d: mean return %s, 95%% interval %s.", iteration, *evaluated)
 
+    def _say(self, level: int, text: str, *values: Any) -> None:
+        """Log how the run begins or ends: in `run.log` at every `log_level`, since reports read it there."""
+        if log.isEnabledFor(level):
+            log.log(level, text, *values)
+        else:
+            self._log_file.handle(log.makeRecord(log.name, level, __file__, 0, text, values, None))
+
     def _check_there(self) -> None:
         """Refuse to continue if the directory was removed.
 
@@ -215,9 +222,9 @@ class Run:
     ) -> None:
         """Log how the run ended, and close everything."""
         if error is None:
-            log.info("Run finished.")
+            self._say(logging.INFO, "Run finished.")
         elif interrupted := name_of_interrupt(error):
-            log.warning("Run %s.", interrupted[0].lower() + interrupted[1:])
+            self._say(logging.WARNING, "Run %s.", interrupted[0].lower() + interrupted[1:])
         else:
             log.error("Run failed.", exc_info=error)
         with self._exit:
