@@ -149,6 +149,19 @@ def test_a_reset_with_settings_of_the_build_builds_a_new_algorithm(make: Any, ch
     assert one.train()["training_iteration"] == 1
 
 
+def test_a_callback_ends_its_trial_and_not_the_next_one_in_the_actor(make: Any, tmp_path: Path) -> None:
+    def stop_once(*, algorithm: Any, result: Any, **kwargs: Any) -> None:
+        if result["training_iteration"] == 2:
+            algorithm.request_stop("solved")
+
+    one = make(callbacks={"on_train_result": stop_once})
+    saved = one.save(str(tmp_path / "checkpoint"))
+    assert [one.train()["done"] for _ in range(2)] == [False, True]
+    assert one.reset({**SETTINGS, "callbacks": {"on_train_result": stop_once}})
+    one.restore(saved)
+    assert not one.train()["done"]
+
+
 def test_stop_closes_the_envs(make: Any) -> None:
     one = make()
     env = one.algorithm.env_runner.env

@@ -85,10 +85,11 @@ class AlgorithmTrainable(tune.Trainable):
         self.algorithm = copied.build()
 
     def step(self) -> dict[str, Any]:
-        """Run one iteration, and return its result."""
+        """Run one iteration, and return its result, which ends the trial if a callback called `request_stop`."""
         if self._starts_again:
             self._build(self._config)
-        return reportable(self.algorithm.train())
+        result = reportable(self.algorithm.train())
+        return result if self.algorithm.stop_requested is None else {**result, DONE: True}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save the algorithm."""
@@ -97,6 +98,7 @@ class AlgorithmTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """Restore the algorithm."""
         self.algorithm.restore_from_path(checkpoint_dir)
+        self.algorithm.stop_requested = None  # the trial before may have ended so
         self._starts_again = False
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
