@@ -127,6 +127,16 @@ def test_the_list_of_envs_has_ids_that_can_be_given(capsys: pytest.CaptureFixtur
     assert all(gym.spec(env_id) for env_id in ids if ":" not in env_id)
 
 
+def test_an_old_version_that_is_named_is_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"gymnasium": ["CartPole-v0", "CartPole-v1", "Hopper-v3", "Hopper-v4"]}
+    monkeypatch.setattr("corral.envs.listing.env_ids", lambda: ids)
+    assert printed(["list", "envs", "cartpole"], capsys).split() == ["CartPole-v1"]
+    assert printed(["list", "envs", "hopper-v3"], capsys).split() == ["Hopper-v3"]
+    assert main(["list", "envs", "pong"]) == 2
+
+
 def test_newest_versions() -> None:
     ids = ["A-v1", "A-v10", "A-v2", "B", "B-v0", "my/C-v3"]
     assert newest_versions(ids) == ["A-v10", "B-v0", "my/C-v3"]

@@ -27,6 +27,8 @@ def print_names(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if options.what == "envs":
         num_found = _print_envs(console, options.word, everything=options.all)
+        if not num_found:  # the word may name an old version
+            num_found = _print_envs(console, options.word, everything=True)
     elif options.what == "tuned":
         num_found = _print_tuned(console, options.word)
     else:
