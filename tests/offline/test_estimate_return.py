@@ -37,6 +37,7 @@ from corral.modules.spec import ModuleSpec
 from corral.modules.td3_module import TD3Module
 from corral.runs.policies.estimate_return import METHODS
 from corral.runs.policies.policy import Policy
+from corral.tools.cli.estimate import gamma_of
 from corral.tools.cli.main import main
 from offline.recorded_envs import Counting
 
@@ -444,3 +445,10 @@ def test_the_text_has_every_number(capsys: pytest.CaptureFixture[str]) -> None:
         )
     assert "fqe                 not estimated: fitted values need" in text
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_discount_of_the_command_is_the_discount_of_the_module() -> None:
+    own = {"algorithm_config_overrides_per_module": {"main": {"gamma": 0.9}, "other": {"lr": 0.1}}}
+    config = {"training": {"gamma": 0.95}, "multi_agent": own}
+    assert [gamma_of(config, module_id) for module_id in ("main", "other")] == [0.9, 0.95]
+    assert (gamma_of({"training": {"gamma": 0.95}}, "main"), gamma_of(None, "main")) == (0.95, 0.99)

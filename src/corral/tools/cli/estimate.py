@@ -27,7 +27,7 @@ def estimate(options: argparse.Namespace) -> int:
         checkpoint_policy(checkpoint, module_id=options.module, seed=options.seed),
         options.data,
         methods=options.method or "all",
-        gamma=_gamma(checkpoint.config) if options.gamma is None else options.gamma,
+        gamma=gamma_of(checkpoint.config, options.module or ids[0]) if options.gamma is None else options.gamma,
         explore=options.explore,
         module_id=options.module,
         max_ratio=options.max_ratio,
@@ -43,8 +43,10 @@ def estimate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _gamma(config: Any) -> float:
-    """Return the discount with which a run was trained."""
-    training = config.get("training") if isinstance(config, dict) else None
-    found = training.get("gamma") if isinstance(training, dict) else None
+def gamma_of(config: Any, module_id: str) -> float:
+    """Return the discount with which a module of a run was trained."""
+    groups = config if isinstance(config, dict) else {}
+    of_all = (groups.get("training") or {}).get("gamma")
+    of_modules = (groups.get("multi_agent") or {}).get("algorithm_config_overrides_per_module") or {}
+    found = (of_modules.get(module_id) or {}).get("gamma", of_all)
     return float(found) if isinstance(found, (int, float)) else DEFAULT_GAMMA
