@@ -10,6 +10,7 @@ from corral.core.comparisons import estimate_improvement, estimate_iqm
 from corral.tools.report.comparison import Comparison, compare_groups
 from corral.tools.report.groups import group_runs
 from corral.tools.report.runs import read_runs
+from corral.tools.report.tables import summary_rows
 from written_runs import config, evaluated, result, write_run
 
 
@@ -72,6 +73,15 @@ def test_evaluation_counts_where_all_runs_have_it(tmp_path: Path) -> None:
     write_run(tmp_path / "b", [7.0], settings=config(0, lr=0.5))
     (found,) = compare(tmp_path, threshold=150)
     assert found.rows[0][2][1] == "1 [1, 1]" and found.rows[1][2][1] == "7"
+
+
+def test_runs_without_a_return_are_not_counted_among_those_that_have_one(tmp_path: Path) -> None:
+    for seed, returns in enumerate(([2.0], [4.0], [None])):
+        write_run(tmp_path / str(seed), returns, settings=config(seed))
+    (found,) = compare(tmp_path, threshold=3)
+    assert found.rows[0][2] == ("3", "3 (2 of 3)", "3 (2 of 3)", "- (1 of 3)", "- (1 of 3)")
+    rows = summary_rows(group_runs(read_runs([tmp_path])), ["a"])
+    assert rows[0].cells[4:6] == ("3 [-9.706, 15.71] (2 of 3)", "-")
 
 
 def test_a_single_run_is_not_compared(tmp_path: Path) -> None:

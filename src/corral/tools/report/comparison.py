@@ -72,7 +72,7 @@ def _table(title: str, pairs: Sequence[tuple[Group, str]], threshold: float | No
         columns.append(f"better than {groups[0].label}")
     rows = []
     for index, (group, color) in enumerate(pairs):
-        cells = [str(len(group.runs)), *(_with_interval(estimate_iqm([values[index]])) for values in (last, best))]
+        cells = [str(len(group.runs)), *(_mean_of(values[index]) for values in (last, best))]
         if threshold is not None:
             cells += [_reached(group.runs, key, threshold, x_axis) for x_axis in ("steps", "time")]
         if len(groups) > 1:
@@ -114,6 +114,16 @@ def _reached(runs: Sequence[RunFiles], key: str, threshold: float, x_axis: str) 
     middle = float(np.median(found))
     text = show_number(middle, num_digits=4) if math.isfinite(middle) else "-"
     return text if num_reached == len(runs) else f"{text} ({num_reached} of {len(runs)})"
+
+
+def _mean_of(values: Sequence[float]) -> str:
+    return _with_interval(estimate_iqm([values])) + show_share(values)
+
+
+def show_share(values: Sequence[float]) -> str:
+    """Return how many of the runs have a value, as the end of a text; empty where all or none of them have one."""
+    num_there = sum(map(math.isfinite, values))
+    return f" ({num_there} of {len(values)})" if 0 < num_there < len(values) else ""
 
 
 def _with_interval(found: Estimate) -> str:

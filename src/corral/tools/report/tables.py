@@ -13,6 +13,7 @@ import yaml
 from corral.core.intervals import t_interval
 from corral.core.metrics.summary import show_number
 from corral.core.run_files import RESULTS_FILE
+from corral.tools.report.comparison import show_share
 from corral.tools.report.curves import X_AXES
 from corral.tools.report.groups import SEED, Group, differing_settings
 from corral.tools.report.result_columns import ITERATION
@@ -78,10 +79,11 @@ def _run_cells(run: RunFiles) -> tuple[str, ...]:
 def _group_cells(group: Group) -> tuple[str, ...]:
     means = []
     for key in (RETURN, EVALUATED):
-        values = np.array([run.last(key) for run in group.runs])
+        values = [run.last(key) for run in group.runs]
         low, high = (float(end) for end in t_interval(values))
         mean = float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
-        means.append(_number(mean) + (f" [{_number(low)}, {_number(high)}]" if math.isfinite(low) else ""))
+        interval = f" [{_number(low)}, {_number(high)}]" if math.isfinite(low) else ""
+        means.append(f"{_number(mean)}{interval}{show_share(values)}")
     steps, seconds = ([run.last(key) for run in group.runs] for key in X_AXES.values())
     iterations = _range([_iterations(run) for run in group.runs])
     return (f"{len(group.runs)} runs", iterations, _range(steps), _range(seconds), *means, "")
