@@ -69,6 +69,8 @@ def test_settings_are_named_as_on_the_command_line() -> None:
         ({"num_epochs": {"log": [1, 9]}}, "is refused: .* whole numbers use 'log_int'"),
         ({"gamma": {"uniform": [0.9, 1.2]}}, "training.gamma: 1.2 is refused: gamma=1.2 must be in"),
         ({"gamma": {"choice": [0.9, "high"]}}, "training.gamma: 'high' is refused: "),
+        ({"lr": {"log": [1e-5, 1e-2]}, "gamma": {"choice": [2, 3]}}, "training.gamma: 2 is refused: gamma=2"),
+        ({"lr": {"log": [1e-5, 1e-2]}, "lrr": {"choice": [1, 2]}}, "space: lrr: 1 is refused: .*unknown setting 'lrr'"),
         ({"gamma": {"choice": [0.9]}}, "a choice needs at least two values"),
         ({"gamma": {"choice": [0.9, 0.9]}}, "0.9 is among the values twice"),
         ({"gamma": {"choice": [True, 1]}}, "is among the values twice"),

@@ -158,22 +158,27 @@ def _check_values(config: AlgorithmConfig, parameters: Sequence[Parameter]) -> N
     """Try the examples of each parameter.
 
     A value may contradict another searched setting at one end of the range and not at the other one, so that it is
-    refused only where it fails with both.
+    refused only where it fails with both. An error that is there without the parameter too is not about its value.
 
     Raises:
         ConfigError: A value is refused.
     """
     ends = [{other.path: other.values[place] for other in parameters} for place in (0, -1)]
+    of_others: list[ConfigError] = []
     for parameter in parameters:
+        without = {path: value for path, value in ends[0].items() if path != parameter.path}
         for value in parameter.examples():
             refused = [error for values in ends if (error := _refusal(config, values | {parameter.path: value}))]
             if len(refused) == len(ends):
-                if str(_refusal(config, {})) == str(refused[0]):
-                    raise refused[0]  # which is not about this value
+                if str(_refusal(config, without)) == str(refused[0]):
+                    of_others.append(refused[0])
+                    continue
                 hint = ""
                 if parameter.kind in ("log", "uniform") and value not in parameter.values:
                     hint = f" For whole numbers use {'log_int' if parameter.kind == 'log' else 'int'!r}."
                 raise ConfigError(f"{PLACE}: {parameter.path}: {value!r} is refused: {refused[0]}{hint}")
+    if of_others:  # of the experiment itself
+        raise of_others[0]
 
 
 def _refusal(config: AlgorithmConfig, values: Mapping[str, Any]) -> ConfigError | None:
