@@ -300,6 +300,16 @@ def test_episodes_that_were_missing_in_an_earlier_round_are_a_fault(tmp_path: Pa
     assert "num_episodes_missing" in titles(page)
 
 
+def test_numbers_of_learners_that_are_no_losses_are_among_the_other_numbers(tmp_path: Path) -> None:
+    rows = [result(i, 1.0) for i in (1, 2)]
+    for row in rows:
+        row["learners"]["default_policy"]["num_epochs"] = row["training_iteration"]
+    write_run(tmp_path / "run", results=rows)
+    section = more_section(group_runs(read_runs([tmp_path])))
+    [figure] = section.blocks[0].figures
+    assert figure["layout"]["title"]["text"] == "learners/default_policy/num_epochs"
+
+
 def test_a_run_that_began_at_a_checkpoint_has_its_number_of_iterations(tmp_path: Path) -> None:
     write_run(tmp_path / "1", results=[result(i, 1.0) for i in range(51, 54)])
     write_run(tmp_path / "2", settings=config(lr=0.01))

@@ -34,7 +34,7 @@ MAX_OPEN = 4
 MAX_MORE = 60
 """Number of figures of other numbers."""
 
-_SHOWN_ELSEWHERE = ("timers/", "bottleneck/", "fault_tolerance/", "restored/", "runner_group/by_runner/", "learners/")
+_SHOWN_ELSEWHERE = ("timers/", "bottleneck/", "fault_tolerance/", "restored/", "runner_group/by_runner/")
 _COUNTS = ("num_", "module_train_batch_size")
 
 
@@ -124,8 +124,8 @@ def losses_section(groups: Sequence[Group]) -> Section:
     """Return what the learners report, for each module."""
     by_module: dict[str, list[Figure]] = {}
     for key in _keys(groups):
-        _, module, name = [*key.split("/", 2), "", ""][:3]
-        if key.startswith("learners/") and module != "__all_modules__" and not name.startswith(_COUNTS):
+        if _is_loss(key):
+            _, module, name = [*key.split("/", 2), ""][:3]
             by_module.setdefault(module, []).extend(_by_steps(groups, key, name))
     is_open = len(by_module) <= MAX_OPEN
     blocks = [
@@ -133,6 +133,12 @@ def losses_section(groups: Sequence[Group]) -> Section:
         for module, figures in by_module.items()
     ]
     return _section("Losses", "Numbers of the learners, by env steps.", "No run has learned yet.", blocks)
+
+
+def _is_loss(key: str) -> bool:
+    """Return whether a number is one of a learner, and no count."""
+    group, module, name = [*key.split("/", 2), "", ""][:3]
+    return group == "learners" and module != "__all_modules__" and not name.startswith(_COUNTS)
 
 
 def time_section(groups: Sequence[Group]) -> Section:
@@ -167,7 +173,8 @@ def more_section(groups: Sequence[Group]) -> Section:
     keys = [
         key
         for key in _keys(groups)
-        if key not in shown and not (key.startswith(_SHOWN_ELSEWHERE) or "_lifetime" in key) and _varies(groups, key)
+        if key not in shown and not (key.startswith(_SHOWN_ELSEWHERE) or "_lifetime" in key or _is_loss(key))
+        if _varies(groups, key)
     ]
     figures = tuple(figure for key in keys[:MAX_MORE] for figure in _by_steps(groups, key, key))
     note = "All other numbers that changed during training, by env steps."
