@@ -56,9 +56,10 @@ def test_the_deviation_of_targets_far_from_zero_is_found() -> None:
     assert float(module.value_scale.variance) == pytest.approx(9.0, rel=0.1)
 
 
-def test_modules_cannot_share_a_head_whose_scales_differ() -> None:
-    config = config_of(PPOConfig, shared_layers={"value_head": ["red", "blue"]}).training(normalize_values=True)
-    with pytest.raises(ConfigError, match=r"'value_head' out of shared_layers"):
+@pytest.mark.parametrize("layers", ["value_head", "value_scale"])
+def test_modules_cannot_share_a_head_whose_scales_differ(layers: str) -> None:
+    config = config_of(PPOConfig, shared_layers={layers: ["red", "blue"]}).training(normalize_values=True)
+    with pytest.raises(ConfigError, match=f"'{layers}' out of shared_layers"):
         config.build()
 
 

@@ -21,6 +21,7 @@ from corral import (
     ClipObservations,
     DQNConfig,
     HeuristicModule,
+    IMPALAConfig,
     PPOConfig,
     RandomModule,
     SACConfig,
@@ -337,6 +338,23 @@ def test_several_learners_train_several_modules() -> None:
         assert not same(before["red"], after["red"])
         assert not same(before["blue"], after["blue"])
         assert result["red"]["num_gradient_steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "value"),
+    [
+        (DQNConfig, "num_offline_updates", 5),
+        (IMPALAConfig, "broadcast_interval", 2),
+        (IMPALAConfig, "learner_queue_size", 5),
+        (APPOConfig, "use_circular_buffer", False),
+        (APPOConfig, "circular_buffer_num_batches", 2),
+        (APPOConfig, "circular_buffer_iterations_per_batch", 3),
+    ],
+)
+def test_settings_that_all_modules_have_in_common_are_refused_for_one(base: Any, name: str, value: Any) -> None:
+    config = config_of(base, algorithm_config_overrides_per_module={"blue": {name: value}})
+    with pytest.raises(ConfigError, match=f"module 'blue': .*{name}={value} is the same for all modules"):
+        config.validate()
 
 
 class Ruleless(HeuristicModule):

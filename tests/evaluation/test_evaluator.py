@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from at_least import all_of
 from corral import PPO, Callback, PPOConfig
 from corral.core.metrics.result import flat_result
 from corral.errors import CallbackError, ConfigError, CorralError
@@ -798,3 +799,16 @@ def test_what_callbacks_of_a_round_log_is_in_the_result_of_its_iteration() -> No
     with small(evaluation_interval=1).callbacks(on_evaluate_end=log_number).build() as algo:
         results = [algo.train() for _ in range(3)]
     assert [result.get("number") for result in results] == [1, 2, 3]
+
+
+def test_runners_get_the_weights_of_a_restored_state_without_evaluation() -> None:
+    """Both algorithms have the same version of other weights."""
+    with small_run(seed=0).build() as algo, small_run(seed=1).build() as other:
+        algo.evaluate()
+        algo.set_state(other.get_state())
+        algo.evaluate()
+        assert algo.eval_env_runner_group is not None
+        runner = algo.eval_env_runner_group.local_env_runner
+        assert runner is not None
+        acting, learned = runner.module.state_dict(), other.get_module().state_dict()
+    assert all_of(bool((acting[name] == weights).all()) for name, weights in learned.items())

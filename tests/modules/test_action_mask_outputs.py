@@ -281,3 +281,14 @@ def test_the_target_entropy_of_sac_is_the_one_of_the_legal_actions() -> None:
     mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
     expected = (math.log(1) + math.log(2) + math.log(4)) / 3 / 2
     assert float(module.auto_target_entropy({"action_mask": mask})) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_a_truncated_step_takes_its_value_also_where_nobody_may_act(double_q: bool) -> None:
+    module = QModule(masked(FLAT), FOUR, {})
+    module.q, module.target_q = Table([0.0, 9.0, 7.0, 3.0]), Table([0.0, 90.0, 30.0, 40.0])
+    batch = q_batch([1, 0, 1, 1])
+    batch["next_obs"] = q_batch([0, 0, 0, 0])["obs"]
+    _, reported = dqn_loss(module, batch, {}, double_q=double_q, huber=True)
+    assert reported["td_error"].item() == pytest.approx(-(1 + 0.5 * 90))
+    assert module.value(batch["next_obs"]).item() == 9

@@ -237,6 +237,14 @@ def test_the_buffer_of_an_algorithm_relabels_by_the_env() -> None:
         assert 0.3 < reached.mean() < 0.9
 
 
+def test_other_goals_leave_the_intrinsic_rewards() -> None:
+    config = small_dqn(num_goals=9).exploration(exploration_config={"type": "RND"})
+    with config.build() as algo:
+        algo.train()
+        rewards = algo.local_replay_buffer.sample(200)["rewards"]
+    assert (rewards != rewards.round()).mean() > 0.9  # rewards of the env are -1 and 0
+
+
 class OnceEach(BitFlippingEnv):
     """Computes the reward of one goal at a time."""
 

@@ -594,6 +594,8 @@ class Evaluator:
             Exception: What an env or a callback raised; a part of the state may be set then.
         """
         self._metrics = _new_metrics()
+        if self.group is not None:
+            self.group.forget_weights()  # of the state, which may have the same version
         if state is None:
             self._latest, self._num_env_steps, self._rngs = None, 0, None
             return

@@ -194,13 +194,14 @@ class Modules(dict[str, ModuleRecord]):
     def let_explorations_learn(self, rollouts: Sequence[Rollout]) -> None:
         """Let explorations learn from the rollouts of their modules, and send their weights if they have any.
 
-        What they add to the rewards stays apart from rewards that transforms change: the statistics of transforms are
-        of the rewards of the env.
+        What they add to the rewards stays apart from rewards that transforms change, because the statistics of
+        transforms are of the rewards of the env, and from rewards that hindsight replaces.
         """
         algorithm, by_module = self._algorithm, group_by_module(rollouts)
         for module_id, exploration in self.learning_explorations.items():
             parts = by_module.get(module_id, [])
-            changed = [part for part in parts if part.pipeline is not None and part.pipeline.changes_rewards]
+            relabels = getattr(self[module_id].config, "replay_buffer_config", {}).get("type") == "hindsight"
+            changed = [part for part in parts if relabels or (part.pipeline and part.pipeline.changes_rewards)]
             env_rewards = [part.rewards.copy() for part in changed]
             with algorithm.timers.time("exploring"):
                 learned = exploration.learn(parts, timestep=algorithm.num_env_steps_sampled_lifetime)

@@ -146,7 +146,7 @@ class PPO(Algorithm):
                     f"normalize_values=True is for the default module, and module {module_id!r} is a "
                     f"{type(record.module).__name__} or has another architecture: leave it out."
                 )
-        shared = [path for path in self.config.shared_layers if path.split(".")[0] == "value_head"]
+        shared = [path for path in self.config.shared_layers if path.split(".")[0] in ("value_head", "value_scale")]
         if shared and any(record.config.normalize_values for record in self.modules.values()):
             raise ConfigError(
                 f"normalize_values=True gives each module a scale of its own: leave it out, or {shared[0]!r} out of "

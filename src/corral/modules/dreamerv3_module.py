@@ -99,13 +99,7 @@ class DreamerV3Module(Following, Module):
             )
         self.max_seq_len = int(model_config.get("max_seq_len") or self.DEFAULT_SEQ_LEN)
         size = SIZES[model_config.get("model_size", "XS")]
-        num_action_inputs = (
-            int(np.prod(self.distribution.action_shape))
-            if not self.is_discrete
-            else int(
-                action_space.n  # type: ignore[attr-defined]
-            )
-        )
+        num_action_inputs = self.distribution.num_noise  # of a Discrete action one for each value
         self.world_model = WorldModel(self.features_space, num_action_inputs, size)
         num_features = self.world_model.num_features
         self.actor = head(num_features, size, self.distribution.num_inputs)

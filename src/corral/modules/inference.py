@@ -195,7 +195,8 @@ class Inference:
         if self._appended is not None:
             x = np.concatenate([x, np.broadcast_to(self._appended, (len(x), len(self._appended)))], -1)
         if self.module.has_action_mask:
-            np.copyto(x, ILLEGAL, where=obs[MASK_KEY].reshape(x.shape) == 0)
+            illegal = obs[MASK_KEY].reshape(x.shape) == 0  # as `Module.mask_outputs` does
+            np.copyto(x, ILLEGAL, where=illegal & ~illegal.all(-1, keepdims=True))
         return x
 
 

@@ -308,11 +308,12 @@ class Module(Viewable, nn.Module):
         """Return outputs `[B, n]`, logits or action values, with a large negative number for each illegal action.
 
         Illegal actions then have probability 0 and no gradient. Without a mask in the observations, the outputs stay as
-        they are.
+        they are, and so do rows without a legal action: nobody acts there, but a truncated step takes its value there.
         """
         if not self.has_action_mask:
             return outputs
-        return outputs.masked_fill(obs[MASK_KEY].reshape(outputs.shape) == 0, ILLEGAL)
+        illegal = obs[MASK_KEY].reshape(outputs.shape) == 0
+        return outputs.masked_fill(illegal & ~illegal.all(-1, keepdim=True), ILLEGAL)
 
     def policy(self, obs: Tree) -> Tensor:
         """Map observations (a tree of `[B, ...]`) to `dist_inputs`, float32 `[B, distribution.num_inputs]`.

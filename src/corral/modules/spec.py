@@ -182,7 +182,7 @@ def check_module(module: Module) -> None:
 
 def _check_mask(module: Module, call: str, output: torch.Tensor, obs: Tree) -> None:
     """Refuse a policy that gives illegal actions a probability; values of a policy have another width."""
-    if output.ndim == 2 and (output.masked_fill(obs[MASK_KEY].reshape(output.shape) != 0, ILLEGAL) > MAX_ILLEGAL).any():
+    if output.ndim == 2 and ((module.mask_outputs(obs, output) <= MAX_ILLEGAL) & (output > MAX_ILLEGAL)).any():
         raise ConfigError(
             f"{type(module).__name__}.{call} allows actions that {MASK_KEY} of the observations does not allow: return "
             "self.mask_outputs(obs, dist_inputs), or set .environment(action_masks=False)."

@@ -124,13 +124,8 @@ class RowHistory:
 
     def set_state(self, state: Mapping[str, Any], lanes: Any = slice(None)) -> None:
         """Continue from a state, in these lanes."""
-
-        def set_lanes(here: NDArray[Any], saved: NDArray[Any]) -> NDArray[Any]:
-            found = here.copy()
-            found[lanes] = saved
-            return found
-
         if self._memory is not None:
-            self._memory.states = map_tree(set_lanes, self._memory.states, state["states"])
+            self._memory.states = map_tree(np.copy, self._memory.states)
+            map_tree(lambda here, saved: here.__setitem__(lanes, saved), self._memory.states, state["states"])
         if self._transforms is not None:
             self._transforms.continue_from(state["transforms"], lanes)

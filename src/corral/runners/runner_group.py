@@ -473,8 +473,12 @@ class EnvRunnerGroup(Viewable):
         continued = self._states.set(state["runners"])
         self.recovery.num_failures, self.recovery.num_restarts = int(state["num_failures"]), self.counts.num_restarts
         self.mail.forget(int(state["num_env_steps"]))
-        self._weights.version, self._weights.names = -1, set()
+        self.forget_weights()
         return continued
+
+    def forget_weights(self) -> None:
+        """Let the next `sync_weights` give all runners the weights, whatever their version."""
+        self._weights.version, self._weights.names = -1, set()
 
     # User code.
 

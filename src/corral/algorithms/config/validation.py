@@ -220,7 +220,10 @@ def warn_of_mistakes(config: AlgorithmConfig) -> None:
 # Groups of the settings that can differ for a module, and the settings in them that are the same for all modules.
 _OF_MODULES = ("training", "exploration", "rl_module")
 _ALSO_OF_MODULES = frozenset({"transforms"})
-_SHARED = frozenset({"store_buffer_in_checkpoints"})
+_SHARED = frozenset(
+    "store_buffer_in_checkpoints num_offline_updates num_updates_per_iteration broadcast_interval learner_queue_size "
+    "use_circular_buffer circular_buffer_num_batches circular_buffer_iterations_per_batch".split()
+)
 
 
 def _validate_modules(config: AlgorithmConfig) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from corral.core.columns import describe
 from corral.core.returns import n_step_returns
 from corral.core.tree import Tree, map_tree
-from corral.data.replay.buffer import ReplayBuffer, RewardFn
+from corral.data.replay.buffer import INTRINSIC, ReplayBuffer, RewardFn
 from corral.data.replay.layout import Layout
 from corral.data.replay.links import Place
 from corral.data.replay.storage import array_of, put_rows
@@ -167,6 +167,8 @@ class HindsightReplayBuffer(ReplayBuffer):
         self, batch_size: int, *, gamma: float = 1.0, reward_fn: RewardFn | None = None, **how: Any
     ) -> dict[str, Tree]:
         """Return drawn transitions `[B, ...]`, most of them with other goals; see `ReplayBuffer.sample`."""
+        if reward_fn is None and INTRINSIC in self._columns:
+            reward_fn = np.asarray  # all rewards as they are, to which the intrinsic ones are added
         batch = super().sample(batch_size, gamma=gamma, reward_fn=reward_fn, **how)
         (at,) = (self._rng.random(batch_size) * (1 + self.num_goals) < self.num_goals).nonzero()
         if not len(at):
