@@ -353,7 +353,9 @@ class OffPolicyAlgorithm(Algorithm):
         if record.has_memory:
             batch = record.draw_sequences(buffer, size, across_episodes=self.CROSSES_EPISODES, **form)
         else:
-            beta = schedule_value(self.replay_buffers.configs[module_id].beta, self.num_env_steps_sampled_lifetime)
+            beta = self.replay_buffers.configs[module_id].beta
+            if not isinstance(beta, float):
+                beta = schedule_value(beta, self.num_env_steps_sampled_lifetime)
             batch = buffer.sample(size, beta=beta, **form)
         return batch if pipeline is None else record.transform_stored(batch)
 
