@@ -270,7 +270,7 @@ class Policy:
 
         Scaling, clipping and squashing of actions are part of the file, and so are transforms of observations with
         their statistics. Where transforms look back, as `FrameStack` does, the file takes the observations after the
-        last one that does, and the caller stacks. The batch size is free. See
+        last one that does: that one, and the transforms before it, are left to the caller. The batch size is free. See
         `docs/save-resume-deploy.md`.
 
         Args:
