@@ -11,8 +11,6 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
-
 from corral import load_policy
 from corral.errors import CorralError
 
@@ -37,12 +35,12 @@ def make_server(run_dir, host="127.0.0.1", port=8000):
                     )
                 observation = json.loads(self.rfile.read(num_bytes))
                 with one_at_a_time:
-                    self.answer(200, np.asarray(policy(observation)).tolist())
+                    self.answer(200, policy(observation))
             except (ValueError, RecursionError, CorralError) as error:  # no JSON, or no observation of the env
                 self.answer(400, {"error": str(error)})
 
         def answer(self, status, value):
-            body = json.dumps(value).encode()
+            body = json.dumps(value, default=lambda array: array.tolist()).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

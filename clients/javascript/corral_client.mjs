@@ -667,6 +667,7 @@ export class PolicyClient {
    */
   async step(obs, rewards, { terminated = [], truncated = [], envs = this.#all(), nextObs = null } = {}) {
     checkCounts({ rewards, terminated, truncated }, envs.length);
+    envs = [...envs]; // a typed array maps to numbers only
     const isOver = envs.map((_, index) => Boolean(terminated[index] || truncated[index]));
     if (nextObs === null || !isOver.includes(true)) return this.exchange({ envs, obs, rewards, terminated, truncated });
     const rows = envs.flatMap((_, index) => (isOver[index] ? [[index, false], [index, true]] : [[index, false]]));
@@ -683,11 +684,12 @@ export class PolicyClient {
   /**
    * Send one message `steps`, and return the actions `[M, ...]` of the entries that want one, in their order.
    *
-   * @param entries K entries in the order of time, of which an env may have several: `envs`, `obs`, and where wanted
+   * @param given K entries in the order of time, of which an env may have several: `envs`, `obs`, and where wanted
    *   `rewards`, `begins`, `terminated`, `truncated`, `actions` that the client takes itself, and `infos`, an object each.
    */
-  exchange(entries) {
+  exchange(given) {
     return this.#alone(async () => {
+      const entries = { ...given, envs: [...given.envs] };
       const { envs, rewards, begins, terminated, truncated, actions = null, infos } = entries;
       checkCounts({ rewards, begins, terminated, truncated, infos }, envs.length);
       if (this.#local === null || actions !== null) {

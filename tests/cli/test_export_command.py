@@ -12,7 +12,9 @@ from torch import Tensor
 
 from corral import Algorithm, FrameStack, PPOConfig, load_policy, make_multi_agent
 from corral.modules.module import ActorCritic
+from corral.tools.cli.export import _acted
 from corral.tools.cli.main import main
+from corral.tools.cli.parser import make_parser
 from file_limits import largest_file
 
 
@@ -117,6 +119,14 @@ def test_the_policy_of_one_of_several_agents(tmp_path: Path, capsys: pytest.Capt
     obs = torch.tensor([[1.0, 0.0, 3.0]])
     found = torch.export.load(str(tmp_path / "p.pt2")).module()(obs)
     np.testing.assert_allclose(found, load_policy(run, module_id="odd").batch(obs.numpy()), rtol=1e-5)
+
+
+def test_the_only_policy_of_several_agents_needs_no_name(tmp_path: Path) -> None:
+    config = small(PPOConfig().environment(Pendulums).multi_agent(policies={"shared"}))
+    with config.debugging(seed=0).build() as algorithm:
+        run = algorithm.save(tmp_path / "saved")
+    options = make_parser().parse_args(["export", str(run), "-o", "p.pt2", "--episodes", "1"])
+    assert _acted(options, load_policy(run)).num_rows == 400  # two agents, 200 steps
 
 
 def test_what_cannot_be_exported_or_checked_is_named(

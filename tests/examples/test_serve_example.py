@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import example_files
-from corral import FrameStack, PPOConfig, load_policy
+from corral import FrameStack, Policy, PPOConfig, load_policy
 from corral.errors import CorralError
+from corral.modules.module import ActorCritic
 
 
 def post(port: int, body: bytes) -> tuple[int, Any]:
@@ -51,6 +53,18 @@ def test_actions_match_the_policy(env: str, tmp_path: Path) -> None:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_actions_of_dict_and_tuple_spaces_are_objects_and_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    gripper = spaces.Dict(grips=spaces.Discrete(1, start=3), moves=spaces.Box(-1, 1, (2,)))
+    policy = Policy(ActorCritic(spaces.Box(-1, 1, (2,)), spaces.Tuple([gripper, spaces.MultiBinary(1)]), {}))
+    example = example_files.load("serve_policy.py")
+    monkeypatch.setattr(example, "load_policy", lambda run_dir: policy)
+    with example.make_server("run", port=0) as server:
+        threading.Thread(target=server.handle_request).start()
+        status, (gripper_action, bits) = post(server.server_port, b"[0.5, 0.25]")
+    moves = policy([0.5, 0.25])[0]["moves"].tolist()
+    assert status == 200 and gripper_action == {"grips": 3, "moves": pytest.approx(moves)} and bits in ([0], [1])
 
 
 def test_a_policy_with_memory_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from gymnasium import spaces
 from corral import DQNConfig, MultiAgentEnv, Policy, PPOConfig, evaluate_policy, load_policy
 from corral.core.tree import leaves, map_tree, named_leaves
 from corral.errors import ConfigError, ObservationError
+from corral.modules.memory import initial_states
 from corral.modules.spec import ModuleSpec
+from corral.runs.policies.export_check import WatchedPolicy, check_export
 from corral.testing import CountingEnv, TMaze
 from memory_modules import CountsSteps
 
@@ -198,6 +200,27 @@ def test_exports_take_and_return_states(settings: dict[str, Any], suffix: str, t
     for obs in OBS:
         actions, states = run(obs, states)
         np.testing.assert_allclose(actions, policy.batch(obs), atol=1e-5)
+
+
+class ReturnsKeysInAnotherOrder(ActsByCount):
+    """Returns its two numbers, which differ, in another order than the initial state has them."""
+
+    def initial_state(self) -> Any:
+        return {"old": torch.zeros(1), "count": torch.zeros(1)}
+
+    def policy(self, obs: Any, state: Any) -> Any:
+        outputs, after = super().policy(obs, state)
+        return outputs, {**after, "old": state["count"] - 5}
+
+
+def test_exported_states_have_their_names_whatever_order_a_module_returns_them_in(tmp_path: Path) -> None:
+    env = NeedsCount()
+    policy = WatchedPolicy(Policy(ReturnsKeysInAnotherOrder(env.observation_space, env.action_space, {})))
+    policy.batch(OBS[0])
+    file = policy.export(tmp_path / "policy.pt2")
+    _, *after = torch.export.load(str(file)).module()(torch.from_numpy(OBS[0]), initial_states(policy.module, 3))
+    assert [leaf[0].item() for leaf in after] == [-5, 1]  # as the metadata names them: old, count
+    assert check_export(file, policy).is_close
 
 
 def test_a_distribution_of_returns_is_exported_for_any_batch(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -451,6 +452,19 @@ def test_javascript_refuses_a_certificate_that_it_does_not_know(secure_server: P
     program = start(["node", "--input-type=module", "--eval", call])
     serve_until(secure_server, program)
     assert ended(program)[:2] == (0, "tls")
+
+
+@needs_node
+def test_javascript_takes_the_numbers_of_envs_as_a_typed_array(start: Any) -> None:
+    call = f"""
+    import {{ NdArray, PolicyClient }} from "{CLIENTS}/javascript/corral_client.mjs";
+    const client = new PolicyClient("nowhere:1", {{ numEnvs: 2 }});
+    client.exchange = ({{ envs, obs, begins }}) => console.log(JSON.stringify([envs, obs.numbers(), begins]));
+    const [obs, nextObs] = [[1, 2], [3, 4]].map((numbers) => new NdArray(Float32Array.from(numbers), [2, 1]));
+    await client.step(obs, [1, 1], {{ terminated: [true, false], envs: Int32Array.of(0, 1), nextObs }});"""
+    status, printed, problem = ended(start(["node", "--input-type=module", "--eval", call]))
+    assert status == 0, problem
+    assert json.loads(printed) == [[0, 0, 1], [1, 3, 2], [False, True, False]]
 
 
 def test_python_refuses_a_certificate_that_it_does_not_know(secure_server: PolicyServer) -> None:

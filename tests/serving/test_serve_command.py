@@ -21,8 +21,9 @@ from simulators import free_ports, runner_of
 import warm
 from at_least import all_of
 from console_script import corral_command
-from corral import PPOConfig
+from corral import ExternalEnv, PPOConfig
 from corral.algorithms.registry import config_from_dict
+from corral.core.settings import path_of
 from corral.runners.serving.client import MultiAgentPolicyClient, PolicyClient, drive
 from corral.testing import CountingEnv
 from corral.tools.cli.experiment import read_experiment
@@ -77,6 +78,15 @@ def test_the_first_command_of_the_page_needs_only_a_file_with_the_spaces(tmp_pat
     with runner_of(config) as runner:
         assert runner.env.single_observation_space == Box(-np.inf, np.inf, (4,))
         assert runner.env.single_action_space == Discrete(2) and runner.env.num_envs == 8
+
+
+def test_settings_of_a_policy_server_stay_however_its_class_is_named() -> None:
+    settings = {"spaces_of": "CartPole-v1", "token_file": "token", "client_timeout_s": 5.0}
+    for env in (ExternalEnv, path_of(ExternalEnv), EXTERNAL):  # the second one is in config.yaml of a run from Python
+        config = PPOConfig().environment(env, env_config=settings)
+        serve_config(config, {"address": "127.0.0.1:1"}, None)
+        assert config.env_config == {**settings, "address": "127.0.0.1:1"} and config.env is env
+        assert config.evaluation_config == {}
 
 
 class Player:

@@ -125,6 +125,14 @@ def test_flattening_gives_one_vector_with_one_hot_parts() -> None:
     assert pipeline.from_stored(obs).tolist() == [expected]
 
 
+def test_flattening_takes_numbers_of_small_dtypes_as_tensors_too() -> None:
+    pipeline = build(FlattenObservations(), space=spaces.MultiDiscrete([3, 200], np.uint8, start=[0, 7]))
+    obs = np.array([[1, 157], [2, 7], [0, 206]], np.uint8)
+    expected = np.concatenate([np.eye(3)[obs[:, 0]], np.eye(200)[obs[:, 1] - 7]], 1)
+    assert np.array_equal(pipeline.from_stored(obs), expected)
+    assert np.array_equal(pipeline.tensors_from_stored(torch.from_numpy(obs)), expected)
+
+
 def test_flattening_leaves_keys_out() -> None:
     (transform,) = make_transforms([{"type": "FlattenObservations", "left_out": ["image", "kind"]}])
     assert describe_transform(transform)["left_out"] == ("image", "kind")

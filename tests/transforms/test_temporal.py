@@ -17,6 +17,7 @@ from tests.exact_runs import Drift, StatefulDrift, limited, make_config
 from corral import (
     FrameStack,
     NormalizeObservations,
+    Policy,
     PrevActionsPrevRewards,
     TemporalTransform,
     evaluate_policy,
@@ -25,6 +26,7 @@ from corral import (
 )
 from corral.core.tree import map_tree
 from corral.errors import ConfigError, ObservationError
+from corral.modules.module import ActorCritic
 from corral.modules.transforms.pipeline import Pipeline
 from corral.modules.transforms.rows import RowTransforms
 
@@ -226,6 +228,24 @@ class Change(TemporalTransform):
 class Short(Change):
     def step(self, obs: Any, memory: Any, begins: Any, actions: Any, rewards: Any) -> tuple[Any, Any]:
         return obs[:1], obs
+
+
+class SinceFirst(Change):
+    """A transform whose observations have the shape of the observations of the env."""
+
+    def step(self, obs: Any, memory: Any, begins: Any, actions: Any, rewards: Any) -> tuple[Any, Any]:
+        first = np.where(begins[:, None], obs, memory)
+        return obs - first, first
+
+
+def test_acting_without_states_is_refused_also_where_the_shapes_would_fit() -> None:
+    space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,))
+    pipeline = Pipeline.build([SinceFirst()], space, actions)
+    policy, obs = Policy(ActorCritic(space, actions, {}), pipeline=pipeline), np.ones((2, 3), np.float32)
+    found, _ = policy.act(obs, policy.initial_states(2))
+    np.testing.assert_array_equal(found, Policy(policy.module).batch(0 * obs))
+    with pytest.raises(ObservationError, match=r"state of the transforms: .*begin with initial_states\(B\)"):
+        policy.act(obs)
 
 
 def test_your_own_transform_may_look_back() -> None:

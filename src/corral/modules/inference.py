@@ -157,14 +157,14 @@ class Inference:
     def step(self, obs: Tree, states: Tree) -> tuple[FloatArray, Tree]:
         """Return `dist_inputs`, float32 `[N, D]`, and the next states of a module with memory, for trees of `[N, ...]`.
 
-        The next states are new arrays.
+        The next states are new arrays, with keys in the order of `states`.
         """
         if self._steps is not None:
             return self._steps(obs, states)
         policy: Any = self.module.policy
         with torch.inference_mode():  # copies of the states, which a module may change in place
             outputs, after = policy(map_tree(_as_tensor, obs), map_tree(torch.tensor, states))
-        return outputs.detach().numpy(), map_tree(lambda leaf: leaf.detach().numpy(), after)
+        return outputs.detach().numpy(), map_tree(lambda _, leaf: leaf.detach().numpy(), states, after)
 
     def __call__(self, obs: Tree, *, perturbed: bool = True) -> FloatArray:
         """Map observations, a tree of arrays `[N, ...]`, to `dist_inputs`, float32 `[N, D]`.

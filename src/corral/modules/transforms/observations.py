@@ -271,12 +271,13 @@ def _without_mask(obs: Any) -> dict[str, Any]:
 
 def _flat_parts(space: spaces.Space[Any], leaf: Any, eye: Callable[[int], Any]) -> list[Any]:
     flat = leaf.reshape(leaf.shape[0], -1)
-    if isinstance(space, spaces.Discrete):
-        return [eye(int(space.n))[flat[:, 0] - int(space.start)]]
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes, starts = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
-        return [eye(size)[flat[:, i] - start] for i, (size, start) in enumerate(zip(sizes, starts, strict=True))]
-    return [flat]
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return [flat]
+    # Torch takes uint8 as a mask, and other small dtypes not at all.
+    places = flat.long() if isinstance(flat, torch.Tensor) else flat.astype(np.int64)
+    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
+    starts = np.ravel(space.start).tolist()
+    return [eye(size)[places[:, i] - start] for i, (size, start) in enumerate(zip(sizes, starts, strict=True))]
 
 
 def _flat_bounds(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -100,7 +100,7 @@ class _Graph(nn.Module):
         dist_inputs, after = outputs
         if self.module.ACTION_STATE is not None:
             after = {**after, self.module.ACTION_STATE: self.module.distribution.mode(dist_inputs)}
-        after = map_tree(lambda leaf, _: leaf.detach(), after, states[0])
+        after = map_tree(lambda _, leaf: leaf.detach(), states[0], after)  # in the order in which they are named
         actions = leaves(self.module.distribution.env_mode(dist_inputs))
         return (*(action.detach() for action in actions), *leaves(after))
 

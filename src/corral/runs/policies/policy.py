@@ -225,14 +225,14 @@ class Policy:
         of = "transforms" if self._looks_back else "module"
         try:
             of_module, of_transforms = self._split(states)
-            if of_transforms is not None:
+            if self._looks_back:  # also where no states are given
                 of_transforms = map_tree(_checked_state, self._initial_of_transforms(size), of_transforms)
-            if of_module is not None:
+            if self.module.has_memory():
                 of = "module"
                 of_module = map_tree(np.asarray, of_module)
                 RowStates(self.module, 1).check(of_module, size)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ObservationError(f"state of the {of}: {error}.") from error
+            raise ObservationError(f"state of the {of}: {error}; episodes begin with initial_states(B).") from error
         return of_module, of_transforms
 
     def check_obs(self, obs: Tree, *, batch: tuple[int, ...] = ()) -> None:
@@ -270,7 +270,7 @@ class Policy:
 
         Scaling, clipping and squashing of actions are part of the file, and so are transforms of observations with
         their statistics. Where transforms look back, as `FrameStack` does, the file takes the observations after the
-        last one that does, and the caller stacks. The batch size is free. See
+        last one that does: that one, and the transforms before it, are left to the caller. The batch size is free. See
         `docs/save-resume-deploy.md`.
 
         Args:

@@ -104,7 +104,7 @@ def _acted(options: argparse.Namespace, policy: Policy) -> WatchedPolicy:
     acting: Policy | AgentPolicies = watched
     if isinstance(setup.policy, AgentPolicies):
         acting = setup.policy
-        acting.policies[options.module] = watched
+        acting.policies[options.module or next(iter(acting.policies))] = watched  # unnamed, it is the only one
     evaluate_policy(
         acting,
         setup.env,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from corral.core.space_descriptions import describe_space
 from corral.envs.seats import SeatsSpace
+from corral.envs.vector import resolve_env
 from corral.errors import ConfigError
 from corral.runners.serving.agent_messages import describe_agents
 from corral.runners.serving.external_env import SPACES, spaces_of
@@ -88,7 +89,7 @@ def serve_config(config: AlgorithmConfig, given: dict[str, Any], num_envs: int |
 
 
 def _is_external(env: Any) -> bool:
-    return getattr(env, "IS_EXTERNAL", False) or env == EXTERNAL
+    return env is not None and getattr(resolve_env(env), "IS_EXTERNAL", False)
 
 
 def _describe(config: AlgorithmConfig) -> dict[str, Any]:
