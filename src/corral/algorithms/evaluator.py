@@ -138,7 +138,9 @@ class Evaluator:
             require_images(group, self._config)
         if self._runner_states is not None:
             group.check_state(self._runner_states)
+            callbacks = self._callbacks.get_state()
             group.set_state(self._runner_states)
+            self._callbacks.set_state(callbacks)  # runners here share instances, which training has changed since
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
