@@ -73,6 +73,18 @@ def test_csv_takes_a_key_that_comes_late_and_one_that_goes_away(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
 
 
+def test_csv_keeps_rows_with_line_breaks_of_any_kind_in_a_run_that_continues(tmp_path: Path) -> None:
+    texts = ["a\nb", "a\rb", "a\r\nb", "a"]
+    logger = CSVLogger()
+    logger.open(tmp_path, {})
+    for iteration, text in enumerate(texts, 1):
+        logger.log_result(result(iteration, text=text))
+    logger.close()
+    logger.resume(tmp_path, {}, 4, 4)
+    logger.close()
+    assert [row["text"] for row in read_csv(tmp_path / "progress.csv")] == texts
+
+
 def test_json_lines_read_back_as_they_were(tmp_path: Path) -> None:
     logger = JSONLinesLogger()
     logger.open(tmp_path, {})

@@ -224,7 +224,7 @@ def _whole_rows(path: Path) -> Iterator[list[str]]:
     if not path.exists():
         return
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        lines: Iterable[str] = (line for line in file if line.endswith("\n"))
+        lines: Iterable[str] = (line for line in file if line.endswith(("\n", "\r")))
         num_columns = None
         for row in csv.reader(lines):
             num_columns = num_columns or len(row)
