@@ -477,6 +477,7 @@ def test_training_does_not_wait_for_a_custom_function_beyond_the_limit() -> None
         evaluation = algo.train()["evaluation"]
         assert time.perf_counter() - start < 5
         assert evaluation["skipped"] and math.isnan(evaluation["env_runners"]["episode_return_mean"])
+        assert 0.2 < evaluation["evaluation_s"] < 5
         start = time.perf_counter()
         assert algo.train()["evaluation"]["skipped"]  # the function still has the runners
         assert time.perf_counter() - start < 2

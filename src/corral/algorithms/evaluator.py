@@ -436,6 +436,7 @@ class Evaluator:
             with self._algorithm.timers.time("evaluating"):
                 wait([playing], max(0.0, self._trained_s + limit_s + GRACE_S - time.perf_counter()))
             if not playing.done():  # a custom function, or a thread in an env that cannot be interrupted
+                self._evaluation_s = time.perf_counter() - self._began_s
                 raise TimeoutError(f"the evaluation took longer than evaluation_sample_timeout_s={limit_s:g}")
             played = playing.result()
         except Exception as error:
