@@ -346,13 +346,15 @@ class TestSeveral:
         class Other(Holds): ...
 
         saved, same, other = [Holds(), Holds()], [Holds(), Holds()], [Other(), Holds()]
+        more = [Other(), Holds(), Naming(), Holds()]
         for number, callback in enumerate(saved, 1):
             callback.held = number
         state = Dispatcher(saved, {}).get_state()
-        for instances in (same, other):
+        for instances in (same, other, more):
             Dispatcher(instances, {}).set_state(state)
         assert [callback.held for callback in same] == [1, 2]
         assert [callback.held for callback in other] == [0, 2]
+        assert [callback.held for callback in more if isinstance(callback, Holds)] == [0, 1, 2]
 
     def test_algorithm_runner_and_learner_have_instances_of_their_own(self) -> None:
         made: list[Everywhere] = []

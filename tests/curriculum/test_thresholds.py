@@ -343,9 +343,10 @@ def test_own_metrics_of_fragments_that_runners_sampled_ahead_pass_no_task(settin
     assert num_sampled == 8 * 9 and indices == [1] * 7  # two fragments of the task before counted after the change
 
 
-def test_an_own_metric_passes_tasks_that_are_learned() -> None:
+@pytest.mark.parametrize("clears", [False, True])
+def test_an_own_metric_passes_tasks_that_are_learned(clears: bool) -> None:
     def log(episode: Any, metrics_logger: Any) -> None:
-        metrics_logger.log_value("score", episode.get_return(), window=10)
+        metrics_logger.log_value("score", episode.get_return(), window=10, clear_on_reduce=clears)
 
     curriculum = ThresholdCurriculum([1, 2, 3], [1.0, 2.0], metric="env_runners/score")
     with config(curriculum).callbacks(on_episode_end=log).build() as algo:

@@ -368,6 +368,31 @@ def test_a_restored_run_continues_rounds_played_by_hand() -> None:
         assert other.evaluate()["env_runners"]["episode_returns"] == expected
 
 
+class CountsIterations(Callback):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_result(self, **kwargs: Any) -> None:
+        self.count += 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_restored_evaluation_runners_that_are_made_later_do_not_reset_an_instance_that_training_shares() -> None:
+    counts = CountsIterations()
+    with small().callbacks(counts).build() as algo, small().callbacks(CountsIterations()).build() as saved:
+        saved.train()
+        saved.evaluate()
+        algo.set_state(saved.get_state())
+        algo.train()
+        algo.evaluate()
+    assert counts.count == 2
+
+
 class NotesVersion(Callback):
     def on_sample_end(self, *, env_runner: Any, metrics_logger: Any, **kwargs: Any) -> None:
         note_version(env_runner, metrics_logger)
@@ -453,6 +478,7 @@ def test_training_does_not_wait_for_a_custom_function_beyond_the_limit() -> None
         evaluation = algo.train()["evaluation"]
         assert time.perf_counter() - start < 5
         assert evaluation["skipped"] and math.isnan(evaluation["env_runners"]["episode_return_mean"])
+        assert 0.2 < evaluation["evaluation_s"] < 5
         start = time.perf_counter()
         assert algo.train()["evaluation"]["skipped"]  # the function still has the runners
         assert time.perf_counter() - start < 2

@@ -73,6 +73,18 @@ def test_csv_takes_a_key_that_comes_late_and_one_that_goes_away(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
 
 
+def test_csv_keeps_rows_with_line_breaks_of_any_kind_in_a_run_that_continues(tmp_path: Path) -> None:
+    texts = ["a\nb", "a\rb", "a\r\nb", "a"]
+    logger = CSVLogger()
+    logger.open(tmp_path, {})
+    for iteration, text in enumerate(texts, 1):
+        logger.log_result(result(iteration, text=text))
+    logger.close()
+    logger.resume(tmp_path, {}, 4, 4)
+    logger.close()
+    assert [row["text"] for row in read_csv(tmp_path / "progress.csv")] == texts
+
+
 def test_json_lines_read_back_as_they_were(tmp_path: Path) -> None:
     logger = JSONLinesLogger()
     logger.open(tmp_path, {})
@@ -131,13 +143,21 @@ def test_json_lines_hold_small_arrays_and_describe_the_rest(tmp_path: Path) -> N
 
 def test_a_json_line_stays_short_up_to_the_entries_that_one_asks_for(tmp_path: Path) -> None:
     arrays = [np.zeros(400), np.zeros((2, 300)), np.zeros(1)]
-    values = {"full": list(range(1000)), "long": list(range(1001)), "array": np.zeros(1000), "arrays": arrays}
+    names = [f"env_runners/{number}" for number in range(1001)]  # whole, as reports and summaries read them
+    values = {
+        "early_means": names,
+        "full": list(range(1000)),
+        "long": list(range(1001)),
+        "array": np.zeros(1000),
+        "arrays": arrays,
+    }
     for entries, name in ((1000, "default.jsonl"), (2000, "more.jsonl")):
         logger = JSONLinesLogger(name) if entries == 1000 else JSONLinesLogger(name, max_entries=entries)
         logger.open(tmp_path, {})
         logger.log_result(values)
         logger.close()
     (short,), (long,) = read_lines(tmp_path / "default.jsonl"), read_lines(tmp_path / "more.jsonl")
+    assert short["early_means"] == long["early_means"] == names
     assert (short["full"], short["array"]) == (list(range(1000)), [0.0] * 1000)
     assert (short["long"], short["arrays"]) == ("int[1001]", ["float64[400]", "float64[2, 300]", "float64[1]"])
     assert (long["long"], long["arrays"]) == (list(range(1001)), [[0.0] * 400, [[0.0] * 300] * 2, [0.0]])

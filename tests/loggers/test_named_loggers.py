@@ -172,6 +172,20 @@ def test_a_plain_loop_writes_one_run_directory_until_stop(tmp_path: Path, monkey
     assert "Run finished." in (run_dir / "run.log").read_text()
 
 
+def test_a_plain_loop_that_goes_back_writes_each_of_its_results_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notes = Notes()
+    with small_run(loggers=[notes]).build() as algo:
+        algo.train()
+        state = algo.get_state()
+        for _ in range(2):
+            algo.train()
+            algo.set_state(state)
+    assert [number for kind, number in notes.calls[1:-1]] == [1, 2, 2]
+
+
 def test_a_plain_loop_without_loggers_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with small().build() as algo:

@@ -138,7 +138,9 @@ class Evaluator:
             require_images(group, self._config)
         if self._runner_states is not None:
             group.check_state(self._runner_states)
+            callbacks = self._callbacks.get_state()
             group.set_state(self._runner_states)
+            self._callbacks.set_state(callbacks)  # runners here share instances, which training has changed since
             self._runner_states, self._rngs = None, restored_rngs  # as before making the envs, which may draw
         return group
 
@@ -434,6 +436,7 @@ class Evaluator:
             with self._algorithm.timers.time("evaluating"):
                 wait([playing], max(0.0, self._trained_s + limit_s + GRACE_S - time.perf_counter()))
             if not playing.done():  # a custom function, or a thread in an env that cannot be interrupted
+                self._evaluation_s = time.perf_counter() - self._began_s
                 raise TimeoutError(f"the evaluation took longer than evaluation_sample_timeout_s={limit_s:g}")
             played = playing.result()
         except Exception as error:

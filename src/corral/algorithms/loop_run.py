@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from corral.core.metrics.result_html import Result
 from corral.runs.loggers import Run
 from corral.runs.loggers.named import make_loggers
 
@@ -43,7 +44,7 @@ class LoopRun:
     def log_result(self, result: dict[str, Any]) -> None:
         """Give a result to the loggers."""
         if self._run is not None:
-            self._run.log_result(result)
+            self._run.log_result(result, is_new=True)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the loggers, after the result of an iteration that an exception of a callback ended."""
@@ -74,5 +75,6 @@ def run_ended(run: Run, error: BaseException | None) -> Iterator[None]:
 
 def log_last_result(algorithm: Algorithm, run: Run, first_iteration: int) -> None:
     """Log the result of the last iteration where an interrupt or a callback kept the loggers from it."""
-    if algorithm.training_iteration > first_iteration:
-        run.log_result(algorithm.report.latest)
+    latest = algorithm.report.latest
+    if algorithm.training_iteration > first_iteration and isinstance(latest, Result):  # else from a state
+        run.log_result(latest)

@@ -147,14 +147,19 @@ class Dispatcher:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Let the callbacks continue from a state of `get_state`; a callback that has another class now keeps its own.
 
+        Callbacks of a class are found in their order if there are as many as in the state, else by place.
+
         Raises:
             Exception: Exception of `set_state` of a callback.
         """
-        self.num_errors = int(state["num_errors"])
+        self.num_errors, saved = int(state["num_errors"]), state["callbacks"]
+        names = {index: type(instance).__name__ for index, instance in self._stateful()}
         for index, instance in self._stateful():
-            name, saved = state["callbacks"].get(index, (None, None))
-            if name == type(instance).__name__:
-                instance.set_state(copy_nested(saved))
+            then = [place for place, (name, _) in saved.items() if name == names[index]]
+            now = [place for place, name in names.items() if name == names[index]]
+            place = then[now.index(index)] if len(then) == len(now) else index
+            if place in then:
+                instance.set_state(copy_nested(saved[place][1]))
 
     def _stateful(self) -> Iterator[tuple[int, Any]]:
         for index, instance in enumerate(self.instances):

@@ -184,7 +184,8 @@ class ThresholdCurriculum(Callback):
         num_values, num_before = self.first_counts
         if entry.reduction.ema_coeff is not None:
             return num_episodes - num_before >= MEMORY_OF_AVERAGE / entry.reduction.ema_coeff
-        return entry.reduction.window is None or entry.num_values - num_values >= entry.reduction.window
+        window = None if entry.reduction.clear_on_reduce else entry.reduction.window
+        return window is None or entry.num_values - num_values >= window
 
     def _set_task(self, algorithm: Any) -> None:
         algorithm.env_runner_group.foreach_env_runner("set_tasks", kwargs={"tasks": [self.tasks[self.index]]})

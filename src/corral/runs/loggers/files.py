@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from corral.core.columns import describe
-from corral.core.metrics.result import flat_result
+from corral.core.metrics.result import EARLY_MEANS, flat_result
 from corral.core.result_values import classify
 from corral.core.run_files import PROGRESS_FILE, RESULTS_FILE
 from corral.errors import ConfigError
@@ -155,7 +155,10 @@ class JSONLinesLogger(Logger):
         Args:
             result: The nested result.
         """
-        return {str(key): self._plain(value) for key, value in result.items() if key != "config"}
+        line = {str(key): self._plain(value) for key, value in result.items() if key != "config"}
+        if EARLY_MEANS in result:
+            line[EARLY_MEANS] = list(result[EARLY_MEANS])  # whole, since readers leave these numbers out
+        return line
 
     def _plain(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -224,7 +227,7 @@ def _whole_rows(path: Path) -> Iterator[list[str]]:
     if not path.exists():
         return
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        lines: Iterable[str] = (line for line in file if line.endswith("\n"))
+        lines: Iterable[str] = (line for line in file if line.endswith(("\n", "\r")))
         num_columns = None
         for row in csv.reader(lines):
             num_columns = num_columns or len(row)

@@ -169,8 +169,15 @@ class Run:
         log.setLevel(self._config.log_level)
         log.addHandler(handler)
 
-    def log_result(self, result: dict[str, Any]) -> None:
-        """Give a result to every logger that was not given it yet; a full disk or a service does not end the run."""
+    def log_result(self, result: dict[str, Any], *, is_new: bool = False) -> None:
+        """Give a result to every logger that was not given it yet; a full disk or a service does not end the run.
+
+        Args:
+            result: The result.
+            is_new: Whether no logger was given it, though there may be one of this iteration from before a restore.
+        """
+        if is_new:
+            self._logged, self._in_log = {}, 0
         iteration = result["training_iteration"]
         self._check_there()
         for place, logger in enumerate(self._opened):
