@@ -77,6 +77,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "object": ({"obs": None}, ["observation"]),
     "ragged": ({"obs": [[1.0], [1.0, 2.0]]}, ["observation must be an array"]),
     "NaN": ({"obs": np.array([0, np.nan], np.float32)}, ["observation holds NaN or infinity"]),
+    "beyond float32": ({"obs": np.array([0.0, 1e39])}, ["observation holds a number that is too large for float32"]),
     "outside Discrete": ({"observation_space": spaces.Discrete(3), "obs": 3}, ["observation is outside Discrete(3)"]),
     "float for Discrete": (
         {"observation_space": spaces.Discrete(3), "obs": 1.5},

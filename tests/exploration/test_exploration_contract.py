@@ -388,6 +388,7 @@ def discrete(**exploration_config: Any) -> AlgorithmConfig:
         ({"epsilon_timesteps": -1}, ["epsilon_timesteps=-1"]),
         ({"epsilon_schedule": [[5, 1.0], [9, 0.1]]}, ["must be 0"]),
         ({"epsilon_schedule": [[0, 1.0], [0, 0.1]]}, ["must rise"]),
+        ({"epsilon_schedule": [[0, 1.0], [float("nan"), 0.1]]}, ["must rise"]),
         ({"epsilon_schedule": []}, ["at least one"]),
         ({"epsilon_schedule": [1.0, 0.1]}, ["[step, value] pairs", "[1.0, 0.1]"]),
         ({"epsilon_schedule": [[0, 1.0], [50]]}, ["[step, value] pairs"]),

@@ -64,7 +64,7 @@ def schedule_problem(schedule: Schedule, *, minimum: float = 0.0, maximum: float
         steps, values = zip(*schedule, strict=True)
         if steps[0] != 0:
             return f"the first step of a schedule must be 0, not {steps[0]:g}"
-        if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        if not all(earlier < later for earlier, later in itertools.pairwise(steps)):  # not NaN either
             return f"the steps of a schedule must rise, got {list(steps)}"
     if not all(minimum <= value <= maximum and math.isfinite(value) for value in values):
         bounds = f"at least {minimum:g}" if maximum == math.inf else f"in [{minimum:g}, {maximum:g}]"

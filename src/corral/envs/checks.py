@@ -206,12 +206,16 @@ def _leaf_mismatch(
 
 
 def bad_values(space: spaces.Space[Any], values: NDArray[Any], path: str) -> str | None:
-    """Return the problem of the values of a leaf `[..., *space.shape]`, or `None`: NaN, infinity, index out of range.
+    """Return the problem of the values of a leaf `[..., *space.shape]`, or `None`: not finite, too large, or no index.
 
     The bounds of a Box are not enforced: many envs exceed them a little, which does no harm.
     """
     if values.dtype.kind == "f":
-        return None if np.isfinite(values).all() else f"{path} holds NaN or infinity"
+        if not np.isfinite(values).all():
+            return f"{path} holds NaN or infinity"
+        if values.dtype == space.dtype or (np.abs(values) <= np.finfo(space.dtype).max).all():
+            return None
+        return f"{path} holds a number that is too large for {space.dtype}"
     if isinstance(space, spaces.Discrete):
         low, high = space.start, space.start + space.n - 1
     elif isinstance(space, spaces.MultiDiscrete):
