@@ -39,10 +39,11 @@ episodes without exploration, whose time does not count, and after the last env 
 *Reached* is how many runs had an evaluation at or above the return in the heading. *Env steps* and *CPU s* are the
 medians over the seeds of when that first happened; a run that never got there counts as later than all others. *Last*
 is the interquartile mean of the last evaluations with its 95% interval (Agarwal et al. 2021, arXiv:2108.13264), and
-*best* the interquartile mean of the best evaluation of each run. What a run learns does not depend on the load of the
-machine; its CPU seconds depend on it a little. A row names the commit of Corral, or the version of the other library,
-and the day of its latest run. Rows are listed when all of their seeds are measured. The rows of Corral's DQN of
-2026-11-30 are from a slower machine, on which they need 1.6 times the CPU seconds.
+*best* the interquartile mean of the best evaluation of each run, which is also the luckiest: chance makes it better
+than *last* for a policy that stays as it is. What a run learns does not depend on the load of the machine; its CPU
+seconds depend on it a little. A row names the commit of Corral, or the version of the other library, and the day of its
+latest run. Rows are listed when all of their seeds are measured. The rows of Corral's DQN, and of SAC on
+InvertedDoublePendulum, are from a slower machine, on which they need 1.6 times the CPU seconds.
 """
 
 
