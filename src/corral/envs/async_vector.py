@@ -112,13 +112,14 @@ def _in_process(
 ) -> gym.Env[Any, Any]:
     """Return one sub-env, made in its own process, or a stand-in that raises the error later.
 
-    In the process `parent`, Gymnasium makes one more sub-env, only for its spaces.
+    In the process `parent`, whose generators stay as they are, Gymnasium makes one more, only for its spaces.
 
     The stand-in is needed because Gymnasium's worker reports no error before its loop runs.
     """
-    seed_everything(seed)
+    if not (is_spare := os.getpid() == parent):
+        seed_everything(seed)
     try:
-        return _ProcessEnv(partial(make, index, os.getpid() == parent), step_timeout_s, reports_failures)
+        return _ProcessEnv(partial(make, index, is_spare), step_timeout_s, reports_failures)
     except Exception as error:
         return _UnmadeEnv(error, *spaces)
 
