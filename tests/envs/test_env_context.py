@@ -236,3 +236,4 @@ def test_what_the_checked_env_takes_out_of_a_nested_setting_is_there_for_the_fir
     with config.build() as algo:
         assert algo.env_runner is not None
         assert algo.env_runner.sample(num_timesteps=4).terminated.sum() == 4
+        assert algo.config.env_config == {"episode": {"length": 1}}  # of which evaluation and checkpoints have copies

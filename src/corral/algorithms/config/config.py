@@ -484,9 +484,10 @@ class AlgorithmConfig(
         return self._set(group, {name: value})
 
     def for_workers(self) -> Self:
-        """Return what runners and learners are made from: loggers and recorded data stay with the algorithm."""
-        if self.loggers is None and self.input_ is None:
-            return self
+        """Return what runners and learners are made from: loggers and recorded data stay with the algorithm.
+
+        An env in this process may change what is inside of its `env_config`, so that it is always a copy.
+        """
         return self.copy(loggers=None, input_=None).freeze()
 
     # What rooms read of several groups.
