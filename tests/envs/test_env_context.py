@@ -223,3 +223,17 @@ def test_a_key_that_kwargs_take_may_be_a_mistake(caplog: pytest.LogCaptureFixtur
     caplog.clear()
     call_factory(Keywords, EnvContext({**LENGTH, "depth": 7}), "Keywords")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_the_checked_env_takes_out_of_a_nested_setting_is_there_for_the_first_one(vectorization: str) -> None:
+    class TakesOut(CountingEnv):
+        def __init__(self, config: Any) -> None:
+            super().__init__({"episode_length": config["episode"].pop("length", 100)})
+
+    config = PPOConfig().environment(TakesOut, env_config={"episode": {"length": 1}})
+    config.env_runners(num_envs_per_env_runner=1, vectorization=vectorization)
+    with config.build() as algo:
+        assert algo.env_runner is not None
+        assert algo.env_runner.sample(num_timesteps=4).terminated.sum() == 4
+        assert algo.config.env_config == {"episode": {"length": 1}}  # of which evaluation and checkpoints have copies

@@ -399,6 +399,12 @@ class GlobalRandomEnv(CountingEnv):
         return np.random.random(2).astype(np.float32)
 
 
+def test_async_leaves_the_global_generators_of_this_process_alone(make: Make) -> None:
+    np.random.seed(5)
+    make(CountingEnv, vectorization="async", seed=3)
+    assert np.random.random() == np.random.RandomState(5).random()
+
+
 def test_processes_of_async_do_not_share_a_random_stream(make: Make) -> None:
     def first_obs(seed: int) -> NDArray[np.float32]:
         obs, _ = make(GlobalRandomEnv, num_envs=3, vectorization="async", seed=seed).reset(seed=0)

@@ -502,6 +502,15 @@ def test_goals_may_be_numbers_and_arrays_of_different_precision(dtypes: Any) -> 
     assert 0.3 < reached.mean() < 0.9
 
 
+def test_the_env_that_computes_rewards_changes_no_settings() -> None:
+    class TakesOut(BitFlippingEnv):
+        def __init__(self, config: Any) -> None:
+            super().__init__({"num_bits": config["size"].pop("bits")})
+
+    with small_dqn().environment(TakesOut, env_config={"size": {"bits": 4}}).build() as algorithm:
+        assert algorithm.config.env_config == {"size": {"bits": 4}}
+
+
 def test_the_env_that_computes_rewards_is_closed() -> None:
     made, closed = [], []
 

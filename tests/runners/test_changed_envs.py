@@ -332,6 +332,16 @@ class TestState:
         set_runner_state(other, get_runner_state(runner))
         assert other.foreach_env(lambda env: env.size) == [8, 8]
 
+    def test_a_new_env_config_holds_in_a_replacement_too(self) -> None:
+        with started("local") as group:
+            group.foreach_env_runner(grow)
+            state = group.get_state()
+        with started("local", env_config={"size": 6}) as group:
+            group.set_state(state)
+            kill(group, 1)  # before it has told its state
+            await_all(group)
+            assert see(group) == [[(6, 0)] * 2] * 2
+
     def test_a_runner_that_is_down_keeps_its_tasks_and_its_number_of_episodes(self) -> None:
         with started("local", env_reset_fn=lambda: None) as group:
             group.foreach_env(lambda env: env.set_task(6))

@@ -93,7 +93,7 @@ class ReplayBuffers(dict[str, Any]):
         from corral.envs.goals import find_goal_functions
         from corral.envs.vector import EnvContext
 
-        config = self._algorithm.config
+        config = self._algorithm.config.copy()  # the env may change what is inside of its env_config
         if config.is_multi_agent:
             raise ConfigError(
                 "replay_buffer_config: type='hindsight' is for one agent, and this env has several: use type='uniform'."

@@ -58,6 +58,13 @@ def copy_nested(value: Any) -> Any:
     return type(value)(map(copy_nested, value)) if type(value) in (list, tuple) else value
 
 
+def copy_containers(value: Any) -> Any:
+    """Return copies of dicts and lists at every depth; other values, such as envs, callbacks and arrays, are kept."""
+    if type(value) is dict:
+        return {key: copy_containers(part) for key, part in value.items()}
+    return [copy_containers(part) for part in value] if type(value) is list else value
+
+
 def concatenate(*parts: Any) -> Any:
     """Return arrays, or tensors of one device, one after the other along axis 0."""
     if isinstance(parts[0], np.ndarray):

@@ -67,7 +67,7 @@ NO_LIMITS = AsyncLimits()
 
 
 def make_async(
-    make: Callable[[int], Any],
+    make: Callable[..., Any],
     num_envs: int,
     mode: AutoresetMode,
     first: gym.Env[Any, Any],
@@ -78,7 +78,7 @@ def make_async(
     """Return a vector env with one process per sub-env.
 
     Args:
-        make: Function that makes sub-env `index`, in its process.
+        make: Function `(index, is_spare)` that makes a sub-env, in its process; a spare one changes no settings.
         num_envs: Number of sub-envs N.
         mode: Autoreset mode: when sub-envs are reset.
         first: An env made in this process, whose spaces are used.
@@ -90,10 +90,8 @@ def make_async(
         EnvError: A sub-env could not be made; all processes have been ended.
     """
     spaces = first.observation_space, first.action_space
-    sub_envs = [
-        partial(_in_process, make, index, spaces, seed + index, limits.step_timeout_s, restarts is not None)
-        for index in range(num_envs)
-    ]
+    others = limits.step_timeout_s, restarts is not None, os.getpid()
+    sub_envs = [partial(_in_process, make, index, spaces, seed + index, *others) for index in range(num_envs)]
     env = AsyncVectorEnv(sub_envs, mode, limits, restarts)
     try:
         env.get_attr("ready")
@@ -104,20 +102,24 @@ def make_async(
 
 
 def _in_process(
-    make: Callable[[int], Any],
+    make: Callable[..., Any],
     index: int,
     spaces: tuple[gym.Space[Any], gym.Space[Any]],
     seed: int,
     step_timeout_s: float | None,
     reports_failures: bool,
+    parent: int,
 ) -> gym.Env[Any, Any]:
     """Return one sub-env, made in its own process, or a stand-in that raises the error later.
 
+    In the process `parent`, whose generators stay as they are, Gymnasium makes one more, only for its spaces.
+
     The stand-in is needed because Gymnasium's worker reports no error before its loop runs.
     """
-    seed_everything(seed)
+    if not (is_spare := os.getpid() == parent):
+        seed_everything(seed)
     try:
-        return _ProcessEnv(partial(make, index), step_timeout_s, reports_failures)
+        return _ProcessEnv(partial(make, index, is_spare), step_timeout_s, reports_failures)
     except Exception as error:
         return _UnmadeEnv(error, *spaces)
 

@@ -13,6 +13,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from corral.core.import_places import hidden_modules
+from corral.core.tree import copy_containers
 from corral.envs.adapted_vector import ENVPOOL, EnvPoolVectorEnv, check_pool_id, make_pool
 from corral.envs.async_vector import NO_LIMITS, AsyncLimits, make_async
 from corral.envs.atari_env import (
@@ -221,7 +222,7 @@ class VectorEnvMaker:
                     self._check_vector_env(native)
                     opened.pop_all()
                     return native
-            first = self._make_one(0)
+            first = self._make_one(0, self.check or self.vectorization == "async")
             refuse_owned(first, self._name)  # before anything closes it
             opened.callback(lambda: first.close())
             if isinstance(first, VectorEnv):
@@ -263,17 +264,20 @@ class VectorEnvMaker:
             note_owner(vector_env)
             return vector_env
 
-    def _maker(self) -> Callable[[int], Any]:
+    def _maker(self) -> Callable[..., Any]:
         """Return the function that makes sub-env i, or all sub-envs of an id of EnvPool; processes receive it."""
         resolved, name, n, context = self._resolved, self._name, self._n, self.context
         wrappers, outermost = self.wrappers, self.outermost
         warns = iter([True])  # once, though the first sub-env is made again after its check
 
-        def make(vector_index: int) -> Any:
+        def make(vector_index: int, is_spare: bool = False) -> Any:
+            given = context.at(vector_index)
+            if is_spare:  # it is only looked at, and what it changes inside of its env_config must not stay
+                given.update(copy_containers(dict(given)))
             if isinstance(resolved, str) and resolved.startswith(ENVPOOL):
                 with _errors_of(name, f"EnvPool made it with env_config {dict(context)}"):
                     return make_pool(name, n, context)
-            return make_one(resolved, name, context.at(vector_index), wrappers, outermost, warns=next(warns, False))
+            return make_one(resolved, name, given, wrappers, outermost, warns=next(warns, False))
 
         return make
 

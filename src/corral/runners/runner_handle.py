@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from corral.core.plain import is_same
 from corral.engines import Engine, WorkerHandle
 from corral.engines.call_limits import CallLimits
 from corral.errors import CorralError, WorkerDiedError
@@ -365,18 +366,18 @@ class RunnerHandle:
 
     def continue_from(self, state: Mapping[str, Any]) -> None:
         """Continue the counts of a restored runner, whose worker has taken its state; see `get_runner_state`."""
-        numbers = state["numbers"]
-        errors, restarts = state["callbacks"]["num_errors"], state["env"]["restarts"]["num_restarts"]
+        numbers, env, now = state["numbers"], state["env"], self.config.env_config
+        errors, restarts = state["callbacks"]["num_errors"], env["restarts"]["num_restarts"]
         self._counted = WorkerCounts(0, errors, restarts, numbers["num_env_steps_lost"])
         self.counts = replace(self._counted, **state.get("counts", {}))
         steps = numbers["num_env_steps_sampled_lifetime"]
         self.state = {"exploration": state["exploration"], "num_env_steps_sampled_lifetime": steps}
-        if state["env"].get("env_config") is not None:
-            self.state["environment"] = {"env_config": state["env"]["env_config"]}
-        if state["env"]["tasks"] is not None:
-            self.state["tasks"] = state["env"]["tasks"]
-        if state["env"].get("num_episodes") is not None:
-            self.state["num_episodes"] = state["env"]["num_episodes"]
+        if env.get("env_config") is not None and is_same(env.get("built_env_config", now), now):  # see find_env_config
+            self.state["environment"] = {"env_config": env["env_config"]}
+        if env["tasks"] is not None:
+            self.state["tasks"] = env["tasks"]
+        if env.get("num_episodes") is not None:
+            self.state["num_episodes"] = env["num_episodes"]
         if state.get("num_episodes_over") is not None:
             self.state["num_episodes_over"] = state["num_episodes_over"]
 

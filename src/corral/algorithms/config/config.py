@@ -24,6 +24,7 @@ from corral.core.config import DebuggingSettings, EngineSettings, ExplorationSet
 from corral.core.familiar_names import ALIASES, attribute_error, meaning_of
 from corral.core.metrics.config import ReportingSettings
 from corral.core.settings import check_names, check_setting
+from corral.core.tree import copy_containers
 from corral.data.offline.config import OfflineDataSettings
 from corral.envs.config import EnvironmentSettings
 from corral.errors import ConfigError, UnknownAttributeError, nearest
@@ -357,7 +358,7 @@ class AlgorithmConfig(
         other = copy_module.copy(self)
         other.__dict__.pop("_frozen", None)
         for name, value in self._values().items():
-            other.__dict__[name] = _copied(value)
+            other.__dict__[name] = copy_containers(value)
         for name, value in self.overrides(**changes).items():
             setattr(other, name, value)
         return other
@@ -426,7 +427,7 @@ class AlgorithmConfig(
         from corral.algorithms.registry import name_of
 
         groups = {
-            group: {name: _copied(getattr(self, name)) for name in names}
+            group: {name: copy_containers(getattr(self, name)) for name in names}
             for group, names in self.group_fields().items()
         }
         return {"algo": name_of(type(self)), **groups}
@@ -483,9 +484,10 @@ class AlgorithmConfig(
         return self._set(group, {name: value})
 
     def for_workers(self) -> Self:
-        """Return what runners and learners are made from: loggers and recorded data stay with the algorithm."""
-        if self.loggers is None and self.input_ is None:
-            return self
+        """Return what runners and learners are made from: loggers and recorded data stay with the algorithm.
+
+        An env in this process may change what is inside of its `env_config`, so that it is always a copy.
+        """
         return self.copy(loggers=None, input_=None).freeze()
 
     # What rooms read of several groups.
@@ -748,13 +750,6 @@ def _check_subclass(cls: type) -> None:
                 f"dataclass: write @dataclass(kw_only=True) above `class {owner.__name__}`, and give each setting a "
                 "type, such as `lr: float = 0.1`."
             )
-
-
-def _copied(value: Any) -> Any:
-    """Return copies of dicts and lists at every depth; other values, such as envs and callbacks, are not copied."""
-    if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if type(value) is list else value
 
 
 def _with_key(values: Any, name: str, path: str, value: Any) -> dict[str, Any]:
