@@ -94,6 +94,25 @@ def test_arrays() -> None:
     assert torch_helpers.flatten_inputs_to_1d_tensor(tensors, spaces).tolist() == expected
 
 
+def test_parts_of_dicts_are_joined_in_the_order_of_their_keys() -> None:
+    box, discrete = gym.spaces.Box(-9, 9, (1,)), gym.spaces.Discrete(2)
+    inputs = {"b": np.array([[5.0]]), "a": np.array([1])}
+    for spaces in ({"a": discrete, "b": box}, gym.spaces.Dict([("b", box), ("a", discrete)])):
+        assert numpy_helpers.flatten_inputs_to_1d_tensor(inputs, spaces).tolist() == [[0, 1, 5]]
+        tensors = torch_helpers.convert_to_torch_tensor(inputs)
+        assert torch_helpers.flatten_inputs_to_1d_tensor(tensors, spaces).tolist() == [[0, 1, 5]]
+    assert numpy_helpers.flatten_inputs_to_1d_tensor(inputs).tolist() == [[1, 5]]
+    assert space_helpers.flatten_to_single_ndarray(inputs).tolist() == [1, 5]
+    assert space_helpers.flatten_to_single_ndarray(np.ones((1, 2))).shape == (1, 2)
+
+
+def test_dummy_batches_are_filled_where_integers_are_one_hot() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.MultiDiscrete([2, 1])})
+    found = space_helpers.get_dummy_batch_for_space(space, 1, one_hot_discrete=True)
+    assert (found["a"].tolist(), found["b"].tolist()) == ([[0, 0]], [[0, 0, 0]])
+    assert space_helpers.get_dummy_batch_for_space(space, 0, fill_value="random")["a"].shape == ()
+
+
 def test_tensors() -> None:
     tensors = torch_helpers.convert_to_torch_tensor({"a": np.ones(2), "b": [1, 2], "c": None, "d": np.array(["x"])})
     assert (tensors["a"].dtype, tensors["b"].tolist(), tensors["c"]) == (torch.float32, [1, 2], None)
