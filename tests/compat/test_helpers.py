@@ -84,6 +84,9 @@ def test_arrays() -> None:
     assert numpy_helpers.softmax(np.log([1.0, 3.0])).tolist() == pytest.approx([0.25, 0.75])
     assert numpy_helpers.softmax([0.0, 100.0]).tolist() == pytest.approx([1e-6, 1.0])
     assert numpy_helpers.one_hot(np.array([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert numpy_helpers.one_hot(np.array([-1]), 3).tolist() == [[0, 0, 1]]
+    with pytest.raises(AssertionError, match="-4"):
+        numpy_helpers.one_hot(np.array([-4]), 3)
     found = numpy_helpers.convert_to_numpy({"a": torch.tensor([1.0]), "b": [torch.tensor(2)], "c": np.zeros(2)})
     assert (found["a"].tolist(), found["b"], found["c"].dtype) == ([1.0], [2], np.float32)
     spaces = {"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (2, 1))}

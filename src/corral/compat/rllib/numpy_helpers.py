@@ -83,21 +83,22 @@ def one_hot(
     """Return `[..., depth]` one-hot vectors of the integers or bools `x` of shape `[...]`.
 
     Args:
-        x: Integers; bools have the depth 2.
+        x: Integers; bools have the depth 2. Negative ones count from the last class.
         depth: Number of classes; 0 means the largest integer plus one.
         on_value: Value at the place of the integer.
         off_value: Value at the other places.
         dtype: Type of the numbers.
 
     Raises:
-        AssertionError: An integer is not less than `depth`.
+        AssertionError: An integer is not in `[-depth, depth)`.
     """
     values = np.asarray(_array(x))
     if values.dtype == np.bool_:
         values, depth = values.astype(np.int64), 2
     depth = depth or int(values.max()) + 1
     assert values.max() < depth, f"one_hot: the largest value {values.max()} is not less than the depth {depth}"
-    return np.where(np.arange(depth) == values[..., None], on_value, off_value).astype(dtype)
+    assert values.min() >= -depth, f"one_hot: the smallest value {values.min()} is less than {-depth}"
+    return np.where(np.arange(depth) == (values % depth)[..., None], on_value, off_value).astype(dtype)
 
 
 def one_hot_multidiscrete(x: Any, depths: Sequence[int]) -> NDArray[Any]:
