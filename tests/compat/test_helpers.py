@@ -173,6 +173,21 @@ def test_batches() -> None:
     assert (joined.env_steps(), joined.agent_steps(), len(joined["default_policy"])) == (8, 12, 8)
     terminated = SampleBatch({"terminateds": [False, True, False], "obs": [1, 2, 3]})
     assert [len(part) for part in terminated.split_by_episode()] == [2, 1]
+    terminated["eps_id"] = np.ones(3)
+    assert [len(part) for part in terminated.split_by_episode("dones")] == [2, 1]
+
+
+def test_slices_of_batches_keep_their_sequences() -> None:
+    batch = SampleBatch({"state_in_0": np.array([1, 2, 3]), "obs": np.arange(7), "seq_lens": [2, 4, 1]})
+    assert len(batch) == 7
+    for steps, lengths, states in (
+        (slice(1, 5), [1, 3], [1, 2]),
+        (slice(2, None), [4, 1], [2, 3]),
+        (slice(-1, None), [1], [3]),
+    ):
+        part = batch[steps]
+        assert part["obs"].tolist() == list(range(7))[steps]
+        assert (part["seq_lens"].tolist(), part["state_in_0"].tolist()) == (lengths, states)
 
 
 def test_ended_episodes_are_collected_once_and_summarised() -> None:
