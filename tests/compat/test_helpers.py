@@ -76,6 +76,12 @@ def test_dicts_are_merged_flattened_and_updated() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'd'"):
         helpers.deep_update(nested, {"dd": 1})
     assert helpers.deep_update(nested, {"a": {"x": 1}}, allow_new_subkey_list=["a"])["a"] == {"b": 1, "c": 2, "x": 1}
+    assert helpers.flatten_dict({"a/x": [{"b": 1}, (2,)]}, ".") == {"a/x.0.b": 1, "a/x.1.0": 2}
+    helpers.merge_dicts(nested, {})["a"]["b"] = 7
+    assert nested["a"]["b"] == 1
+    typed = {"type": "A", "lr": 1}
+    assert helpers.deep_update({"a": {"b": 1}}, {"a": typed}, True, None, ["a"])["a"] == {"b": 1, **typed}
+    assert helpers.deep_update({"a": {"type": "B", "b": 1}}, {"a": typed}, True, None, ["a"])["a"] == typed
     assert helpers.force_list(None) == [] and helpers.force_tuple(3) == (3,)
     assert helpers.LambdaDefaultDict(lambda key: key * 2)["ab"] == "abab"
 
@@ -127,6 +133,9 @@ def test_tensors() -> None:
     assert [gradients["a"].item(), gradients["b"].item()] == pytest.approx([0.6, 0.8])
     assert torch_helpers.two_hot(torch.tensor([0.25]), 3, -1.0, 1.0).tolist() == [[0.0, 0.75, 0.25]]
     assert torch_helpers.sequence_mask(torch.tensor([1, 2])).tolist() == [[True, False], [True, True]]
+    given = [(1.0, None), (np.ones(1), None), (1.0, np.float64), (1, torch.int32)]
+    found = [helpers.get_variable(value, torch_tensor=True, dtype=dtype).dtype for value, dtype in given]
+    assert found == [torch.float32, torch.float64, torch.float64, torch.int32]
     x = torch.tensor([-3.0, 0.5])
     torch.testing.assert_close(torch_helpers.inverse_symlog(torch_helpers.symlog(x)), x)
 
