@@ -238,6 +238,10 @@ def test_distributions() -> None:
     torch.testing.assert_close(nested.logp(action), apart)
     flat = torch.cat([action["a"][:, None].float(), action["b"]], dim=-1)
     torch.testing.assert_close(nested.logp(flat), apart)
+    by_key = TorchMultiDistribution.from_logits(torch.ones(3, 6), parts, input_lens={"b": 4, "a": 2})
+    assert by_key.sample()["b"].shape == (3, 2)
+    turned = TorchMultiDistribution({"b": by_key._parts["b"], "a": by_key._parts["a"]})
+    assert by_key.kl(turned).tolist() == [0.0] * 3
 
 
 def test_the_density_of_the_squashed_gaussian_integrates_to_one() -> None:
