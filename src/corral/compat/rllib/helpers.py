@@ -441,8 +441,11 @@ def deep_update(
         if key not in original and not new_keys_allowed:
             raise ConfigError(f"Unknown key {key!r}. {nearest(key, map(str, original))}")
         old = original.get(key)
-        both_typed = isinstance(value, dict) and isinstance(old, dict) and "type" in value and "type" in old
-        changes_type = both_typed and value["type"] != old["type"]
+        changes_type = (
+            isinstance(value, dict)
+            and isinstance(old, dict)
+            and value.get("type", old.get("type")) != old.get("type", value.get("type"))
+        )
         replaces = key in (override_all_key_list or ()) or (
             key in (override_all_if_type_changes or ()) and changes_type
         )

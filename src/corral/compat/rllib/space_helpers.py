@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -105,7 +105,7 @@ def flatten_to_single_ndarray(input_: Any) -> NDArray[Any]:
     The parts of a dict are joined in the order of its sorted keys.
     """
     if not isinstance(input_, (dict, list, tuple)):
-        return input_  # type: ignore[no-any-return]
+        return cast("NDArray[Any]", input_)
     return np.concatenate([np.ravel(part) for part in sorted_leaves(input_)])
 
 
