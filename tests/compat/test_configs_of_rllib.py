@@ -162,6 +162,8 @@ def test_the_fragment_length_auto_splits_the_batch_as_rllib_does() -> None:
     config = AlgorithmConfig().env_runners(num_env_runners=4, num_envs_per_env_runner=3, rollout_fragment_length="auto")
     config.training(train_batch_size=2456)
     assert [config.get_rollout_fragment_length(worker_index=i) for i in range(5)] == [205, 205, 205, 205, 204]
+    assert DQNConfig().training(n_step=(2, 5)).get_rollout_fragment_length() == 5
+    assert SACConfig().env_runners(rollout_fragment_length="auto").get_rollout_fragment_length(worker_index=1) == 1
 
 
 def test_a_batch_is_whole_fragments_and_at_least_as_large_as_asked() -> None:

@@ -76,6 +76,12 @@ def test_dicts_are_merged_flattened_and_updated() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'd'"):
         helpers.deep_update(nested, {"dd": 1})
     assert helpers.deep_update(nested, {"a": {"x": 1}}, allow_new_subkey_list=["a"])["a"] == {"b": 1, "c": 2, "x": 1}
+    assert helpers.flatten_dict({"a/x": [{"b": 1}, (2,)]}, ".") == {"a/x.0.b": 1, "a/x.1.0": 2}
+    helpers.merge_dicts(nested, {})["a"]["b"] = 7
+    assert nested["a"]["b"] == 1
+    typed = {"type": "A", "lr": 1}
+    assert helpers.deep_update({"a": {"b": 1}}, {"a": typed}, True, None, ["a"])["a"] == {"b": 1, **typed}
+    assert helpers.deep_update({"a": {"type": "B", "b": 1}}, {"a": typed}, True, None, ["a"])["a"] == typed
     assert helpers.force_list(None) == [] and helpers.force_tuple(3) == (3,)
     assert helpers.LambdaDefaultDict(lambda key: key * 2)["ab"] == "abab"
 
@@ -84,6 +90,9 @@ def test_arrays() -> None:
     assert numpy_helpers.softmax(np.log([1.0, 3.0])).tolist() == pytest.approx([0.25, 0.75])
     assert numpy_helpers.softmax([0.0, 100.0]).tolist() == pytest.approx([1e-6, 1.0])
     assert numpy_helpers.one_hot(np.array([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert numpy_helpers.one_hot(np.array([-1]), 3).tolist() == [[0, 0, 1]]
+    with pytest.raises(AssertionError, match="-4"):
+        numpy_helpers.one_hot(np.array([-4]), 3)
     found = numpy_helpers.convert_to_numpy({"a": torch.tensor([1.0]), "b": [torch.tensor(2)], "c": np.zeros(2)})
     assert (found["a"].tolist(), found["b"], found["c"].dtype) == ([1.0], [2], np.float32)
     spaces = {"a": gym.spaces.Discrete(2), "b": gym.spaces.Box(-1, 1, (2, 1))}
@@ -92,6 +101,25 @@ def test_arrays() -> None:
     assert numpy_helpers.flatten_inputs_to_1d_tensor(inputs, spaces).tolist() == expected
     tensors = torch_helpers.convert_to_torch_tensor(inputs)
     assert torch_helpers.flatten_inputs_to_1d_tensor(tensors, spaces).tolist() == expected
+
+
+def test_parts_of_dicts_are_joined_in_the_order_of_their_keys() -> None:
+    box, discrete = gym.spaces.Box(-9, 9, (1,)), gym.spaces.Discrete(2)
+    inputs = {"b": np.array([[5.0]]), "a": np.array([1])}
+    for spaces in ({"a": discrete, "b": box}, gym.spaces.Dict([("b", box), ("a", discrete)])):
+        assert numpy_helpers.flatten_inputs_to_1d_tensor(inputs, spaces).tolist() == [[0, 1, 5]]
+        tensors = torch_helpers.convert_to_torch_tensor(inputs)
+        assert torch_helpers.flatten_inputs_to_1d_tensor(tensors, spaces).tolist() == [[0, 1, 5]]
+    assert numpy_helpers.flatten_inputs_to_1d_tensor(inputs).tolist() == [[1, 5]]
+    assert space_helpers.flatten_to_single_ndarray(inputs).tolist() == [1, 5]
+    assert space_helpers.flatten_to_single_ndarray(np.ones((1, 2))).shape == (1, 2)
+
+
+def test_dummy_batches_are_filled_where_integers_are_one_hot() -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.MultiDiscrete([2, 1])})
+    found = space_helpers.get_dummy_batch_for_space(space, 1, one_hot_discrete=True)
+    assert (found["a"].tolist(), found["b"].tolist()) == ([[0, 0]], [[0, 0, 0]])
+    assert space_helpers.get_dummy_batch_for_space(space, 0, fill_value="random")["a"].shape == ()
 
 
 def test_tensors() -> None:
@@ -105,6 +133,9 @@ def test_tensors() -> None:
     assert [gradients["a"].item(), gradients["b"].item()] == pytest.approx([0.6, 0.8])
     assert torch_helpers.two_hot(torch.tensor([0.25]), 3, -1.0, 1.0).tolist() == [[0.0, 0.75, 0.25]]
     assert torch_helpers.sequence_mask(torch.tensor([1, 2])).tolist() == [[True, False], [True, True]]
+    given = [(1.0, None), (np.ones(1), None), (1.0, np.float64), (1, torch.int32)]
+    found = [helpers.get_variable(value, torch_tensor=True, dtype=dtype).dtype for value, dtype in given]
+    assert found == [torch.float32, torch.float64, torch.float64, torch.int32]
     x = torch.tensor([-3.0, 0.5])
     torch.testing.assert_close(torch_helpers.inverse_symlog(torch_helpers.symlog(x)), x)
 
@@ -151,6 +182,21 @@ def test_batches() -> None:
     assert (joined.env_steps(), joined.agent_steps(), len(joined["default_policy"])) == (8, 12, 8)
     terminated = SampleBatch({"terminateds": [False, True, False], "obs": [1, 2, 3]})
     assert [len(part) for part in terminated.split_by_episode()] == [2, 1]
+    terminated["eps_id"] = np.ones(3)
+    assert [len(part) for part in terminated.split_by_episode("dones")] == [2, 1]
+
+
+def test_slices_of_batches_keep_their_sequences() -> None:
+    batch = SampleBatch({"state_in_0": np.array([1, 2, 3]), "obs": np.arange(7), "seq_lens": [2, 4, 1]})
+    assert len(batch) == 7
+    for steps, lengths, states in (
+        (slice(1, 5), [1, 3], [1, 2]),
+        (slice(2, None), [4, 1], [2, 3]),
+        (slice(-1, None), [1], [3]),
+    ):
+        part = batch[steps]
+        assert part["obs"].tolist() == list(range(7))[steps]
+        assert (part["seq_lens"].tolist(), part["state_in_0"].tolist()) == (lengths, states)
 
 
 def test_ended_episodes_are_collected_once_and_summarised() -> None:
@@ -192,6 +238,10 @@ def test_distributions() -> None:
     torch.testing.assert_close(nested.logp(action), apart)
     flat = torch.cat([action["a"][:, None].float(), action["b"]], dim=-1)
     torch.testing.assert_close(nested.logp(flat), apart)
+    by_key = TorchMultiDistribution.from_logits(torch.ones(3, 6), parts, input_lens={"b": 4, "a": 2})
+    assert by_key.sample()["b"].shape == (3, 2)
+    turned = TorchMultiDistribution({"b": by_key._parts["b"], "a": by_key._parts["a"]})
+    assert by_key.kl(turned).tolist() == [0.0] * 3
 
 
 def test_the_density_of_the_squashed_gaussian_integrates_to_one() -> None:

@@ -360,6 +360,8 @@ def test_a_buffer_of_its_own_grows(is_finalized: bool) -> None:
         buffer.finalize()
     assert buffer.finalized is is_finalized and list(buffer) == [1, 2, 3] and len(buffer) == 3
     buffer.append(4)
+    hot = InfiniteLookbackBuffer([0, 1], space=gym.spaces.Discrete(2)).get([-1], one_hot_discrete=True)
+    assert np.asarray(hot).tolist() == [[0.0, 1.0]]
     buffer.concat(InfiniteLookbackBuffer([5]))
     buffer.pop()
     buffer[0] = 9

@@ -54,7 +54,7 @@ class SampleBatch(dict[str, Any]):
     @property
     def count(self) -> int:
         """Number of time steps."""
-        columns = [column for name, column in self.items() if name != Columns.SEQ_LENS]
+        columns = [column for name, column in self.items() if not _is_by_sequence(name)]
         return len(leaves(columns[0])[0]) if columns else 0
 
     def __len__(self) -> int:
@@ -74,8 +74,15 @@ class SampleBatch(dict[str, Any]):
         return self.slice(key.start, key.stop) if isinstance(key, slice) else super().__getitem__(key)
 
     def slice(self, start: int | None, end: int | None) -> Self:
-        """Return a batch of the time steps from `start` to before `end`."""
-        return type(self)({name: map_tree(lambda part: part[start:end], column) for name, column in self.items()})
+        """Return a batch of the time steps from `start` to before `end`, with the sequences that they are in."""
+        found = {name: map_tree(lambda part: part[start:end], column) for name, column in self.items()}
+        if Columns.SEQ_LENS in self:
+            lengths = np.asarray(self[Columns.SEQ_LENS])
+            steps, ends = range(self.count)[start:end], np.cumsum(lengths)
+            kept = np.minimum(ends, steps.stop) - np.maximum(ends - lengths, steps.start)
+            found |= {name: map_tree(lambda part: part[kept > 0], self[name]) for name in self if _is_by_sequence(name)}
+            found[Columns.SEQ_LENS] = kept[kept > 0]
+        return type(self)(found)
 
     def copy(self, shallow: bool = False) -> Self:
         """Return a copy, with copies of the arrays unless it is shallow."""
@@ -98,8 +105,8 @@ class SampleBatch(dict[str, Any]):
         return self
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
-        """Return a batch for each episode, by the ids in a column or by the ends of episodes."""
-        if key is None and Columns.EPS_ID not in self:
+        """Return a batch for each episode, by the ids in a column or, with `"dones"`, by the ends of episodes."""
+        if key == self.DONES or (key is None and Columns.EPS_ID not in self):
             ends = np.asarray(self[Columns.TERMINATEDS], bool) | np.asarray(self.get(Columns.TRUNCATEDS, False), bool)
             cuts = np.flatnonzero(ends[:-1]) + 1
         else:
@@ -111,6 +118,11 @@ class SampleBatch(dict[str, Any]):
     def as_multi_agent(self, module_id: str | None = None) -> MultiAgentBatch:
         """Return a batch with this one under a policy's id."""
         return MultiAgentBatch({module_id or DEFAULT_POLICY_ID: self}, self.count)
+
+
+def _is_by_sequence(name: str) -> bool:
+    """Return whether a column has an entry for each sequence, not for each time step."""
+    return name == Columns.SEQ_LENS or name.startswith("state_in_")
 
 
 class MultiAgentBatch:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from corral.compat.rllib import whole_dicts
 from corral.compat.rllib.helpers import NotProvided
 from corral.compat.rllib.missing import REMEDIES, missing
-from corral.compat.rllib.settings import DEFAULTS, OFFLINE, RENAMED, SETTINGS, TRAINING, Setting
+from corral.compat.rllib.settings import DEFAULTS, OFF_POLICY, OFFLINE, RENAMED, SETTINGS, TRAINING, Setting
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.errors import ConfigError, nearest, nearest_name
 
@@ -422,10 +422,13 @@ class AlgorithmConfig:
         """Return the env steps of each sub-env of a runner in one sample.
 
         Args:
-            worker_index: Index of the runner, from 1; with `"auto"` the first ones may take one step more.
+            worker_index: Index of the runner, from 1; with `"auto"` the first ones may take one step more. Algorithms
+                with a replay buffer take `n_step` steps then.
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)
+        if self.ALGORITHM in OFF_POLICY:
+            return int(self.n_step if isinstance(self.n_step, int) else max(self.n_step))
         num_envs, num_runners = int(self.num_envs_per_env_runner), max(1, int(self.num_env_runners))
         each = self.total_train_batch_size / (num_envs * num_runners)
         rest = self.total_train_batch_size - math.floor(each) * num_envs * num_runners

@@ -286,12 +286,13 @@ class TorchMultiDistribution(Distribution):
         Args:
             logits: Outputs of a net, `[B, n]`.
             child_distribution_cls_struct: Nested classes of the parts.
-            input_lens: Number of logits of each part, in the order of the parts.
+            input_lens: Number of logits of each part: a list in the order of the parts, or nested as they are.
             space: Space of the actions.
             **kwargs: Ignored.
         """
-        lengths = [int(length) for length in leaves(input_lens)] if isinstance(input_lens, dict) else list(input_lens)
-        parts = iter(torch.split(logits, lengths, dim=-1))
+        if isinstance(input_lens, dict):
+            input_lens = leaves(map_tree(lambda _, length: int(length), child_distribution_cls_struct, input_lens))
+        parts = iter(torch.split(logits, list(input_lens), dim=-1))
         made = map_tree(lambda part_class: part_class.from_logits(next(parts)), child_distribution_cls_struct)
         return cls(made)
 
@@ -325,8 +326,7 @@ class TorchMultiDistribution(Distribution):
         return torch.stack([part.entropy() for part in leaves(self._parts)]).sum(0)
 
     def kl(self, other: TorchMultiDistribution, **kwargs: Any) -> Tensor:
-        pairs = zip(leaves(self._parts), leaves(other._parts), strict=True)
-        return torch.stack([part.kl(its) for part, its in pairs]).sum(0)
+        return torch.stack(leaves(map_tree(lambda part, its: part.kl(its), self._parts, other._parts))).sum(0)
 
     @staticmethod
     def required_input_dim(space: Any, input_lens: Sequence[int], **kwargs: Any) -> int:

@@ -6,6 +6,7 @@ Torch is imported when a function needs it, so that a script can import these na
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import logging
 from collections import defaultdict, deque
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from corral.core.seeding import seed_everything
-from corral.core.tree import named_leaves
 from corral.errors import ConfigError, EnvError, nearest, nearest_name
 
 log = logging.getLogger("corral")
@@ -304,15 +304,20 @@ def get_variable(
     trainable: bool = False,
     torch_tensor: bool = False,
     device: str | None = None,
+    dtype: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Return a value as a torch tensor if `torch_tensor` is true, else unchanged."""
+    """Return a value as a torch tensor if `torch_tensor` is true, else unchanged.
+
+    `dtype` is torch's or NumPy's; without it, floats become 32-bit ones, and arrays and tensors keep theirs.
+    """
     import torch
 
     _require_torch(framework)
     if not torch_tensor:
         return value
-    dtype = torch.float32 if np.asarray(value).dtype == np.float64 else None
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        dtype = torch.from_numpy(np.empty(0, dtype)).dtype
     tensor = torch.as_tensor(value, dtype=dtype, device=device)
     return tensor.requires_grad_(trainable) if tensor.is_floating_point() else tensor
 
@@ -388,9 +393,15 @@ def force_list(elements: Any = None, to_tuple: bool = False) -> Any:
 force_tuple = partial(force_list, to_tuple=True)
 
 
-def flatten_dict(nested: Mapping[str, Any], sep: str = "/", env_steps: int = 0) -> dict[str, Any]:
-    """Return a flat dict whose keys are the paths in a nested one."""
-    return {name.strip("/").replace("/", sep): leaf for name, leaf in named_leaves(dict(nested))}
+def flatten_dict(nested: Any, sep: str = "/", env_steps: int = 0) -> dict[str, Any]:
+    """Return a flat dict whose keys are the paths in a nested one; entries of lists and tuples are keyed by index."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items() if isinstance(nested, Mapping) else enumerate(nested):
+        if isinstance(value, (Mapping, list, tuple)):
+            found |= {f"{key}{sep}{path}": leaf for path, leaf in flatten_dict(value, sep).items()}
+        else:
+            found[str(key)] = value
+    return found
 
 
 def unflatten_dict(flat: Mapping[str, Any], sep: str = "/") -> dict[str, Any]:
@@ -431,7 +442,9 @@ def deep_update(
             raise ConfigError(f"Unknown key {key!r}. {nearest(key, map(str, original))}")
         old = original.get(key)
         changes_type = (
-            isinstance(value, dict) and isinstance(old, dict) and value.get("type", old.get("type")) != old.get("type")
+            isinstance(value, dict)
+            and isinstance(old, dict)
+            and value.get("type", old.get("type")) != old.get("type", value.get("type"))
         )
         replaces = key in (override_all_key_list or ()) or (
             key in (override_all_if_type_changes or ()) and changes_type
@@ -444,8 +457,8 @@ def deep_update(
 
 
 def merge_dicts(d1: Mapping[str, Any], d2: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested dict with the values of both; values of the second win."""
-    merged = dict(d1)
+    """Return a nested dict with copies of the values of the first and the values of the second, which win."""
+    merged = copy.deepcopy(dict(d1))
     for key, value in d2.items():
         both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
         merged[key] = merge_dicts(merged[key], value) if both else value

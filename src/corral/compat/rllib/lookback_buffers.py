@@ -48,7 +48,12 @@ class InfiniteLookbackBuffer(NDArrayOperatorsMixin):
     def finalize(self) -> None:
         """Stack a list of entries to arrays."""
         if not self.finalized and self.data:
-            self.data = map_tree(lambda *parts: np.stack([np.asarray(part) for part in parts]), *self.data)
+            self.data = self._stacked()
+
+    def _stacked(self) -> Any:
+        if self.finalized:
+            return self.data
+        return map_tree(lambda *parts: np.stack([np.asarray(part) for part in parts]), *self.data)
 
     def __len__(self) -> int:
         return self.len_incl_lookback() - self.lookback
@@ -76,8 +81,8 @@ class InfiniteLookbackBuffer(NDArrayOperatorsMixin):
             neg_index_as_lookback=neg_index_as_lookback,
             clip=fill is None,
         )
-        if self.finalized:
-            data = one_hot(self.data, self.space, "space") if one_hot_discrete else self.data
+        if self.finalized or one_hot_discrete:
+            data = one_hot(self._stacked(), self.space, "space") if one_hot_discrete else self.data
             return pick(data, where, fill)
         if isinstance(where, int):
             return self._entry(where, fill)

@@ -42,7 +42,7 @@ from corral.compat.rllib.policy_servers import served_settings
 from corral.compat.rllib.recorded_data import input_of, output_of, play_and_record, records_evaluation
 from corral.compat.rllib.runners import EnvRunner, view_group
 from corral.compat.rllib.settings import DEFAULTS as OF_RLLIB
-from corral.compat.rllib.settings import IN_EVALUATION, OFFLINE, SETTINGS, TRAINING
+from corral.compat.rllib.settings import IN_EVALUATION, OFF_POLICY, OFFLINE, SETTINGS, TRAINING
 from corral.core.config import SAMPLES
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import needs_of, same_value
@@ -69,7 +69,6 @@ _CLASSES: dict[str, type[NativeConfig]] = {
 }
 _NO_LIMIT = 1e9  # of importance weights
 _ADAM_OF_CRITICS = {"eps": 1e-7}
-_OFF_POLICY = ("DQN", "SAC", "TQC")
 _ASYNC = ("APPO", "IMPALA")
 _RATES = {"SAC": ("actor_lr", "critic_lr", "alpha_lr"), "IQL": ("actor_lr", "critic_lr", "value_lr")}
 _RATES["CQL"] = _RATES["TQC"] = _RATES["SAC"]
@@ -264,9 +263,8 @@ def _connectors(config: AlgorithmConfig) -> tuple[list[ConnectorV2], list[Connec
 def _batch_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
     """Return the sizes of fragments and batches: as RLlib, whole fragments until the batch is reached."""
     learners, total, length = max(1, config.num_learners), config.total_train_batch_size, config.rollout_fragment_length
-    if name in _OFF_POLICY:
-        n_step = config.n_step if isinstance(config.n_step, int) else max(config.n_step)
-        length = n_step if length == "auto" else length
+    if name in OFF_POLICY:
+        length = config.get_rollout_fragment_length()
     elif length != "auto" and name not in (*_ASYNC, *OFFLINE, "DreamerV3"):  # whose batches are no whole fragments
         in_round = length * config.num_envs_per_env_runner * max(1, config.num_env_runners)
         total = math.ceil(total / in_round) * in_round

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corral.compat.rllib.constants import SMALL_NUMBER
-from corral.core.tree import leaves, map_tree
+from corral.core.tree import map_tree
 
 __all__ = [
     "convert_to_numpy",
@@ -60,6 +60,15 @@ def _map(fn: Any, x: Any) -> Any:
     return map_tree(lambda leaf: _map(fn, leaf) if isinstance(leaf, list) else fn(leaf), x)
 
 
+def sorted_leaves(tree: Any) -> list[Any]:
+    """Return the parts of nested values or spaces; dicts in the order of their sorted keys, as RLlib joins them."""
+    if isinstance(tree, Mapping):
+        tree = [tree[key] for key in sorted(tree)]
+    if not isinstance(tree, (list, tuple, gym.spaces.Tuple)):
+        return [tree]
+    return [leaf for part in tree for leaf in sorted_leaves(part)]
+
+
 def softmax(x: Any, axis: int = -1, epsilon: float | None = None) -> NDArray[Any]:
     """Return the softmax along an axis, at least `epsilon` everywhere (1e-6 if it is not given)."""
     values = np.asarray(x)
@@ -74,21 +83,22 @@ def one_hot(
     """Return `[..., depth]` one-hot vectors of the integers or bools `x` of shape `[...]`.
 
     Args:
-        x: Integers; bools have the depth 2.
+        x: Integers; bools have the depth 2. Negative ones count from the last class.
         depth: Number of classes; 0 means the largest integer plus one.
         on_value: Value at the place of the integer.
         off_value: Value at the other places.
         dtype: Type of the numbers.
 
     Raises:
-        AssertionError: An integer is not less than `depth`.
+        AssertionError: An integer is not in `[-depth, depth)`.
     """
     values = np.asarray(_array(x))
     if values.dtype == np.bool_:
         values, depth = values.astype(np.int64), 2
     depth = depth or int(values.max()) + 1
     assert values.max() < depth, f"one_hot: the largest value {values.max()} is not less than the depth {depth}"
-    return np.where(np.arange(depth) == values[..., None], on_value, off_value).astype(dtype)
+    assert values.min() >= -depth, f"one_hot: the smallest value {values.min()} is less than {-depth}"
+    return np.where(np.arange(depth) == (values % depth)[..., None], on_value, off_value).astype(dtype)
 
 
 def one_hot_multidiscrete(x: Any, depths: Sequence[int]) -> NDArray[Any]:
@@ -139,6 +149,8 @@ def flatten_inputs_to_1d_tensor(
 ) -> NDArray[Any]:
     """Return nested inputs as one vector per row: parts of Discrete spaces one-hot, the rest flattened.
 
+    The parts of a dict are joined in the order of its sorted keys.
+
     Args:
         inputs: Nested arrays `[B, T, ...]`, where T is there with `time_axis` and B with `batch_axis`.
         spaces_struct: The spaces of the parts, in the same structure; `None` means that all parts are numbers.
@@ -146,8 +158,8 @@ def flatten_inputs_to_1d_tensor(
         batch_axis: Whether there is a batch axis.
     """
     num_axes = int(time_axis) + int(batch_axis)
-    parts = [np.asarray(_array(part)) for part in leaves(inputs)]
-    spaces = [None] * len(parts) if spaces_struct is None else leaves(spaces_struct)
+    parts = [np.asarray(_array(part)) for part in sorted_leaves(inputs)]
+    spaces = [None] * len(parts) if spaces_struct is None else sorted_leaves(spaces_struct)
     rows = []
     for part, space in zip(parts, spaces, strict=True):
         if isinstance(space, gym.spaces.Discrete):

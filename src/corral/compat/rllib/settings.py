@@ -55,6 +55,9 @@ _OFFLINE = (
 _RAY_DATA = "Corral reads the data itself, once, and draws batches from all steps"
 _STATE = "statistics of transforms are merged exactly in every round"
 
+OFF_POLICY = ("DQN", "SAC", "TQC")
+"""Algorithms that learn from what they sampled before."""
+
 OFFLINE = ("BC", "MARWIL", "CQL", "IQL")
 """Algorithms that learn from recorded data alone."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from corral.compat.rllib.numpy_helpers import flatten_inputs_to_1d_tensor
+from corral.compat.rllib.numpy_helpers import sorted_leaves
 from corral.core.tree import leaves, map_tree
 
 __all__ = [
@@ -52,13 +52,7 @@ def is_composite_space(space: gym.Space[Any]) -> bool:
 
 def flatten_space(space: gym.Space[Any]) -> list[gym.Space[Any]]:
     """Return the parts of a nested space that are neither Dict nor Tuple; keys of a Dict are sorted."""
-    if isinstance(space, gym.spaces.Dict):
-        parts = [space[key] for key in sorted(space.spaces)]
-    elif isinstance(space, gym.spaces.Tuple):
-        parts = list(space)
-    else:
-        return [space]
-    return [leaf for part in parts for leaf in flatten_space(part)]
+    return sorted_leaves(space)
 
 
 def get_base_struct_from_space(space: Any) -> Any:
@@ -87,30 +81,32 @@ def get_dummy_batch_for_space(
         fill_value: Number, or `"random"`.
         time_size: Number of time steps T; the arrays are then `[B, T, ...]`.
         time_major: Whether they are `[T, B, ...]`.
-        one_hot_discrete: Whether integers become one-hot vectors.
+        one_hot_discrete: Whether integers have the place of one-hot vectors, filled as all other parts are.
     """
     axes: tuple[int, ...] = (batch_size,) if batch_size else ()
     if time_size is not None:
         axes = (time_size, batch_size) if time_major else (batch_size, time_size)
 
     def fill(leaf: gym.Space[Any]) -> Any:
+        if one_hot_discrete and isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+            size = int(leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec.sum())
+            leaf = gym.spaces.Box(0.0, 1.0, (size,), np.float32)
         if fill_value == "random":
             rows = np.asarray([leaf.sample() for _ in range(int(np.prod(axes)))])
-            values = rows.reshape(*axes, *(leaf.shape or ()))
-        else:
-            values = np.full((*axes, *(leaf.shape or ())), fill_value, dtype=leaf.dtype)
-        if one_hot_discrete and isinstance(leaf, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
-            return flatten_inputs_to_1d_tensor(
-                values, leaf, time_axis=time_size is not None, batch_axis=bool(batch_size)
-            )
-        return values
+            return rows.reshape((*axes, *(leaf.shape or ())))
+        return np.full((*axes, *(leaf.shape or ())), fill_value, dtype=leaf.dtype)
 
     return map_tree(fill, get_base_struct_from_space(space))
 
 
 def flatten_to_single_ndarray(input_: Any) -> NDArray[Any]:
-    """Return all parts of a nested value, flattened and joined."""
-    return np.concatenate([np.ravel(part) for part in leaves(input_)])
+    """Return all parts of a nested value, flattened and joined; an array or a number is returned unchanged.
+
+    The parts of a dict are joined in the order of its sorted keys.
+    """
+    if not isinstance(input_, (dict, list, tuple)):
+        return cast("NDArray[Any]", input_)
+    return np.concatenate([np.ravel(part) for part in sorted_leaves(input_)])
 
 
 def batch(list_of_structs: Sequence[Any], *, individual_items_already_have_batch_dim: bool | str = False) -> Any:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from corral.compat.rllib.constants import SMALL_NUMBER
-from corral.core.tree import leaves, map_tree
+from corral.compat.rllib.numpy_helpers import sorted_leaves
+from corral.core.tree import map_tree
 
 __all__ = [
     "clip_gradients",
@@ -152,14 +153,16 @@ def one_hot(x: Tensor, space: gym.Space[Any]) -> Tensor:
 def flatten_inputs_to_1d_tensor(inputs: Any, spaces_struct: Any = None, time_axis: bool = False) -> Tensor:
     """Return nested tensors `[B, ...]` as one tensor `[B, n]`: parts of Discrete spaces one-hot, the rest flattened.
 
+    The parts of a dict are joined in the order of its sorted keys.
+
     Args:
         inputs: Nested tensors `[B, ...]`, or `[B, T, ...]` with `time_axis`.
         spaces_struct: The spaces of the parts, in the same structure; `None` means that all parts are numbers.
         time_axis: Whether there is a time axis.
     """
     num_axes = 1 + int(time_axis)
-    parts = leaves(inputs)
-    spaces = [None] * len(parts) if spaces_struct is None else leaves(spaces_struct)
+    parts = sorted_leaves(inputs)
+    spaces = [None] * len(parts) if spaces_struct is None else sorted_leaves(spaces_struct)
     rows = []
     for part, space in zip(parts, spaces, strict=True):
         shape = part.shape[:num_axes]
