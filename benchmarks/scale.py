@@ -137,9 +137,20 @@ def prepare(case: str, algo: Any) -> None:
         algo.sample(algo.config.total_train_batch_size)
 
 
-def measure(case: str, num_runners: int, faults: Faults = STRAGGLERS) -> dict[str, Any]:
+def count(case: str, algo: Any, engine: RecordedEngine, work: Callable[[], Any]) -> dict[str, int]:
+    """Return calls of functions in one call of `work`, and how often it packs and sends weights."""
+    prepare(case, algo)
+    before = engine.counts.copy()
+    return {
+        "calls": count_calls(work, SRC).total(),
+        "num_packed": engine.counts["put"] - before["put"],
+        "num_weights_sent": engine.counts["set_weight_parts"] - before["set_weight_parts"],
+    }
+
+
+def measure(case: str, num_runners: int) -> dict[str, Any]:
     """Return what a case costs in all: calls of functions, CPU seconds, and how often weights were packed and sent."""
-    with tempfile.TemporaryDirectory() as name, started(case, num_runners, faults) as (algo, engine):
+    with tempfile.TemporaryDirectory() as name, started(case, num_runners, STRAGGLERS) as (algo, engine):
         work, seconds, learning = work_of(case, algo, Path(name)), [], []
         for _ in range(NUM_WARM + NUM_MEASURED):
             prepare(case, algo)
@@ -148,16 +159,18 @@ def measure(case: str, num_runners: int, faults: Faults = STRAGGLERS) -> dict[st
             work()
             learning.append(algo.timers.learning_s - apart)
             seconds.append(time.process_time() - start - learning[-1])
-        prepare(case, algo)
-        before = engine.counts.copy()
-        calls = count_calls(work, SRC).total()
-        return {
-            "calls": calls,
-            "cpu_s": min(seconds[NUM_WARM:]),
-            "learning_cpu_s": min(learning[NUM_WARM:]),
-            "num_packed": engine.counts["put"] - before["put"],
-            "num_weights_sent": engine.counts["set_weight_parts"] - before["set_weight_parts"],
-        }
+        times = {"cpu_s": min(seconds[NUM_WARM:]), "learning_cpu_s": min(learning[NUM_WARM:])}
+        return {**count(case, algo, engine, work), **times}
+
+
+def count_only(case: str, num_runners: int, faults: Faults = STRAGGLERS) -> dict[str, int]:
+    """Return the counts of a case after its first iteration; nothing is timed, and no garbage collected."""
+    with tempfile.TemporaryDirectory() as name, started(case, num_runners, faults) as (algo, engine):
+        work = work_of(case, algo, Path(name))
+        for _ in range(NUM_WARM):
+            prepare(case, algo)
+            work()
+        return count(case, algo, engine, work)
 
 
 def list_calls(case: str, num_runners: int) -> None:

@@ -98,6 +98,17 @@ def quick_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Keep what a file imported away from the garbage collector, too, and collect what its tests left behind.
+
+    JAX, Ray and the exporters come with half a million objects, and to visit them takes longer than most tests.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start workers of the process engine as users do."""

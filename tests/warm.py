@@ -7,6 +7,7 @@ process engine, of pipes, and of signals to a command line, start new interprete
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import multiprocessing.reduction
 import os
@@ -26,7 +27,11 @@ _CONTEXT.set_forkserver_preload(["torch", "gymnasium", "yaml", "corral.tools.cli
 
 
 def _begin() -> None:
-    """Forget what a process of `multiprocessing` has, and a new interpreter has not; do not wait for the disk."""
+    """Forget what a process of `multiprocessing` has, and a new interpreter has not; do not wait for the disk.
+
+    What the server imported is kept away from the garbage collector, which would copy its memory too.
+    """
+    gc.freeze()
     os.fsync = lambda fd: None
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.current_process().daemon = False

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from corral.core.seeding import runner_seeds, seed_everything
@@ -44,3 +45,13 @@ def test_every_global_generator_starts_again() -> None:
     first, _, other, again = drawn
     assert first == again
     assert all(one != two for one, two in zip(first, other, strict=True))
+
+
+def test_devices_are_seeded_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For devices that are not there, torch would note the stack of the caller, each time."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    for is_available in (False, True):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda value=is_available: value)
+        seed_everything(7)
+        assert seeded == [7] * is_available

@@ -192,7 +192,7 @@ def test_large_arrays_arrive_intact_and_can_be_written_to(start: Start) -> None:
     handle = start(Counter)
     rng = np.random.default_rng(0)
     sent = {
-        "obs": rng.integers(0, 100, (50, 1024, 1024), dtype=np.uint8),
+        "obs": rng.integers(0, 100, (8, 1024, 1024), dtype=np.uint8),  # more than a socket takes at once
         "rewards": np.asfortranarray(rng.normal(size=(300, 400))),
         "none": np.zeros((0, 3), np.float32),
     }

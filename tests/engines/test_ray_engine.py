@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from engine_workers import DEADLINE_S, Counter, is_running, until
 
+import warm
 from corral.engines import Resources, make_engine
 from corral.errors import ConfigError
 
@@ -213,6 +214,6 @@ except Exception as error:
 
 
 def test_without_ray_the_extra_is_named() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", WITHOUT_RAY])
     assert done.stdout.startswith("MissingPackageError engine_name='ray' needs Ray")
     assert "pip install 'corral[ray]'" in done.stdout

@@ -69,7 +69,8 @@ def test_a_constructor_that_takes_the_keys_gets_them_by_name() -> None:
 def test_a_context_says_whether_sub_envs_have_processes() -> None:
     seen: list[bool] = []
     for vectorization in ("sync", "async"):
-        config = PPOConfig().environment("CartPole-v1").env_runners(vectorization=vectorization)
+        config = PPOConfig().environment("CartPole-v1")
+        config.env_runners(vectorization=vectorization, num_envs_per_env_runner=2)
         config.callbacks(on_environment_created=lambda env_context: seen.append(env_context.remote)).build().stop()
     assert seen == [False, True]
 

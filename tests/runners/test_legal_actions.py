@@ -146,7 +146,7 @@ def test_an_env_without_the_method_or_with_other_actions_is_refused() -> None:
 
 def test_taxi_gives_its_masks_in_infos() -> None:
     config = PPOConfig().environment("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", action_masks="infos")
-    config.training(train_batch_size_per_learner=400, minibatch_size=200).rl_module(model_config=SMALL)
+    config.env_runners(num_envs_per_env_runner=2).rl_module(model_config=SMALL)
     with config.build() as algo:
         rollout = algo.env_runner.sample(num_timesteps=400)  # type: ignore[union-attr]
         assert isinstance(rollout.observation_space, spaces.Dict)

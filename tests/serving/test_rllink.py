@@ -383,6 +383,7 @@ CARTPOLE = {"observation_space": gym.make("CartPole-v1").observation_space, "act
 @pytest.mark.xdist_group("graphs")
 @pytest.mark.parametrize("config", [PPOConfig(), DQNConfig()])
 def test_steps_of_a_client_that_acts_by_the_policy_are_ordinary_samples(config: Any) -> None:
+    config.rl_module(model_config={"fcnet_hiddens": [8]})
     with connected(config, num_envs=2, **CARTPOLE) as (runner, client):
         with serving(runner) as rollouts:
             actor = Actor(client, 3)

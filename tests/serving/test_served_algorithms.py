@@ -70,7 +70,8 @@ OFF_POLICY = {"num_steps_sampled_before_learning_starts": 50, "train_batch_size_
     [(SACConfig, "server"), (SACConfig, "client"), (TD3Config, "client"), (DDPGConfig, "server")],
 )
 def test_off_policy_algorithms_of_box_actions_learn(algo: Any, where: str) -> None:
-    config = algo().training(**OFF_POLICY).reporting(min_sample_timesteps_per_iteration=100)
+    config = algo().training(**OFF_POLICY).reporting(min_sample_timesteps_per_iteration=60)
+    config.rl_module(model_config={"fcnet_hiddens": [16]})
     results = serve(config, "Pendulum-v1", 3, acts_locally=where == "client")
     assert np.isfinite(results[-1]["learners"]["default_policy"]["critic_loss"])
     lag = results[-1]["env_runners"]["policy_lag_mean"]
