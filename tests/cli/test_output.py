@@ -60,7 +60,7 @@ def test_a_run_whose_output_cannot_be_written_ends_well(redirection: str, shown:
         assert "The run is stored in l?uft\n" in done.stdout
 
 
-@pytest.mark.slow_cases("completion", "json", "list envs")
+@pytest.mark.slow_cases("completion", "config", "list envs")
 @pytest.mark.parametrize("command", ["list envs --all", "config PPO", "config PPO --json", "completion bash", "events"])
 def test_a_command_whose_reader_closes_the_pipe_ends_well(command: str, tmp_path: Path) -> None:
     # The pipe is closed before the command starts, so that nothing of its output can be written.
