@@ -491,10 +491,6 @@ def stages(algo: str, *settings: Mapping[str, Any], messages: list[str]) -> Iter
         logging.getLogger("corral").removeHandler(handler)
 
 
-DEPTHS = (1, 3, None)
-"""Numbers of stages after which runs are compared: building, two iterations, and all."""
-
-
 def run(
     algo: str, *settings: Mapping[str, Any], depth: int | None = None, messages: list[str] | None = None
 ) -> list[dict[str, Any]]:
@@ -514,12 +510,12 @@ def plain_run(algo: str, key: str, depth: int | None) -> list[dict[str, Any]]:
 def outcome(algo: str, context: Mapping[str, Any], path: str, value: Any) -> str:
     """Return whether a value of a setting is refused, warned of, changes something, or has no effect.
 
-    What building shows, or two iterations, is not looked for in a longer run.
+    What two iterations show is not looked for in a longer run, and of a module, what building shows.
     """
     place, _, rest = path.partition(".")
     name = path.rpartition(".")[2]
     CONTEXTS.setdefault(key := repr(context), context)
-    for depth in DEPTHS:
+    for depth in (1, 3, None) if place == "model_config" else (3, None):  # building, two iterations, all
         messages: list[str] = []
         try:
             shown = run(algo, context, {place: {name: value} if rest else value}, depth=depth, messages=messages)
