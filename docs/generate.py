@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
@@ -208,14 +209,25 @@ ACTION_SPACES: tuple[spaces.Space[Any], ...] = (
 )
 
 
+@functools.cache
+def takes_actions(algorithm: str, place: int) -> bool:
+    """Return whether the modules of an algorithm take the actions of a place of `ACTION_SPACES`."""
+    try:
+        config_class(algorithm)().module_spec(spaces.Box(-1.0, 1.0, (1,)), ACTION_SPACES[place]).build()
+    except ConfigError:
+        return False
+    return True
+
+
 def suits(algorithm: str, kind: str) -> str:
     """Return whether an exploration type is an algorithm's default, accepted or refused."""
     config = config_class(algorithm)()
     default = config.default_exploration["type"] == kind
     config.exploration(exploration_config={"type": kind})
-    for space in ACTION_SPACES:
+    for place, space in enumerate(ACTION_SPACES):
+        if not takes_actions(algorithm, place):
+            continue
         try:
-            config.module_spec(spaces.Box(-1.0, 1.0, (1,)), space).build()
             check_exploration(config, space)
         except ConfigError:
             continue

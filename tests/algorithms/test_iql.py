@@ -109,9 +109,8 @@ def bandit(num_steps: int = 3000) -> dict[str, Any]:
 @pytest.mark.parametrize(("expectile", "expected"), [(0.5, 0.0), (0.9, 8 / 11)])
 def test_values_are_an_expectile_of_the_recorded_actions(expectile: float, expected: float) -> None:
     """For rewards -1, 0 and 1 the expectile v > 0 solves e (1 - v) = (1 - e) (v + 1 + v); at 0.9 v is 8/11."""
-    with iql(bandit(), expectile=expectile, beta=1.0).build() as algorithm:
-        for _ in range(2):
-            algorithm.train()
+    with iql(bandit(), expectile=expectile, beta=1.0, lr=1e-2, num_updates_per_iteration=400).build() as algorithm:
+        algorithm.train()
         module = algorithm.get_module()
         value = module.value(torch.zeros(1, 2)).item()
         probs = module.policy(torch.zeros(1, 2)).softmax(-1)[0].tolist()

@@ -108,6 +108,7 @@ def bandit() -> dict[str, Any]:
     return {"obs": np.zeros((3000, 2), np.float32), "actions": actions, "rewards": actions - 1.0, "terminated": flags}
 
 
+@pytest.mark.slow_cases("1.0")
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 def test_the_policy_of_a_bandit_is_the_closed_form(beta: float) -> None:
     """It is the recorded policy times exp(beta * A / c), where c is the root of the mean squared advantage."""

@@ -455,6 +455,7 @@ def test_changed_envs_and_their_tasks_continue(vectorization: Any) -> None:
         assert differences(without_times(before), without_times(algo.get_state())) == []
 
 
+@pytest.mark.slow_cases("async-StatefulDrift")
 @pytest.mark.parametrize("env", [StatefulDrift, Drift, CountedDrift])
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_reset_arguments_continue_to_be_counted(env: Any, vectorization: Any) -> None:

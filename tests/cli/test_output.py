@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from console_script import corral_command
+from corral.tools.cli.main import main
 
 DEADLINE_S = 120.0
 SCRIPT = """
@@ -60,7 +62,7 @@ def test_a_run_whose_output_cannot_be_written_ends_well(redirection: str, shown:
         assert "The run is stored in l?uft\n" in done.stdout
 
 
-@pytest.mark.slow_cases("completion", "json", "list envs")
+@pytest.mark.slow_cases("completion", "config", "list envs")
 @pytest.mark.parametrize("command", ["list envs --all", "config PPO", "config PPO --json", "completion bash", "events"])
 def test_a_command_whose_reader_closes_the_pipe_ends_well(command: str, tmp_path: Path) -> None:
     # The pipe is closed before the command starts, so that nothing of its output can be written.
@@ -77,6 +79,14 @@ def test_a_command_whose_reader_closes_the_pipe_ends_well(command: str, tmp_path
     os.close(writing)
     said = [line for line in done.stderr.splitlines() if "gymnasium-robotics" not in line]  # it prints when imported
     assert (done.returncode, said) == (0, [])
+
+
+@pytest.mark.parametrize("command", ["config PPO", "config PPO --json", "events"])
+def test_a_command_in_this_process_whose_reader_closes_the_pipe_ends_well(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8") as closed, contextlib.redirect_stdout(closed):
+        assert main(command.split()) == 0
 
 
 @pytest.mark.slow

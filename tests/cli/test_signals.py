@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import warm
 from corral.runs.checkpoint import find_checkpoint, read_checkpoint
 
 DEADLINE_S = 120.0
@@ -55,8 +57,16 @@ class Env(IdentityEnv):
 
 
 @contextmanager
-def training(directory: Path, *, at_import: str = "", at_step: str = "pass") -> Iterator[subprocess.Popen[str]]:
-    """Start `corral train` as a user does, and yield the process when it is inside the foreign code."""
+def training(directory: Path, *, at_import: str = "", at_step: str = "pass", is_new: bool = False) -> Iterator[Any]:
+    """Start `corral train`, and yield the process when it is inside the foreign code.
+
+    Args:
+        directory: Where it starts.
+        at_import: What the module of the env does.
+        at_step: What the env does in a step.
+        is_new: Whether a new interpreter starts, as with users. Else it forks from a process that has torch: the signal
+            comes long after the start.
+    """
     for name, text in (
         ("foreign", FOREIGN),
         ("slow_import", SLOW_IMPORT),
@@ -67,14 +77,19 @@ def training(directory: Path, *, at_import: str = "", at_step: str = "pass") -> 
     assert command is not None
     arguments = ["--env", "an_env:Env", "--stop", "num_env_steps=1000000000", "--run-dir", "run", "--quiet"]
     arguments += ["--set", "training.train_batch_size_per_learner=100000000"]  # an iteration never ends
-    process = subprocess.Popen(
-        [command, "train", "--algo", "PPO", *arguments],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where the tests run under nohup
-    )
+    line = [command, "train", "--algo", "PPO", *arguments]
+    process: Any
+    if is_new:
+        process = subprocess.Popen(
+            line,
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where the tests run under nohup
+        )
+    else:
+        process = warm.Popen(line, cwd=directory)
     try:
         wait_for(process, directory / "inside")
         yield process
@@ -83,7 +98,7 @@ def training(directory: Path, *, at_import: str = "", at_step: str = "pass") -> 
         process.communicate()
 
 
-def wait_for(process: subprocess.Popen[str], file: Path) -> None:
+def wait_for(process: Any, file: Path) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while not file.exists():
         assert process.poll() is None, process.communicate()
@@ -112,7 +127,7 @@ def test_a_signal_inside_an_env_ends_the_iteration_with_a_checkpoint(
 
 
 def test_a_signal_during_an_import_ends_the_command_before_it_trains(tmp_path: Path) -> None:
-    with training(tmp_path, at_import="import slow_import") as process:
+    with training(tmp_path, at_import="import slow_import", is_new=True) as process:
         process.send_signal(signal.SIGHUP)
         (tmp_path / "sent").touch()
         out, err = process.communicate(timeout=DEADLINE_S)
@@ -124,8 +139,11 @@ def test_a_second_signal_ends_a_run_whose_env_hangs(tmp_path: Path) -> None:
     """The first one says so, since nothing else shows that it has arrived."""
     with training(tmp_path, at_step="foreign.wait('never')") as process:
         process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("corral: ending as soon as what runs now returns. A second signal")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (err := process.printed()[1]).endswith("\n"):
+            assert process.poll() is None and time.monotonic() < deadline_s, err
+            time.sleep(0.01)
+        assert err.startswith("corral: ending as soon as what runs now returns. A second signal")
         process.send_signal(signal.SIGTERM)
-        process.wait(DEADLINE_S)
+        process.communicate(DEADLINE_S)
     assert process.returncode == 128 + signal.SIGTERM

@@ -7,10 +7,12 @@ has the reason in `UNSEEN`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import logging
 import math
@@ -443,10 +445,20 @@ def numbers(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]
             yield f"{path}{name}", str(value)
 
 
-def run(algo: str, *settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return all that two iterations and a round of evaluation show, and the warnings until then."""
-    shown: dict[str, Any] = {}
-    messages: list[str] = []
+def weights_of(algorithm: Any) -> dict[str, Any]:
+    """Return a digest of each weight of each module."""
+    return {
+        f"{module_id}/{name}": hashlib.sha1(weights.numpy().tobytes()).hexdigest()
+        for module_id in algorithm.module_ids
+        for name, weights in algorithm.get_module(module_id).state_dict().items()
+    }
+
+
+def stages(algo: str, *settings: Mapping[str, Any], messages: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what building, two iterations, a round of evaluation, and a run with files show, one after the other.
+
+    Warnings until then are added to `messages`.
+    """
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("corral").addHandler(handler)
@@ -454,52 +466,63 @@ def run(algo: str, *settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     memory.store.clear()
     try:
         with tempfile.TemporaryDirectory() as folder, make_config(algo, *settings).build() as algorithm:
+            env = algorithm.env_runner.env.unwrapped if algorithm.env_runner else None
+            yield {"vector_env": type(env), **weights_of(algorithm)}
             try:
-                result = algorithm.fit(stop={"training_iteration": 2}, run_dir=f"{folder}/run", progress=False)
-                shown |= dict(numbers({**result, "evaluated": algorithm.evaluate()}))
+                for _ in range(2):
+                    yield {**dict(numbers(algorithm.train())), **weights_of(algorithm)}
+                yield dict(numbers(algorithm.evaluate()))
+                result = algorithm.fit(stop={"training_iteration": 4}, run_dir=f"{folder}/run", progress=False)
+                yield dict(numbers(result))
             except (CorralError, ValueError, RuntimeError) as error:
-                shown["error"] = type(error)
-            shown["vector_env"] = type(algorithm.env_runner.env.unwrapped) if algorithm.env_runner else None
+                yield {"error": type(error)}
             files = [str(file.relative_to(folder)) for file in Path(folder).rglob("*")]
-            shown["files"] = sorted({re.sub(r"data-\w+", "data", file) for file in files})
-            shown["levels"] = set(re.findall(r" (DEBUG|INFO|WARNING) ", Path(folder, "run/run.log").read_text()))
+            log, best = (Path(folder, "run", name) for name in ("run.log", "checkpoints/best/metadata.json"))
             algorithm.stop()  # which writes what was recorded
             recorded = [pyarrow.parquet.read_table(memory.open(name)) for name in sorted(memory.store)]
-            shown["recorded"] = [(table.num_rows, table.column_names) for table in recorded]
-            best = Path(folder, "run/checkpoints/best/metadata.json")
-            shown["best"] = json.loads(best.read_text())["training_iteration"] if best.exists() else None
-            for module_id in algorithm.module_ids:
-                for name, weights in algorithm.get_module(module_id).state_dict().items():
-                    shown[f"{module_id}/{name}"] = hashlib.sha1(weights.numpy().tobytes()).hexdigest()
+            yield {
+                "files": sorted({re.sub(r"data-\w+", "data", file) for file in files}),
+                "logged": set(re.findall(r" (?:DEBUG|INFO|WARNING) \S+ \w+", log.read_text() if log.exists() else "")),
+                "recorded": [(table.num_rows, table.column_names) for table in recorded],
+                "best": json.loads(best.read_text())["training_iteration"] if best.exists() else None,
+                **weights_of(algorithm),
+            }
     finally:
         logging.getLogger("corral").removeHandler(handler)
-    return shown, messages
 
 
-@functools.cache
-def plain_run(algo: str, key: str) -> dict[str, Any]:
-    return run(algo, CONTEXTS[key])[0]
+def run(
+    algo: str, *settings: Mapping[str, Any], depth: int | None = None, messages: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return what the first stages show, or all."""
+    with contextlib.closing(stages(algo, *settings, messages=[] if messages is None else messages)) as shown:
+        return [*itertools.islice(shown, depth)]
 
 
 CONTEXTS: dict[str, Mapping[str, Any]] = {"": {}}
 
 
-def show_plain(algo: str, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `run` shows, once for each context."""
-    CONTEXTS.setdefault(key := repr(context), context)
-    return plain_run(algo, key)
+@functools.cache
+def plain_run(algo: str, key: str, depth: int | None) -> list[dict[str, Any]]:
+    return run(algo, CONTEXTS[key], depth=depth)
 
 
 def outcome(algo: str, context: Mapping[str, Any], path: str, value: Any) -> str:
-    """Return whether a value of a setting is refused, warned of, changes something, or has no effect."""
+    """Return whether a value of a setting is refused, warned of, changes something, or has no effect.
+
+    What two iterations show is not looked for in a longer run, and of a module, what building shows.
+    """
     place, _, rest = path.partition(".")
     name = path.rpartition(".")[2]
-    try:
-        shown, messages = run(algo, context, {place: {name: value} if rest else value})
-    except CorralError as error:
-        return "refused" if name in str(error) or path in NAMED_OTHERWISE else f"refused without its name: {error}"
-    if shown != show_plain(algo, context):
-        return "changed"
+    CONTEXTS.setdefault(key := repr(context), context)
+    for depth in (1, 3, None) if place == "model_config" else (3, None):  # building, two iterations, all
+        messages: list[str] = []
+        try:
+            shown = run(algo, context, {place: {name: value} if rest else value}, depth=depth, messages=messages)
+        except CorralError as error:
+            return "refused" if name in str(error) or path in NAMED_OTHERWISE else f"refused without its name: {error}"
+        if shown != plain_run(algo, key, depth):
+            return "changed"
     return "warned of" if any(re.search(rf"\b{name}\b", message) for message in messages) else "without effect"
 
 
@@ -609,7 +632,7 @@ def test_a_setting_of_an_exploration_has_an_effect_or_is_refused(algo: str, path
 @pytest.mark.parametrize("algo", ["PPO", "IMPALA"])
 def test_two_runs_of_one_config_show_the_same(algo: str) -> None:
     context = {**IN_TURN, "max_lag": 2} if algo == "IMPALA" else {}
-    assert run(algo, context)[0] == run(algo, context)[0]
+    assert run(algo, context) == run(algo, context)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

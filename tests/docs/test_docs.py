@@ -40,7 +40,7 @@ import corral
 import warm
 from at_least import at_least
 from console_script import corral_command
-from corral import Algorithm, PPOConfig, make_multi_agent
+from corral import Algorithm, AlgorithmConfig, PPOConfig, make_multi_agent
 from corral.algorithms import registry
 from corral.algorithms.registry import config_from_dict
 from corral.algorithms.stopping import flat_result
@@ -123,9 +123,17 @@ class TrainedError(BaseException):
 
 @pytest.mark.parametrize("page", sorted(LONG))
 def test_the_first_block_of_a_long_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the README, all blocks, for one iteration each; runners and learners are in this process."""
-    train = Algorithm.train
+    """Of the README, all blocks, for one iteration each; runners and learners are in this process.
+
+    An iteration has one pass over a batch, or two hundred env steps. The slow test above has all.
+    """
+    train, begin = Algorithm.train, Algorithm._begin
     num_iterations = 0
+
+    def begin_small(self: Algorithm, config: AlgorithmConfig) -> None:
+        given = {"num_epochs": 1, "min_sample_timesteps_per_iteration": 200}
+        names = {name for name in given if (getattr(config, name, 0) or 0) > given[name]}
+        begin(self, config.copy(**{name: given[name] for name in names}))
 
     def train_once(self: Algorithm) -> Any:
         nonlocal num_iterations
@@ -138,6 +146,7 @@ def test_the_first_block_of_a_long_page_runs(page: str, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(Algorithm, "train", train_once)
+    monkeypatch.setattr(Algorithm, "_begin", begin_small)
     module = page_module()
     to_run = at_least(1, (block for block in blocks(ROOT / page) if block.language == "python" and not block.no_run()))
     for block in to_run if page == "README.md" else to_run[:1]:
@@ -180,9 +189,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_warm(command: str, folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a command line in a process that has torch, where no shell is needed."""
     program, *arguments = shlex.split(command, comments=True)
-    if program != "corral" or re.search(r"[|&;<>$*~`]", command):
+    of_corral = program == "corral" or (program, arguments[:1]) == ("python", ["-m"])
+    if not of_corral or re.search(r"[|&;<>$*~`]", command):
         return in_a_shell(command, folder, environment)
-    done = warm.run(corral_command(*arguments), cwd=folder, env=environment, timeout=LIMIT_S)
+    line = corral_command(*arguments) if program == "corral" else [sys.executable, *arguments]
+    done = warm.run(line, cwd=folder, env=environment, timeout=LIMIT_S)
     return done.returncode, done.stdout + done.stderr
 
 
