@@ -140,6 +140,26 @@ def test_steps_by_hand_step_each_module_of_several_once() -> None:
         np.testing.assert_allclose(weights[1][key], delta, rtol=1e-4, atol=1e-8)
 
 
+class OneMore(PPOTorchLearner):
+    """Keeps RLlib's optimizer, and registers another one for a parameter of its own."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        own = [nn.Parameter(torch.zeros(1))]
+        self.register_optimizer(
+            module_id=module_id, optimizer_name="own", optimizer=torch.optim.SGD(own), params=own, lr_or_lr_schedule=0.1
+        )
+
+
+def test_an_optimizer_that_is_registered_in_addition_leaves_the_steps_as_they_are() -> None:
+    expected, _ = moved(small(lr=0.01))
+    found, result = moved(small(lr=0.01, learner_class=OneMore))
+    for name, delta in expected.items():
+        assert np.abs(delta).max() > 0
+        np.testing.assert_allclose(found[name], delta, rtol=1e-4, atol=1e-7)
+    assert (result["default_optimizer_learning_rate"], result["own_learning_rate"]) == (0.01, 0.1)
+
+
 class OneOptimizer(TorchLearner):
     def configure_optimizers(self) -> None:
         params = [parameter for module in self.module.values() for parameter in self.get_parameters(module)]
