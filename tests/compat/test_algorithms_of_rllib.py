@@ -389,12 +389,11 @@ def test_the_loss_of_a_learner_class_is_added_to_the_loss_of_the_algorithm(cls: 
     assert half["total_loss"] == pytest.approx(plain["total_loss"] + 0.5 * half["mean_square"], rel=1e-6)
 
 
-def test_methods_of_learners_that_corral_does_not_call_are_refused() -> None:
-    class Own(PPOTorchLearner):
-        def update(self, **settings: Any) -> None: ...
-
-    with pytest.raises(ConfigError, match=r"does not call Own.update: override compute_loss_for_module"):
-        small(learner_class=Own).build()
+@pytest.mark.parametrize("name", ["update", "get_state", "should_module_be_updated", "_update_module_kl_coeff"])
+def test_methods_of_learners_that_corral_does_not_call_are_refused(name: str) -> None:
+    own = type("Own", (PPOTorchLearner,), {name: lambda self, *args, **settings: None})
+    with pytest.raises(ConfigError, match=rf"does not call Own.{name}: override compute_loss_for_module"):
+        small(learner_class=own).build()
 
 
 # Checkpoints.
