@@ -375,6 +375,20 @@ def test_a_module_acts_by_forward_inference_without_exploration() -> None:
         assert not isinstance(algo.native.get_module().distribution, CarriedActions)
 
 
+class Hotter(TorchCategorical):
+    """A distribution of its own, which the module names for inference only."""
+
+
+class NamesOne(Supervised):
+    def get_inference_action_dist_cls(self) -> Any:
+        return Hotter
+
+
+def test_exploration_and_losses_use_the_distribution_of_inference_if_a_module_names_no_other() -> None:
+    module = NamesOne(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), model_config={"size": 4})
+    assert module.get_train_action_dist_cls() is module.get_exploration_action_dist_cls() is Hotter
+
+
 def test_carried_actions_are_nested_like_the_space_for_their_likelihood() -> None:
     space = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])
 

@@ -122,12 +122,12 @@ class RLModule:
     # Distributions.
 
     def get_train_action_dist_cls(self) -> Any:
-        """Return the class of the distribution that losses use."""
-        return self.action_dist_cls or distribution_class(self.action_space)
+        """Return the class of the distribution that losses use: the one of inference, if a subclass has no other."""
+        return self.get_inference_action_dist_cls()
 
     def get_exploration_action_dist_cls(self) -> Any:
-        """Return the class of the distribution that exploration samples from."""
-        return self.action_dist_cls or distribution_class(self.action_space)
+        """Return the class of the distribution that exploration samples from; see `get_train_action_dist_cls`."""
+        return self.get_inference_action_dist_cls()
 
     def get_inference_action_dist_cls(self) -> Any:
         """Return the class of the distribution that inference acts by."""
