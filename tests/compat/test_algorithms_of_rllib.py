@@ -27,6 +27,7 @@ from corral.compat.rllib.algorithm import (
 from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_multi_callbacks
 from corral.compat.rllib.catalogs import PPOCatalog
 from corral.compat.rllib.connectors import MeanStdFilter
+from corral.compat.rllib.distributions import TorchCategorical
 from corral.compat.rllib.learner import PPOTorchLearner
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, TorchRLModule, ValueFunctionAPI
 from corral.compat.rllib.preprocessors import MultiAgentObservationPreprocessor, SingleAgentObservationPreprocessor
@@ -257,6 +258,17 @@ class RemembersAndChooses(Remembers):
 def test_actions_that_a_module_with_memory_chooses_itself_are_refused() -> None:
     spec = RLModuleSpec(RemembersAndChooses, model_config={"max_seq_len": 8})
     with pytest.raises(ConfigError, match=r"RemembersAndChooses: a forward pass returned 'actions'"):
+        small().rl_module(rl_module_spec=spec).build()
+
+
+class RemembersAndNames(Remembers):
+    def get_inference_action_dist_cls(self) -> Any:
+        return type("Own", (TorchCategorical,), {})
+
+
+def test_a_distribution_that_a_module_with_memory_names_is_refused() -> None:
+    spec = RLModuleSpec(RemembersAndNames, model_config={"max_seq_len": 8})
+    with pytest.raises(ConfigError, match=r"RemembersAndNames: action_dist_cls, or a method that names another class"):
         small().rl_module(rl_module_spec=spec).build()
 
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corral.compat.rllib.carried_actions import carried_outputs, own_distribution
+from corral.compat.rllib.carried_actions import carried_outputs, names_distribution, own_distribution
 from corral.compat.rllib.distributions import distribution_class
 from corral.compat.rllib.encoding import decode, import_checked
 from corral.compat.rllib.missing import find
@@ -243,10 +243,10 @@ class AdaptedRules(HeuristicModule):
 
 
 def _refuse_own_distribution(module: Any) -> None:
-    if module.action_dist_cls is not None:
+    if names_distribution(module, RLModule):
         raise ConfigError(
-            f"{type(module).__name__}: action_dist_cls is served for modules without memory and without parts in "
-            "common with others: leave it out."
+            f"{type(module).__name__}: action_dist_cls, or a method that names another class, is served for modules "
+            "without memory and without parts in common with others: leave it out."
         )
 
 
