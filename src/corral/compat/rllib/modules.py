@@ -404,20 +404,20 @@ class MultiRLModuleSpec:
         )
 
     def add_modules(self, module_specs: Mapping[str, RLModuleSpec], override: bool = True) -> None:
-        """Add specs."""
-        self.rl_module_specs.update(module_specs)
+        """Add specs; with `override=False`, a spec that is there takes what the other one has."""
+        for module_id, spec in module_specs.items():
+            if override or module_id not in self.rl_module_specs:
+                self.rl_module_specs[module_id] = spec
+            else:
+                self.rl_module_specs[module_id].update(spec)
 
-    def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = True) -> None:
-        """Take what another spec has, module by module; with `override=False`, only where this one has nothing."""
+    def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = False) -> None:
+        """Take the specs of another one, as `add_modules`; of one module, only what the specs here lack."""
         if isinstance(other, RLModuleSpec):
             for spec in self.rl_module_specs.values():
-                spec.update(other, override=override)
+                spec.update(other, override=False)
             return
-        for module_id, spec in other.rl_module_specs.items():
-            if module_id in self.rl_module_specs:
-                self.rl_module_specs[module_id].update(spec, override=override)
-            else:
-                self.rl_module_specs[module_id] = spec
+        self.add_modules(other.rl_module_specs, override=override)
 
     def as_multi_rl_module_spec(self) -> Self:
         """Return the spec itself."""
@@ -428,8 +428,8 @@ class MultiRLModuleSpec:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
     def remove_modules(self, module_ids: Any) -> None:
-        """Remove specs."""
-        for module_id in module_ids:
+        """Remove the specs of some modules, or of one."""
+        for module_id in [module_ids] if isinstance(module_ids, str) else module_ids:
             self.rl_module_specs.pop(module_id, None)
 
     def __contains__(self, module_id: object) -> bool:
