@@ -22,6 +22,7 @@ from corral.compat.rllib.distributions import TorchCategorical
 from corral.compat.rllib.learner import DQNTorchLearner, PPOTorchLearner, SACTorchLearner, TorchLearner
 from corral.compat.rllib.model_config import DefaultModelConfig
 from corral.compat.rllib.modules import (
+    InferenceOnlyAPI,
     MultiRLModule,
     MultiRLModuleSpec,
     RLModuleSpec,
@@ -426,6 +427,23 @@ class Head(TorchRLModule):
 
     def _forward(self, batch: Any, **settings: Any) -> Any:
         return {"action_dist_inputs": self.net(batch["features"])}
+
+
+class HeadWithValues(Head, InferenceOnlyAPI):
+    def setup(self) -> None:
+        super().setup()
+        self.values, self.values_of_more = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["values"]
+
+
+def test_states_of_several_modules_are_chosen_by_id_and_for_inference() -> None:
+    both = MultiRLModule({name: HeadWithValues(model_config={"x": 1}) for name in ("a", "b")})
+    assert both.get_state("a").keys() == both.get_state(not_components=["b"]).keys() == {"a"}
+    assert both.get_state().keys() == {"a", "b"}
+    names = both.get_state()["a"].keys() - both.get_state(inference_only=True)["a"].keys()
+    assert names == {"values.weight", "values.bias"}
 
 
 class Joint(MultiRLModule):

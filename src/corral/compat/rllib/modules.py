@@ -197,7 +197,13 @@ class TorchRLModule(nn.Module, RLModule):
         return self.forward_train(batch, **settings)
 
     def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, NDArray[Any]]:
-        return {name: value.detach().cpu().numpy().copy() for name, value in self.state_dict().items()}
+        is_part = inference_only and isinstance(self, InferenceOnlyAPI)
+        left_out = tuple(f"{name}." for name in self.get_non_inference_attributes()) if is_part else ()
+        return {
+            name: value.detach().cpu().numpy().copy()
+            for name, value in self.state_dict().items()
+            if not f"{name}.".startswith(left_out)
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.load_state_dict({name: torch.as_tensor(np.asarray(value)) for name, value in state.items()})
@@ -579,9 +585,17 @@ class MultiRLModule(RLModule):
         if raise_err_if_not_found or module_id in self._rl_modules:
             del self._rl_modules[module_id]
 
-    def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, Any]:
-        """Return the weights by module id and name."""
-        return {module_id: module.get_state() for module_id, module in self._rl_modules.items()}
+    def get_state(
+        self, components: Any = None, *, not_components: Any = (), inference_only: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Return the weights by module id and name; `components` and `not_components` are ids of modules."""
+        chosen = [components] if isinstance(components, str) else components
+        left_out = [not_components] if isinstance(not_components, str) else not_components or ()
+        return {
+            module_id: module.get_state(inference_only=inference_only)
+            for module_id, module in self._rl_modules.items()
+            if (chosen is None or module_id in chosen) and module_id not in left_out
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set the weights by module id and name."""
