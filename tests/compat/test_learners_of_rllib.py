@@ -429,6 +429,18 @@ class Head(TorchRLModule):
         return {"action_dist_inputs": self.net(batch["features"])}
 
 
+class Drops(Head):
+    def setup(self) -> None:
+        self.net = nn.Dropout(0.5)  # type: ignore[assignment]
+
+
+def test_a_module_that_is_asked_for_actions_drops_nothing() -> None:
+    module, ones = Drops(), {"features": torch.ones(1, 64)}
+    for forward in (module.forward_inference, module.forward_exploration):
+        assert (forward(ones)["action_dist_inputs"] == 1).all() and module.training
+    assert not (module.forward_train(ones)["action_dist_inputs"] == 1).all()
+
+
 class HeadWithValues(Head, InferenceOnlyAPI):
     def setup(self) -> None:
         super().setup()

@@ -89,12 +89,12 @@ class RLModule:
     # Forward passes, from a dict of columns to a dict of columns.
 
     def forward_inference(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
-        """Return outputs for acting without exploration."""
-        return self._forward_inference(batch, **settings)
+        """Return outputs for acting without exploration, in evaluation mode."""
+        return _evaluated(self, self._forward_inference, batch, settings)
 
     def forward_exploration(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
-        """Return outputs for acting with exploration."""
-        return self._forward_exploration(batch, **settings)
+        """Return outputs for acting with exploration, in evaluation mode."""
+        return _evaluated(self, self._forward_exploration, batch, settings)
 
     def forward_train(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
         """Return outputs for learning."""
@@ -182,6 +182,17 @@ class RLModule:
             CheckpointError: There is none.
         """
         return _adapted().load_module(resolve_path(path, "the module"))
+
+
+def _evaluated(module: Any, forward: Any, batch: Any, settings: Mapping[str, Any]) -> Any:
+    """Return what a forward pass returns in evaluation mode: without dropout, and with fixed batch statistics."""
+    if not getattr(module, "training", False):
+        return forward(batch, **settings)
+    module.eval()
+    try:
+        return forward(batch, **settings)
+    finally:
+        module.train()
 
 
 class TorchRLModule(nn.Module, RLModule):
