@@ -261,6 +261,18 @@ def test_actions_that_a_module_with_memory_chooses_itself_are_refused() -> None:
         small().rl_module(rl_module_spec=spec).build()
 
 
+class RemembersAndInfers(Remembers):
+    def _forward_inference(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        found = self._forward(batch)
+        return {**found, "action_dist_inputs": -found["action_dist_inputs"]}
+
+
+def test_a_module_with_memory_that_infers_otherwise_than_it_explores_is_refused() -> None:
+    spec = RLModuleSpec(RemembersAndInfers, model_config={"max_seq_len": 8})
+    with pytest.raises(ConfigError, match=r"RemembersAndInfers: forward_inference and forward_exploration return diff"):
+        small().rl_module(rl_module_spec=spec).build()
+
+
 class RemembersAndNames(Remembers):
     def get_inference_action_dist_cls(self) -> Any:
         return type("Own", (TorchCategorical,), {})

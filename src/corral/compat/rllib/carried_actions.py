@@ -142,6 +142,12 @@ def names_distribution(module: Any, base: type) -> bool:
     return overrides and any(getattr(module, name)() is not distribution_class(module.action_space) for name in _OF)
 
 
+def acts_alike(module: Any, example: Mapping[str, Any], module_id: str | None = None) -> bool:
+    """Return whether forward passes for exploration and for inference give the same inputs of the distribution."""
+    found = [_probe(module, name, example) for name in ("forward_exploration", "forward_inference")]
+    return _are_alike(*(each if module_id is None else each.get(module_id, {}) for each in found))
+
+
 def _probe(module: Any, name: str, example: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the outputs of a forward pass, with the same random numbers at every call; none if it raises."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
