@@ -27,6 +27,7 @@ from corral.compat.rllib.algorithm import (
 from corral.compat.rllib.callbacks import DefaultCallbacks, RLlibCallback, make_multi_callbacks
 from corral.compat.rllib.catalogs import PPOCatalog
 from corral.compat.rllib.connectors import MeanStdFilter
+from corral.compat.rllib.distributions import TorchCategorical
 from corral.compat.rllib.learner import PPOTorchLearner
 from corral.compat.rllib.modules import MultiRLModuleSpec, RLModule, RLModuleSpec, TorchRLModule, ValueFunctionAPI
 from corral.compat.rllib.preprocessors import MultiAgentObservationPreprocessor, SingleAgentObservationPreprocessor
@@ -260,6 +261,29 @@ def test_actions_that_a_module_with_memory_chooses_itself_are_refused() -> None:
         small().rl_module(rl_module_spec=spec).build()
 
 
+class RemembersAndInfers(Remembers):
+    def _forward_inference(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+        found = self._forward(batch)
+        return {**found, "action_dist_inputs": -found["action_dist_inputs"]}
+
+
+def test_a_module_with_memory_that_infers_otherwise_than_it_explores_is_refused() -> None:
+    spec = RLModuleSpec(RemembersAndInfers, model_config={"max_seq_len": 8})
+    with pytest.raises(ConfigError, match=r"RemembersAndInfers: forward_inference and forward_exploration return diff"):
+        small().rl_module(rl_module_spec=spec).build()
+
+
+class RemembersAndNames(Remembers):
+    def get_inference_action_dist_cls(self) -> Any:
+        return type("Own", (TorchCategorical,), {})
+
+
+def test_a_distribution_that_a_module_with_memory_names_is_refused() -> None:
+    spec = RLModuleSpec(RemembersAndNames, model_config={"max_seq_len": 8})
+    with pytest.raises(ConfigError, match=r"RemembersAndNames: action_dist_cls, or a method that names another class"):
+        small().rl_module(rl_module_spec=spec).build()
+
+
 class Left(RLModule):
     def _forward(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
         return {"actions": np.zeros(len(batch["obs"]), np.int64)}
@@ -389,12 +413,11 @@ def test_the_loss_of_a_learner_class_is_added_to_the_loss_of_the_algorithm(cls: 
     assert half["total_loss"] == pytest.approx(plain["total_loss"] + 0.5 * half["mean_square"], rel=1e-6)
 
 
-def test_methods_of_learners_that_corral_does_not_call_are_refused() -> None:
-    class Own(PPOTorchLearner):
-        def update(self, **settings: Any) -> None: ...
-
-    with pytest.raises(ConfigError, match=r"does not call Own.update: override compute_loss_for_module"):
-        small(learner_class=Own).build()
+@pytest.mark.parametrize("name", ["update", "get_state", "should_module_be_updated", "_update_module_kl_coeff"])
+def test_methods_of_learners_that_corral_does_not_call_are_refused(name: str) -> None:
+    own = type("Own", (PPOTorchLearner,), {name: lambda self, *args, **settings: None})
+    with pytest.raises(ConfigError, match=rf"does not call Own.{name}: override compute_loss_for_module"):
+        small(learner_class=own).build()
 
 
 # Checkpoints.

@@ -212,6 +212,18 @@ def test_runners_merge_the_states_of_connectors() -> None:
     assert counts[0] == counts[1] > 40
 
 
+def test_a_filter_before_other_connectors_knows_the_observation_that_it_changes() -> None:
+    space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    connector, seen = MeanStdFilter(space, gym.spaces.Discrete(2)), []
+    episode = SingleAgentEpisode(observation_space=space, action_space=gym.spaces.Discrete(2))
+    episode.add_env_reset(np.array([1], np.float32), {})
+    for number in (0, 2):
+        connector(rl_module=None, batch={}, episodes=[episode])
+        seen.append(float(episode.get_observations(-1)[0]))
+        episode.add_env_step(np.array([number], np.float32), 1, 0.0, {})
+    assert seen == pytest.approx([0.0, -1.0], abs=1e-3)  # of 1, and of 0 after 1: mean and deviation are 0.5
+
+
 def test_merged_statistics_count_each_observation_once() -> None:
     def see(runner: MeanStdFilter, number: float) -> None:
         episode = SingleAgentEpisode(observation_space=space, action_space=Line.action_space)

@@ -22,6 +22,7 @@ from corral.compat.rllib.distributions import TorchCategorical
 from corral.compat.rllib.learner import DQNTorchLearner, PPOTorchLearner, SACTorchLearner, TorchLearner
 from corral.compat.rllib.model_config import DefaultModelConfig
 from corral.compat.rllib.modules import (
+    InferenceOnlyAPI,
     MultiRLModule,
     MultiRLModuleSpec,
     RLModuleSpec,
@@ -138,6 +139,26 @@ def test_steps_by_hand_step_each_module_of_several_once() -> None:
         weights.append({(i, name): after[i][name] - old for i in ("p0", "p1") for name, old in before[i].items()})
     for key, delta in weights[0].items():
         np.testing.assert_allclose(weights[1][key], delta, rtol=1e-4, atol=1e-8)
+
+
+class OneMore(PPOTorchLearner):
+    """Keeps RLlib's optimizer, and registers another one for a parameter of its own."""
+
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        super().configure_optimizers_for_module(module_id, config)
+        own = [nn.Parameter(torch.zeros(1))]
+        self.register_optimizer(
+            module_id=module_id, optimizer_name="own", optimizer=torch.optim.SGD(own), params=own, lr_or_lr_schedule=0.1
+        )
+
+
+def test_an_optimizer_that_is_registered_in_addition_leaves_the_steps_as_they_are() -> None:
+    expected, _ = moved(small(lr=0.01))
+    found, result = moved(small(lr=0.01, learner_class=OneMore))
+    for name, delta in expected.items():
+        assert np.abs(delta).max() > 0
+        np.testing.assert_allclose(found[name], delta, rtol=1e-4, atol=1e-7)
+    assert (result["default_optimizer_learning_rate"], result["own_learning_rate"]) == (0.01, 0.1)
 
 
 class OneOptimizer(TorchLearner):
@@ -355,6 +376,20 @@ def test_a_module_acts_by_forward_inference_without_exploration() -> None:
         assert not isinstance(algo.native.get_module().distribution, CarriedActions)
 
 
+class Hotter(TorchCategorical):
+    """A distribution of its own, which the module names for inference only."""
+
+
+class NamesOne(Supervised):
+    def get_inference_action_dist_cls(self) -> Any:
+        return Hotter
+
+
+def test_exploration_and_losses_use_the_distribution_of_inference_if_a_module_names_no_other() -> None:
+    module = NamesOne(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2), model_config={"size": 4})
+    assert module.get_train_action_dist_cls() is module.get_exploration_action_dist_cls() is Hotter
+
+
 def test_carried_actions_are_nested_like_the_space_for_their_likelihood() -> None:
     space = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])
 
@@ -392,6 +427,35 @@ class Head(TorchRLModule):
 
     def _forward(self, batch: Any, **settings: Any) -> Any:
         return {"action_dist_inputs": self.net(batch["features"])}
+
+
+class Drops(Head):
+    def setup(self) -> None:
+        self.net = nn.Dropout(0.5)  # type: ignore[assignment]
+
+
+def test_a_module_that_is_asked_for_actions_drops_nothing() -> None:
+    module, ones = Drops(), {"features": torch.ones(1, 64)}
+    for forward in (module.forward_inference, module.forward_exploration):
+        assert (forward(ones)["action_dist_inputs"] == 1).all() and module.training
+    assert not (module.forward_train(ones)["action_dist_inputs"] == 1).all()
+
+
+class HeadWithValues(Head, InferenceOnlyAPI):
+    def setup(self) -> None:
+        super().setup()
+        self.values, self.values_of_more = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["values"]
+
+
+def test_states_of_several_modules_are_chosen_by_id_and_for_inference() -> None:
+    both = MultiRLModule({name: HeadWithValues(model_config={"x": 1}) for name in ("a", "b")})
+    assert both.get_state("a").keys() == both.get_state(not_components=["b"]).keys() == {"a"}
+    assert both.get_state().keys() == {"a", "b"}
+    names = both.get_state()["a"].keys() - both.get_state(inference_only=True)["a"].keys()
+    assert names == {"values.weight", "values.bias"}
 
 
 class Joint(MultiRLModule):

@@ -247,8 +247,16 @@ def test_specs_are_updated_by_others() -> None:
     whole = spec.as_multi_rl_module_spec()
     whole.update(MultiRLModuleSpec(rl_module_specs={"other": spec}))
     assert whole.rl_module_specs.keys() == {"default_policy", "other"} and whole.as_multi_rl_module_spec() is whole
-    whole.update(RLModuleSpec(model_config={"d": 4}))
-    assert spec.to_dict()["model_config"] == {"d": 4}
+    whole.update(RLModuleSpec(model_config={"d": 4}, module_class=int))  # of one module: only what is missing
+    assert spec.to_dict()["model_config"] == {"b": 2} and spec.module_class is int
+    whole.update(MultiRLModuleSpec(rl_module_specs={"other": RLModuleSpec(model_config={"e": 5})}))
+    assert whole["other"] is spec and spec.model_config == {"e": 5} and spec.module_class is int
+    whole.add_modules({"other": RLModuleSpec(model_config={"f": 6})}, override=False)
+    assert whole["other"] is spec and spec.model_config == {"f": 6}
+    whole.update(MultiRLModuleSpec(rl_module_specs={"other": RLModuleSpec()}), override=True)
+    assert whole["other"].module_class is None
+    whole.remove_modules("other")
+    assert whole.rl_module_specs.keys() == {"default_policy"}
 
 
 def test_the_creator_of_gymnasium_envs() -> None:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from corral.compat.rllib.carried_actions import carried_outputs, own_distribution
+from corral.compat.rllib.carried_actions import acts_alike, carried_outputs, names_distribution, own_distribution
 from corral.compat.rllib.distributions import distribution_class
 from corral.compat.rllib.encoding import decode, import_checked
 from corral.compat.rllib.missing import find
@@ -144,7 +144,9 @@ class AdaptedMemoryModule(Module):
             observation_space, action_space, {"max_seq_len": model_config["rl_model_config"].get("max_seq_len")}
         )
         self.rl_module = _build(model_config, observation_space, action_space)
-        _refuse_own_distribution(self.rl_module)
+        obs = map_tree(lambda leaf: leaf.unsqueeze(1), example_obs(observation_space))
+        state = map_tree(lambda part: torch.stack([part, part]), self.initial_state())
+        _refuse_own_distribution(self.rl_module, acts_alike(self.rl_module, {_OBS: obs, _STATE_IN: state}))
 
     def initial_state(self) -> Tree:
         return map_tree(torch.as_tensor, self.rl_module.get_initial_state())
@@ -196,7 +198,8 @@ class AdaptedPart(Module):
         self.multi = spec.build()
         if self.multi.is_stateful():
             raise ConfigError(f"{type(self.multi).__name__}: parts with memory are not served: give modules alone.")
-        _refuse_own_distribution(self.rl_module)
+        example = {self.module_id: {_OBS: example_obs(observation_space)}}
+        _refuse_own_distribution(self.rl_module, acts_alike(self.multi, example, self.module_id))
         self.parts = nn.ModuleDict({name: part for name, part in self.multi.items() if isinstance(part, nn.Module)})
         if isinstance(self.multi, nn.Module):
             self.whole = self.multi
@@ -242,11 +245,16 @@ class AdaptedRules(HeuristicModule):
         return np.asarray(self.rl_module.forward_inference({_OBS: obs})[_ACTIONS])
 
 
-def _refuse_own_distribution(module: Any) -> None:
-    if module.action_dist_cls is not None:
+def _refuse_own_distribution(module: Any, acts_alike: bool) -> None:
+    if not acts_alike:
         raise ConfigError(
-            f"{type(module).__name__}: action_dist_cls is served for modules without memory and without parts in "
-            "common with others: leave it out."
+            f"{type(module).__name__}: forward_inference and forward_exploration return different {_INPUTS!r}, which "
+            "is served for modules without memory and without parts in common with others: return the same."
+        )
+    if names_distribution(module, RLModule):
+        raise ConfigError(
+            f"{type(module).__name__}: action_dist_cls, or a method that names another class, is served for modules "
+            "without memory and without parts in common with others: leave it out."
         )
 
 

@@ -129,12 +129,23 @@ def own_distribution(module: Any, base: type, example: Mapping[str, Any]) -> Car
     explored, cls = _probe(module, "forward_exploration", example), type(module)
     acts_alike = all(getattr(cls, name) is getattr(base, name) for name in _FORWARD)
     inferred = explored if acts_alike else _probe(module, "forward_inference", example)
-    overrides = module.action_dist_cls is not None or any(getattr(cls, name) is not getattr(base, name) for name in _OF)
-    given = {getattr(module, name)() for name in _OF} if overrides else set()
     chooses = _ACTIONS in explored or _ACTIONS in inferred or not _are_alike(explored, inferred)
-    if _INPUTS not in explored or not (chooses or given - {distribution_class(module.action_space)}):
+    if _INPUTS not in explored or not (chooses or names_distribution(module, base)):
         return None
     return CarriedActions(module.action_space, module.get_train_action_dist_cls(), explored[_INPUTS].shape[-1])
+
+
+def names_distribution(module: Any, base: type) -> bool:
+    """Return whether a module names another class of distributions than the one for the action space."""
+    cls = type(module)
+    overrides = module.action_dist_cls is not None or any(getattr(cls, name) is not getattr(base, name) for name in _OF)
+    return overrides and any(getattr(module, name)() is not distribution_class(module.action_space) for name in _OF)
+
+
+def acts_alike(module: Any, example: Mapping[str, Any], module_id: str | None = None) -> bool:
+    """Return whether forward passes for exploration and for inference give the same inputs of the distribution."""
+    found = [_probe(module, name, example) for name in ("forward_exploration", "forward_inference")]
+    return _are_alike(*(each if module_id is None else each.get(module_id, {}) for each in found))
 
 
 def _probe(module: Any, name: str, example: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -285,13 +285,12 @@ class BuiltIn(ConnectorV2, ABC):
                 np.asarray(episode.get_actions(-1))[None], np.atleast_1d(episode.get_rewards(-1)), slice(None)
             )
         leaves = map_tree(lambda space, leaf: np.asarray(leaf, space.dtype)[None], *_aligned(pipeline, episode))
+        if pipeline.state:  # before, as in RLlib: by the first observation alone, the second one has no scale
+            measured = [pipeline.measure(leaves, leaves, {})]
+            self._new[agent_id] = self._new.get(agent_id, _empty(pipeline)).merged(measured)
+            self._pipelines[agent_id] = pipeline = pipeline.merged(measured)
         rows.pipeline = pipeline
         found = rows(leaves, np.array([episode.t == 0]))
-        if pipeline.state:
-            stored = rows.stored if rows.is_temporal else leaves
-            measured = [pipeline.measure(leaves, stored, {})]
-            self._pipelines[agent_id] = pipeline.merged(measured)
-            self._new[agent_id] = self._new.get(agent_id, _empty(pipeline)).merged(measured)
         if episode.is_done:
             del self._rows[episode.id_]
         return map_tree(lambda leaf: leaf[0], found)

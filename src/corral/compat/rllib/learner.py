@@ -90,8 +90,10 @@ class Learner:
                 self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Register the optimizers of a module; Corral's own optimizer if a subclass registers none."""
-        if steps_by_hand(type(self), self.module):
+        """Register Adam if a subclass calls this or takes its steps by hand; otherwise Corral has its own optimizer."""
+        cls = type(self)
+        overrides = cls.configure_optimizers_for_module is not Learner.configure_optimizers_for_module
+        if overrides or steps_by_hand(cls, self.module):
             parameters = self.get_parameters(self.module[module_id])
             if parameters:
                 self.register_optimizer(

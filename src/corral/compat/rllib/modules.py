@@ -89,12 +89,12 @@ class RLModule:
     # Forward passes, from a dict of columns to a dict of columns.
 
     def forward_inference(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
-        """Return outputs for acting without exploration."""
-        return self._forward_inference(batch, **settings)
+        """Return outputs for acting without exploration, in evaluation mode."""
+        return _evaluated(self, self._forward_inference, batch, settings)
 
     def forward_exploration(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
-        """Return outputs for acting with exploration."""
-        return self._forward_exploration(batch, **settings)
+        """Return outputs for acting with exploration, in evaluation mode."""
+        return _evaluated(self, self._forward_exploration, batch, settings)
 
     def forward_train(self, batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
         """Return outputs for learning."""
@@ -122,12 +122,12 @@ class RLModule:
     # Distributions.
 
     def get_train_action_dist_cls(self) -> Any:
-        """Return the class of the distribution that losses use."""
-        return self.action_dist_cls or distribution_class(self.action_space)
+        """Return the class of the distribution that losses use: the one of inference, if a subclass has no other."""
+        return self.get_inference_action_dist_cls()
 
     def get_exploration_action_dist_cls(self) -> Any:
-        """Return the class of the distribution that exploration samples from."""
-        return self.action_dist_cls or distribution_class(self.action_space)
+        """Return the class of the distribution that exploration samples from; see `get_train_action_dist_cls`."""
+        return self.get_inference_action_dist_cls()
 
     def get_inference_action_dist_cls(self) -> Any:
         """Return the class of the distribution that inference acts by."""
@@ -184,6 +184,17 @@ class RLModule:
         return _adapted().load_module(resolve_path(path, "the module"))
 
 
+def _evaluated(module: Any, forward: Any, batch: Any, settings: Mapping[str, Any]) -> Any:
+    """Return what a forward pass returns in evaluation mode: without dropout, and with fixed batch statistics."""
+    if not getattr(module, "training", False):
+        return forward(batch, **settings)
+    module.eval()
+    try:
+        return forward(batch, **settings)
+    finally:
+        module.train()
+
+
 class TorchRLModule(nn.Module, RLModule):
     """A module of torch layers."""
 
@@ -197,7 +208,13 @@ class TorchRLModule(nn.Module, RLModule):
         return self.forward_train(batch, **settings)
 
     def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, NDArray[Any]]:
-        return {name: value.detach().cpu().numpy().copy() for name, value in self.state_dict().items()}
+        is_part = inference_only and isinstance(self, InferenceOnlyAPI)
+        left_out = tuple(f"{name}." for name in self.get_non_inference_attributes()) if is_part else ()
+        return {
+            name: value.detach().cpu().numpy().copy()
+            for name, value in self.state_dict().items()
+            if not f"{name}.".startswith(left_out)
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.load_state_dict({name: torch.as_tensor(np.asarray(value)) for name, value in state.items()})
@@ -404,20 +421,20 @@ class MultiRLModuleSpec:
         )
 
     def add_modules(self, module_specs: Mapping[str, RLModuleSpec], override: bool = True) -> None:
-        """Add specs."""
-        self.rl_module_specs.update(module_specs)
+        """Add specs; with `override=False`, a spec that is there takes what the other one has."""
+        for module_id, spec in module_specs.items():
+            if override or module_id not in self.rl_module_specs:
+                self.rl_module_specs[module_id] = spec
+            else:
+                self.rl_module_specs[module_id].update(spec)
 
-    def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = True) -> None:
-        """Take what another spec has, module by module; with `override=False`, only where this one has nothing."""
+    def update(self, other: MultiRLModuleSpec | RLModuleSpec, override: bool = False) -> None:
+        """Take the specs of another one, as `add_modules`; of one module, only what the specs here lack."""
         if isinstance(other, RLModuleSpec):
             for spec in self.rl_module_specs.values():
-                spec.update(other, override=override)
+                spec.update(other, override=False)
             return
-        for module_id, spec in other.rl_module_specs.items():
-            if module_id in self.rl_module_specs:
-                self.rl_module_specs[module_id].update(spec, override=override)
-            else:
-                self.rl_module_specs[module_id] = spec
+        self.add_modules(other.rl_module_specs, override=override)
 
     def as_multi_rl_module_spec(self) -> Self:
         """Return the spec itself."""
@@ -428,8 +445,8 @@ class MultiRLModuleSpec:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
     def remove_modules(self, module_ids: Any) -> None:
-        """Remove specs."""
-        for module_id in module_ids:
+        """Remove the specs of some modules, or of one."""
+        for module_id in [module_ids] if isinstance(module_ids, str) else module_ids:
             self.rl_module_specs.pop(module_id, None)
 
     def __contains__(self, module_id: object) -> bool:
@@ -579,9 +596,17 @@ class MultiRLModule(RLModule):
         if raise_err_if_not_found or module_id in self._rl_modules:
             del self._rl_modules[module_id]
 
-    def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, Any]:
-        """Return the weights by module id and name."""
-        return {module_id: module.get_state() for module_id, module in self._rl_modules.items()}
+    def get_state(
+        self, components: Any = None, *, not_components: Any = (), inference_only: bool = False, **settings: Any
+    ) -> dict[str, Any]:
+        """Return the weights by module id and name; `components` and `not_components` are ids of modules."""
+        chosen = [components] if isinstance(components, str) else components
+        left_out = [not_components] if isinstance(not_components, str) else not_components or ()
+        return {
+            module_id: module.get_state(inference_only=inference_only)
+            for module_id, module in self._rl_modules.items()
+            if (chosen is None or module_id in chosen) and module_id not in left_out
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set the weights by module id and name."""

@@ -61,7 +61,6 @@ class OwnLearner(NativeLearner):
         Raises:
             ConfigError: The class overrides a method that Corral does not call.
         """
-        _check_class(learner_class)
         device = find_device(settings.get("device", "auto"))
         for module in modules.values():
             module.to(device)
@@ -72,6 +71,7 @@ class OwnLearner(NativeLearner):
         self.view = learner_class(config=config, module=joined)
         self.view._native, self.view._device = self, device
         self._by_hand = steps_by_hand(learner_class, self.view.module)
+        _check_class(learner_class, self._by_hand)
         self.view.build()
         super().__init__(modules, specs, **settings)
         self.metrics = self.view.metrics.native
@@ -209,10 +209,18 @@ def _is_column(column: Any) -> bool:
     return all(leaf.dtype != object for leaf in leaves(column))
 
 
-def _check_class(cls: type[Learner]) -> None:
+_UNCALLED = (
+    "update update_from_batch update_from_episodes additional_update additional_update_for_module add_module "
+    "remove_module get_state set_state _make_module _make_batch_if_necessary _create_iterator_if_necessary "
+    "_uncompiled_update _update_module_kl_coeff _log_metrics _log_steps_trained_metrics _get_clip_function "
+    "_get_global_norm_function _set_optimizer_lr _get_optimizer_state _set_optimizer_state"
+).split()
+
+
+def _check_class(cls: type[Learner], by_hand: bool) -> None:
     """Refuse overridden methods that Corral does not call."""
-    for name in ("update", "_make_module", "add_module", "remove_module", "_create_iterator_if_necessary"):
-        if hasattr(cls, name):
+    for name in _UNCALLED if by_hand else [*_UNCALLED, "should_module_be_updated"]:
+        if getattr(cls, name, None) is not getattr(Learner, name, None):
             raise ConfigError(
                 f"learner_class: Corral does not call {cls.__name__}.{name}: override compute_loss_for_module, "
                 f"before_gradient_based_update, after_gradient_based_update, {', '.join(BY_HAND)}."
