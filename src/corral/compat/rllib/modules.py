@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -149,7 +149,9 @@ class RLModule:
         """Return the module itself."""
         return self
 
-    def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, NDArray[Any]]:
+    def get_state(
+        self, components: Any = None, *, inference_only: bool = False, **settings: Any
+    ) -> dict[str, NDArray[Any]]:
         """Return the weights by name."""
         return {}
 
@@ -184,7 +186,9 @@ class RLModule:
         return _adapted().load_module(resolve_path(path, "the module"))
 
 
-def _evaluated(module: Any, forward: Any, batch: Any, settings: Mapping[str, Any]) -> Any:
+def _evaluated(
+    module: Any, forward: Callable[..., dict[str, Any]], batch: Any, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what a forward pass returns in evaluation mode: without dropout, and with fixed batch statistics."""
     if not getattr(module, "training", False):
         return forward(batch, **settings)
@@ -207,9 +211,11 @@ class TorchRLModule(nn.Module, RLModule):
         """Return what `forward_train` returns."""
         return self.forward_train(batch, **settings)
 
-    def get_state(self, *args: Any, inference_only: bool = False, **settings: Any) -> dict[str, NDArray[Any]]:
-        is_part = inference_only and isinstance(self, InferenceOnlyAPI)
-        left_out = tuple(f"{name}." for name in self.get_non_inference_attributes()) if is_part else ()
+    def get_state(
+        self, components: Any = None, *, inference_only: bool = False, **settings: Any
+    ) -> dict[str, NDArray[Any]]:
+        names = self.get_non_inference_attributes() if inference_only and isinstance(self, InferenceOnlyAPI) else []
+        left_out = tuple(f"{name}." for name in names)
         return {
             name: value.detach().cpu().numpy().copy()
             for name, value in self.state_dict().items()
