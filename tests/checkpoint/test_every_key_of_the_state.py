@@ -73,6 +73,8 @@ WITHOUT_EFFECT = {
     "learners/optimizers/*/lr_scheduler/state/_get_lr_called_within_step": "torch changes it within a step only",
     "learners/optimizers/*/lr_scheduler/state/_is_initial": "torch changes it within a step only",
     "learners/optimizers/*/lr_scheduler/state/_last_lr": "torch gives it to those who ask the scheduler",
+    "learners/optimizers/*/lr_scheduler/state/step_size": "a setting of the scheduler, which the config gives again",
+    "learners/optimizers/*/lr_scheduler/state/gamma": "a setting of the scheduler, which the config gives again",
     "data/*/fingerprint": "test_other_data_is_said_when_a_run_continues",
     "replay_buffer*/version": "the format, by which other ones are refused",
     "replay_buffer*/layout/*": "the spaces of the env, by which others are refused",
