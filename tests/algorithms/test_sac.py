@@ -483,7 +483,7 @@ def test_other_observations(space: spaces.Space[Any], obs: spaces.Space[Any]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_pendulum_reaches_minus_200_within_20_000_steps(seed: int) -> None:
     with SACConfig().environment("Pendulum-v1").debugging(seed=seed).build() as algorithm:
         best = -np.inf
