@@ -193,10 +193,9 @@ def test_discrete_actions_learn_the_mean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [SACConfig, TD3Config])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_pendulum_is_swung_up(base: Any, seed: int) -> None:
+def test_pendulum_is_swung_up(base: Any) -> None:
     """With SimbaV2's blocks, atoms and scaled rewards, within 10,000 steps; random actions have returns of -1,200."""
-    config: Any = base().environment("Pendulum-v1").debugging(seed=seed)
+    config: Any = base().environment("Pendulum-v1").debugging(seed=0)
     config.rl_module(model_config={"architecture": "simba_v2", "fcnet_hiddens": [64]})
     config.training(num_steps_sampled_before_learning_starts=500, train_batch_size_per_learner=64, lr=1e-3)
     if base is SACConfig:

@@ -150,9 +150,8 @@ def test_other_actions_and_memory_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_pendulum_is_swung_up(seed: int) -> None:
-    config = TQCConfig().environment("Pendulum-v1").debugging(seed=seed).learners(num_threads=1)
+def test_pendulum_is_swung_up() -> None:
+    config = TQCConfig().environment("Pendulum-v1").debugging(seed=0).learners(num_threads=1)
     config.training(num_steps_sampled_before_learning_starts=1000, lr=1e-3, gamma=0.98)
     config.rl_module(model_config={"fcnet_hiddens": [64, 64]})
     with config.build() as algorithm:

@@ -22,7 +22,7 @@ def best_return(config, num_env_steps: int, enough: float) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize(("algo", "num_env_steps"), [("APPO", 200_000), ("IMPALA", 300_000)])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_balances_a_pole_from_every_seed(algo: str, num_env_steps: int, seed: int) -> None:
     settings = tuned_settings("CartPole-v1", algo)
     del settings["stop"]
@@ -30,7 +30,7 @@ def test_balances_a_pole_from_every_seed(algo: str, num_env_steps: int, seed: in
     assert best >= 450.0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_swings_a_pendulum_up(seed: int) -> None:
     """A policy that does nothing gets about -1,200."""
     settings = tuned_settings("Pendulum-v1", "APPO")
