@@ -133,7 +133,7 @@ def one_cycle(max_lr: float, total_steps: int) -> Any:
 
 
 def cycles(base_lr: float, max_lr: float, step_size_up: int) -> Any:
-    sizes = {"base_lr": base_lr, "max_lr": max_lr, "step_size_up": step_size_up}
+    sizes: dict[str, Any] = {"base_lr": base_lr, "max_lr": max_lr, "step_size_up": step_size_up}
     return partial(lr_scheduler.CyclicLR, **sizes, cycle_momentum=False)
 
 
