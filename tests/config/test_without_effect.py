@@ -205,6 +205,7 @@ def test_gpus_that_are_not_there_are_warned_of(name: str, caplog: pytest.LogCapt
             TD3Config(exploration_config={"type": "PerWorkerGaussianNoise", "final_scale": 0.5}),
             "final_scale has no effect",
         ),
+        (TD3Config(exploration_config={"type": "RE3", "rho": 0.5}), "rho=0.5 has no effect without beta_schedule"),
     ],
 )
 def test_a_rate_or_a_schedule_without_effect_is_warned_of(

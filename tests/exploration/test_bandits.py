@@ -56,6 +56,14 @@ def queries() -> tuple[Any, Any]:
     return obs, np.concatenate([obs, np.ones((6, 1))], -1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_square_below_zero_by_rounding_hides_no_arm(kind: str) -> None:
+    bandit = Explorer(kind).exploration
+    bandit.covariance[0] = -1e-9 * np.eye(4)
+    deviations = bandit.deviations(queries()[1])
+    assert np.all(deviations[:, 0] == 0) and np.all(deviations[:, 1:] > 0)
+
+
 def test_thompson_sampling_draws_from_the_posterior() -> None:
     explorer, x, arms, y = learned("ThompsonSampling", alpha=0.7)
     _, features = queries()

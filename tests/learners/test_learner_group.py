@@ -57,7 +57,7 @@ from corral.engines.base import WorkerHandle
 from corral.engines.call_limits import FACTOR, LEAST_S, CallLimits
 from corral.engines.local import LocalEngine
 from corral.engines.process import ProcessEngine
-from corral.errors import CallbackError, CorralError, LossError, WorkerDiedError
+from corral.errors import CallbackError, ConfigError, CorralError, LossError, WorkerDiedError
 from corral.learners.build import start_learners
 from corral.learners.distributed import backend_for, find_host_address
 from corral.learners.learner import Learner
@@ -190,6 +190,22 @@ def test_weights_can_be_given_to_all_learners(build: Build) -> None:
     assert group.weights_version == 3
     for weights in [*group._call_all(weights_of), group.get_weights()]:
         assert_same_weights(weights, kept, 0)
+
+
+@pytest.mark.parametrize(
+    ("module_id", "change", "message"),
+    [
+        ("m", {"layers.0.bias": np.ones(1, np.float32)}, r"layers.0.bias of module 'm' is \(1,\).*\(8,\) here"),
+        ("m", {"layers.0.bais": np.ones(8, np.float32)}, r"layers.0.bais of module 'm' is \(8,\).*missing here"),
+        ("other", {}, "module 'other'.*missing here"),
+    ],
+)
+def test_weights_of_other_shapes_or_names_are_refused(module_id: str, change: dict[str, Any], message: str) -> None:
+    group = LearnerGroup(MakeLearner(1)())
+    before = weights_of(group.learner_here)
+    with pytest.raises(ConfigError, match=message):
+        group.set_weights({module_id: {**{name: array + 1 for name, array in before["m"].items()}, **change}})
+    assert_same_weights(weights_of(group.learner_here), before, 0)
 
 
 def test_each_learner_sees_each_row_of_its_shard_once_an_epoch(build: Build) -> None:

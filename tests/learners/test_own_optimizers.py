@@ -127,6 +127,16 @@ def sequence(first_gamma: float, second_gamma: float, milestone: int = 6) -> Any
     return make
 
 
+def one_cycle(max_lr: float, total_steps: int) -> Any:
+    settings: dict[str, Any] = {"anneal_strategy": "linear", "final_div_factor": 1e9}
+    return partial(lr_scheduler.OneCycleLR, max_lr=max_lr, total_steps=total_steps, **settings)
+
+
+def cycles(base_lr: float, max_lr: float, step_size_up: int) -> Any:
+    sizes: dict[str, Any] = {"base_lr": base_lr, "max_lr": max_lr, "step_size_up": step_size_up}
+    return partial(lr_scheduler.CyclicLR, **sizes, cycle_momentum=False)
+
+
 @pytest.mark.parametrize(
     ("saved", "given", "factors"),
     [
@@ -135,8 +145,10 @@ def sequence(first_gamma: float, second_gamma: float, milestone: int = 6) -> Any
         (SCHEDULERS["step"], partial(lr_scheduler.StepLR, step_size=3, gamma=0.1), [1, 0.1, 1, 1]),
         (sequence(0.5, 0.5), sequence(0.9, 0.1), [0.9, None, 0.1, 0.1]),
         (sequence(0.5, 0.1), sequence(0.5, 0.1, milestone=8), [0.5, 0.5, 0.5, None]),
+        (one_cycle(1.0, 10), one_cycle(0.05, 20), [None, 13 / 14, 12 / 13, 11 / 12]),
+        (cycles(0.4, 0.8, 3), cycles(0.1, 0.5, 10), [None, 34 / 30, 38 / 34, 42 / 38]),
     ],
-    ids=["gamma", "the same", "step size", "sequence", "milestone"],
+    ids=["gamma", "the same", "step size", "sequence", "milestone", "one cycle", "cycles"],
 )
 def test_a_scheduler_goes_on_from_a_state_with_the_settings_that_it_is_given(
     saved: Any, given: Any, factors: list[float | None]
@@ -148,7 +160,7 @@ def test_a_scheduler_goes_on_from_a_state_with_the_settings_that_it_is_given(
     rates += [result["critic_optimizer_learning_rate"] for result in train(other, range(4, 9))]
     found = [later / earlier for earlier, later in itertools.pairwise(rates[1:])]
     for ratio, factor in zip(found, factors, strict=True):
-        if factor is not None:  # where the second of a sequence begins, with the rate of the beginning
+        if factor is not None:  # at the first update, or where the second of a sequence begins with the first rate
             assert ratio == pytest.approx(factor)
 
 

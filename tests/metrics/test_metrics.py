@@ -71,6 +71,13 @@ def test_a_key_without_values_stays_in_the_result(name: str, empty: Any) -> None
     assert list(logger.reduce()) == ["x"]
 
 
+def test_a_generator_gives_its_values_in_each_call() -> None:
+    logger = MetricsLogger()
+    for _ in range(2):  # the second call takes the short path
+        logger.log_values("x", (float(value) for value in (1, 2)), reduce="sum")
+    assert logger.peek("x") == 6
+
+
 def test_the_default_is_a_moving_average_with_coefficient_one_percent() -> None:
     logger = MetricsLogger()
     logger.log_value("x", 100.0)

@@ -76,7 +76,7 @@ class LinearBandit(Exploration, ABC):
     def deviations(self, features: FloatArray) -> FloatArray:
         """Return `sqrt(x^T covariance x)` of each arm `[B, A]`."""
         squares: FloatArray = ((features @ self.covariance) * features).sum(-1).T  # [A, B, D] before the sum
-        return np.sqrt(squares)
+        return np.sqrt(np.maximum(squares, 0.0))  # rounding of large features may leave less
 
     @abstractmethod
     def scores(self, features: FloatArray, rng: np.random.Generator) -> FloatArray:

@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from corral.core.metrics.timers import Timers
 from corral.core.plain import check_parts
 from corral.core.seeding import check_rng, get_global_rngs, set_global_rngs
 from corral.core.tree import Tree
-from corral.errors import CheckpointError, CorralError, WorkerDiedError
+from corral.errors import CheckpointError, ConfigError, CorralError, WorkerDiedError
 from corral.learners.learner import Learner
 from corral.learners.losses import Batch, Loss
 from corral.learners.remote_learners import RemoteLearners, Results, Weights, add_copy, collect, frozen_parameters
@@ -242,7 +243,20 @@ class LearnerGroup:
         return self.learner_here.get_weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        """Copy weights into all learners, by module id and parameter name, and increase `weights_version`."""
+        """Copy weights into all learners, by module id and parameter name, and increase `weights_version`.
+
+        Raises:
+            ConfigError: There is no such module, or its weights have other names or shapes; nothing is changed.
+        """
+        own = self.learner_here.get_weights()
+        for module_id, arrays in weights.items():
+            here = {name: np.shape(array) for name, array in own.get(module_id, {}).items()}
+            there = {name: np.shape(array) for name, array in arrays.items()}
+            if wrong := next((name for name in (*here, *there) if here.get(name) != there.get(name)), None):
+                raise ConfigError(
+                    f"set_weights: {wrong} of module {module_id!r} is {there.get(wrong, 'missing')} in what is given, "
+                    f"and {here.get(wrong, 'missing')} here: give all weights of get_weights(), in their shapes."
+                )
         if self.remote is not None:
             self._learner.set_weights(weights)
             self._is_behind = True

@@ -24,6 +24,10 @@ ParameterState = dict[str, Any]
 """Optimizer state of one parameter by name, such as Adam's moments."""
 
 _LRS = ("lr", "initial_lr")
+_OF_SCHEDULERS = frozenset(("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"))
+"""Settings of a group that a scheduler of torch writes there when it is made."""
+_DERIVED = frozenset(("schedule_phases", "anneal_func_type", "total_size", "step_ratio"))
+"""What schedulers of torch compute from their settings when they are made."""
 _MISSING = object()
 _requires_grad, _grad = attrgetter("requires_grad"), attrgetter("grad")
 
@@ -357,7 +361,7 @@ class ModuleOptimizer:
         self._scheduler = self._make_scheduler(self.torch_optimizer)
         self._scheduler.load_state_dict(_with_own_settings(state["state"], self._scheduler))
         for group, saved in groups:
-            group.update(saved)
+            group.update({name: value for name, value in saved.items() if name not in _OF_SCHEDULERS})
 
 
 def _with_own_settings(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
@@ -369,8 +373,10 @@ def _with_own_settings(state: Mapping[str, Any], scheduler: Any) -> dict[str, An
     cls, found = type(scheduler), dict(state)
     if cls.__module__ != torch.optim.lr_scheduler.__name__:
         return found
-    settings = inspect.signature(cls).parameters.keys() - {"last_epoch"}
-    found.update({name: value for name, value in scheduler.state_dict().items() if name.lstrip("_") in settings})
+    settings = (inspect.signature(cls).parameters.keys() | _DERIVED) - {"last_epoch", "lr_lambda"}
+    for name, value in scheduler.state_dict().items():
+        if not settings.isdisjoint((bare := name.lstrip("_"), bare.removesuffix("s"))):  # such as `max_lrs` of `max_lr`
+            found[name] = value
     parts, saved = getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ())
     if len(parts) == len(saved) > 0:  # of `SequentialLR` and `ChainedScheduler`
         found["_schedulers"] = [_with_own_settings(*pair) for pair in zip(saved, parts, strict=True)]

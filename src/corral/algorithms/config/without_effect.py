@@ -126,12 +126,14 @@ def _warn_of_exploration(config: AlgorithmConfig) -> None:
 
 
 def _warn_of_schedules(config: AlgorithmConfig) -> None:
-    """Warn of a learning rate that no parameters have, and of schedules of exploration that do not change anything."""
+    """Warn of a learning rate that no parameters have, and of settings of explorations that change nothing."""
     rates = [f"{group}_lr" for group in config.LR_GROUPS]
     if rates and config.lr != _default(config, "lr") and None not in [getattr(config, name) for name in rates]:
         log.warning("lr=%r has no effect: %s are given.", config.lr, ", ".join(rates))
     settings = resolved(config.exploration_config, config.default_exploration)
     cls = exploration_class(settings["type"])
+    if cls.__name__ == "RE3" and "rho" in settings and settings.get("beta_schedule", "constant") == "constant":
+        log.warning("exploration_config: rho=%r has no effect without beta_schedule='linear_decay'.", settings["rho"])
     by_actor = cls.by_actor and max(1, config.num_env_runners) * (config.num_envs_per_env_runner or 1) > 1
     for schedule, (first, last, *durations) in cls.schedules.items():
         values = {**settings_of(cls), **settings}

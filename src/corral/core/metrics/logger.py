@@ -184,7 +184,7 @@ class MetricsLogger(Viewable):
             MetricsError: See `log_value`; none of the values is logged then.
         """
         settings = Settings(reduce, window, ema_coeff, percentiles, clear_on_reduce, with_throughput)
-        many: Any = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else values
+        many: Any = values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else list(values)
         entry = self._entry_of(key)
         if entry is None or settings != entry.given or not entry.plain.issuperset(map(type, many)):
             self._log(key, many, settings)
