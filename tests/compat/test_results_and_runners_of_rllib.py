@@ -105,6 +105,29 @@ def test_a_mean_with_a_coefficient_is_a_moving_average_as_until_2_50() -> None:
     assert logger.peek("y") == 5.0
 
 
+def test_a_dict_of_values_is_logged_as_means_without_a_reduction() -> None:
+    logger = MetricsLogger()
+    logger.log_value("count", 1.0, reduce="sum")
+    for value in (1.0, 3.0):
+        logger.log_dict({"x": value, "group": {"y": 2 * value}, "count": value})
+        logger.log_dict({"latest": value}, window=1)
+    assert logger.peek() == {"count": 5.0, "x": 2.0, "group": {"y": 4.0}, "latest": 3.0}
+
+
+def test_peek_returns_throughputs_and_lists_and_what_was_merged_last() -> None:
+    logger, worker = MetricsLogger(), MetricsLogger()
+    logger.log_value(("a", "steps"), 100.0, reduce="sum", with_throughput=True)
+    assert 0 < logger.peek(("a", "steps"), throughput=True) != 100.0
+    with pytest.raises(KeyError):
+        logger.peek(("a", "other"), throughput=True)
+    assert logger.peek("a", compile=False)["steps"] == [100.0]
+    for value in (1.0, 5.0):
+        worker.log_value("x", value, reduce="sum")
+        logger.aggregate([worker.take()], key="b")
+    assert (logger.peek(("b", "x")), logger.peek(("b", "x"), latest_merged_only=True)) == (6.0, 5.0)
+    assert logger.peek(("b", "y"), 0, latest_merged_only=True) == 0
+
+
 def test_a_module_with_memory_follows_sequences_as_it_follows_steps() -> None:
     algorithm = small_ppo().rl_module(model_config={"use_lstm": True, "lstm_cell_size": 8}).build_algo()
     module = algorithm.get_module()
