@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from corral.compat.rllib.results import add_rllib_keys
 from corral.compat.rllib.runners import MultiAgentEnvRunner, SingleAgentEnvRunner
 from corral.envs.agent_copies import make_multi_agent
 from corral.envs.multi_agent_env import MultiAgentEnv
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ConfigError
 
 
 def small_ppo() -> PPOConfig:
@@ -218,3 +219,15 @@ def test_a_result_before_the_first_update_has_no_steps_trained() -> None:
     numbers = algorithm.train()["learners"].get("default_policy", {})
     algorithm.stop()
     assert numbers.get("num_module_steps_trained", 0) == 0 and numbers.get("weights_seq_no", 0) == 0
+
+
+def test_another_filesystem_and_another_state_are_refused(tmp_path: Path) -> None:
+    with small_ppo().build_algo() as algorithm:
+        for part in (algorithm, algorithm.learner_group, algorithm.get_module()):
+            with pytest.raises(ConfigError, match=r"filesystem=.*mounted"):
+                part.save_to_path(tmp_path / "there", filesystem=object())
+            with pytest.raises(ConfigError, match="state="):
+                part.save_to_path(tmp_path / "there", state={"weights": {}})
+            with pytest.raises(ConfigError, match=r"filesystem=.*mounted"):
+                part.restore_from_path(tmp_path / "there", filesystem=object())
+    assert not (tmp_path / "there").exists()

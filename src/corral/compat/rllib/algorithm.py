@@ -26,6 +26,7 @@ from corral.compat.rllib.learner_groups import LearnerGroup, view_learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
+from corral.compat.rllib.module_files import check_files
 from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.overrides import check_overrides, note_originals, overrides
@@ -372,6 +373,7 @@ class Algorithm:
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""
+        check_files(settings)
         return str(checkpoints.save(self, _new_directory() if path is None else _directory(path)))
 
     def restore_from_path(self, path: Any, component: str | None = None, **settings: Any) -> None:
@@ -381,11 +383,12 @@ class Algorithm:
             path: The checkpoint; with `component`, the directory of a module in a checkpoint.
             component: `learner_group/learner/rl_module/<module id>`, the module of this algorithm to load; without the
                 id all modules that the directory has.
-            **settings: Not used.
+            **settings: `filesystem`, which can only be the one of this machine; others are not used.
 
         Raises:
             CheckpointError: There is no such checkpoint or module, or it does not fit.
         """
+        check_files(settings)
         if component is None:
             self.native.restore_from_path(_directory(path))
             return
@@ -407,6 +410,7 @@ class Algorithm:
             CheckpointError: There is no checkpoint.
             ConfigError: The config holds a value that no file can name.
         """
+        check_files(settings)
         directory = _directory(path if path is not None else checkpoint)
         algorithm = checkpoints.load_config(directory, CONFIGS).build_algo()
         try:
