@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from corral.compat.rllib.algorithm import DQNConfig, PPOConfig
+from corral.compat.rllib.algorithm import Algorithm, DQNConfig, PPOConfig
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.metrics import MetricsLogger
 from corral.compat.rllib.native import to_native
@@ -231,3 +231,21 @@ def test_another_filesystem_and_another_state_are_refused(tmp_path: Path) -> Non
             with pytest.raises(ConfigError, match=r"filesystem=.*mounted"):
                 part.restore_from_path(tmp_path / "there", filesystem=object())
     assert not (tmp_path / "there").exists()
+
+
+def test_a_checkpoint_continues_with_some_of_its_modules_and_another_mapping(tmp_path: Path) -> None:
+    config = (
+        small_ppo()
+        .environment(_InTurns)
+        .multi_agent(
+            policies={"p", "q"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "p" if agent_id == "a" else "q"
+        )
+    )
+    with config.build_algo() as first:
+        path, weights = first.save_to_path(tmp_path / "saved"), first.get_weights()["q"]
+    with Algorithm.from_checkpoint(
+        path, policy_ids=["q"], policy_mapping_fn=lambda agent_id, episode, **kwargs: "q", policies_to_train=["q"]
+    ) as again:
+        assert list(again.get_weights()) == ["q"] == list(again.config.policies) == again.config.policies_to_train
+        np.testing.assert_equal(again.get_weights()["q"], weights)
+        assert again.train()["env_runners"]["num_module_steps_sampled"]["q"] == 64 + 32

@@ -8,7 +8,7 @@ import inspect
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -403,18 +403,41 @@ class Algorithm:
         self.restore_from_path(checkpoint_dir)
 
     @classmethod
-    def from_checkpoint(cls, path: Any = None, checkpoint: Any = None, **settings: Any) -> Any:
+    def from_checkpoint(
+        cls,
+        path: Any = None,
+        checkpoint: Any = None,
+        *,
+        policy_ids: Collection[str] | None = None,
+        policy_mapping_fn: Any = None,
+        policies_to_train: Any = None,
+        **settings: Any,
+    ) -> Any:
         """Return the algorithm of a checkpoint, continued from it.
+
+        Args:
+            path: The checkpoint.
+            checkpoint: The same, by its older name.
+            policy_ids: Ids of the modules to keep; `None` keeps all.
+            policy_mapping_fn: The mapping of agents from now on; `None` keeps the saved one.
+            policies_to_train: Which modules learn from now on; `None` keeps the saved choice.
+            **settings: `filesystem`, which can only be the one of this machine; others are not used.
 
         Raises:
             CheckpointError: There is no checkpoint.
-            ConfigError: The config holds a value that no file can name.
+            ConfigError: The config holds a value that no file can name, or agents are mapped to a module that is not
+                kept.
         """
         check_files(settings)
         directory = _directory(path if path is not None else checkpoint)
-        algorithm = checkpoints.load_config(directory, CONFIGS).build_algo()
+        config = checkpoints.load_config(directory, CONFIGS)
+        given = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
+        config.multi_agent(**{name: value for name, value in given.items() if value is not None})
+        algorithm = config.build_algo()
         try:
             algorithm.restore_from_path(directory)
+            for module_id in set(algorithm.native.module_ids) - set(policy_ids or algorithm.native.module_ids):
+                algorithm.remove_module(module_id)
         except BaseException:
             algorithm.stop()
             raise
