@@ -221,6 +221,17 @@ def test_a_result_before_the_first_update_has_no_steps_trained() -> None:
     assert numbers.get("num_module_steps_trained", 0) == 0 and numbers.get("weights_seq_no", 0) == 0
 
 
+def test_iterations_and_seconds_count_from_the_restored_checkpoint(tmp_path: Path) -> None:
+    with small_ppo().build_algo() as first:
+        before = first.train()
+        path = first.save_to_path(tmp_path / "saved")
+    with Algorithm.from_checkpoint(path) as again:
+        result = again.train()
+    assert (result["training_iteration"], result["iterations_since_restore"]) == (2, 1)
+    assert before["time_since_restore"] == before["time_total_s"]
+    assert result["time_since_restore"] == pytest.approx(result["time_total_s"] - before["time_total_s"])
+
+
 def test_another_filesystem_and_another_state_are_refused(tmp_path: Path) -> None:
     with small_ppo().build_algo() as algorithm:
         for part in (algorithm, algorithm.learner_group, algorithm.get_module()):

@@ -96,6 +96,7 @@ class Algorithm:
         native: Corral's algorithm.
         restored: Indices of runners that were replaced and that no call of `restore_env_runners` has returned: of
             training, and of evaluation (True); noted for classes that override it.
+        restored_at: Iterations and seconds of the checkpoint from which the algorithm continued.
         evaluation_recorder: What records evaluation rounds; `None` before the first one that is recorded.
     """
 
@@ -119,6 +120,7 @@ class Algorithm:
         self._latest_result: dict[str, Any] = {}
         self._free = ""  # the directory that `save` has checked
         self.restored: dict[bool, list[int]] = {False: [], True: []}
+        self.restored_at = (0, 0.0)
         self.evaluation_recorder: Any = None
         self.native: Any = None
         try:
@@ -391,6 +393,7 @@ class Algorithm:
         check_files(settings)
         if component is None:
             self.native.restore_from_path(_directory(path))
+            self.restored_at = (self.iteration, self.native.report.time_total_s)
             return
         checkpoints.load_modules(self.native, _directory(path), component, checkpoints.MODULES)
 
