@@ -232,6 +232,21 @@ def test_iterations_and_seconds_count_from_the_restored_checkpoint(tmp_path: Pat
     assert result["time_since_restore"] == pytest.approx(result["time_total_s"] - before["time_total_s"])
 
 
+def test_actions_that_are_asked_for_in_units_of_the_module_are_refused() -> None:
+    with small_ppo().environment("Pendulum-v1").build_algo() as algorithm:
+        obs = np.zeros(3, np.float32)
+        (action,) = algorithm.compute_single_action(obs, explore=False, unsquash_action=True)
+        for call in (
+            lambda: algorithm.compute_single_action(obs, unsquash_action=False),
+            lambda: algorithm.compute_actions({0: obs}, unsquash_actions=False),
+        ):
+            with pytest.raises(ConfigError, match="unsquash_action=False"):
+                call()
+        assert algorithm.get_policy().compute_single_action(obs, explore=False)[0] * 2 == pytest.approx(action)
+    with small_ppo().build_algo() as algorithm:  # without units
+        assert algorithm.compute_single_action(np.zeros(4, np.float32), unsquash_action=False) in (0, 1)
+
+
 def test_another_filesystem_and_another_state_are_refused(tmp_path: Path) -> None:
     with small_ppo().build_algo() as algorithm:
         for part in (algorithm, algorithm.learner_group, algorithm.get_module()):

@@ -37,6 +37,7 @@ from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, Ru
 from corral.core.paths import resolve_path
 from corral.core.places import place_of
 from corral.errors import ConfigError, CorralError
+from corral.exploration.epsilon import DISCRETE
 from corral.runs.checkpoint.directory import check_free
 
 _MOST_BATCHES = 256  # of which an asynchronous algorithm keeps the infos
@@ -471,7 +472,11 @@ class Algorithm:
 
         Returns:
             The action; with a state, or with `full_fetch`, a tuple of the action, the next state and a dict.
+
+        Raises:
+            ConfigError: `unsquash_action` is False: actions are in the units of the env.
         """
+        self._check_units(policy_id, settings)
         if state is None or len(state) == 0:
             found = self.native.compute_single_action(observation, explore=explore, policy_id=policy_id)
             return (found, [], {}) if full_fetch else found
@@ -487,6 +492,7 @@ class Algorithm:
         self, observations: Any, state: Any = None, *, full_fetch: bool = False, **settings: Any
     ) -> Any:
         """Return actions for observations, by key if they are a dict by key; see `compute_single_action`."""
+        self._check_units(settings.get("policy_id"), settings)
         if not isinstance(observations, Mapping):
             allowed = {name: settings[name] for name in ("explore", "policy_id") if name in settings}
             actions = self.native.compute_actions(observations, state=state, **allowed)
@@ -498,6 +504,16 @@ class Algorithm:
         if not full_fetch and state is None:
             return found
         return tuple({key: parts[i] for key, parts in found.items()} for i in range(3))
+
+    def _check_units(self, policy_id: str | None, settings: Mapping[str, Any]) -> None:
+        if False not in (settings.get("unsquash_action"), settings.get("unsquash_actions")):
+            return
+        space = self.native.get_module(self.native.modules.resolve_id(policy_id)).action_space
+        if self.config.normalize_actions and not isinstance(space, DISCRETE):
+            raise ConfigError(
+                "unsquash_action=False: actions are in the units of the env: "
+                "get_policy(policy_id).compute_single_action(obs) returns them as the module gives them."
+            )
 
     def get_policy(self, policy_id: str = "default_policy") -> Any:
         """Return a module as a policy."""
