@@ -21,6 +21,7 @@ from corral.compat.rllib.native import to_native
 from corral.compat.rllib.settings import RENAMED, SETTINGS, TRAINING
 from corral.envs.vector import EnvContext, make_vector_env
 from corral.errors import ConfigError
+from corral.exploration.epsilon import EpsilonGreedy
 from corral.modules.transforms.observations import NormalizeObservations
 from corral.modules.transforms.rewards import ClipRewards
 from corral.modules.transforms.temporal import FrameStack
@@ -110,6 +111,19 @@ def test_a_dict_that_is_given_again_changes_its_keys_only() -> None:
     dqn.exploration(exploration_config={"type": "EpsilonGreedy", "initial_epsilon": 0.5})
     dqn.exploration(exploration_config={"final_epsilon": 0.1})
     assert dqn.exploration_config == {"type": "EpsilonGreedy", "initial_epsilon": 0.5, "final_epsilon": 0.1}
+
+
+def test_a_class_derived_from_epsilon_greedy_falls_in_as_many_steps_as_in_rllib() -> None:
+    own = type("Own", (EpsilonGreedy,), {})
+    for given, steps in (
+        ({"type": own}, 100_000),
+        ({"type": "PerWorkerEpsilonGreedy"}, 100_000),
+        ({"type": own, "epsilon_timesteps": 50}, 50),
+        ({"type": "EpsilonGreedy"}, None),
+        ({"type": own, "epsilon_schedule": 0.1}, None),
+    ):
+        settings = native_of(DQNConfig().env_runners(exploration_config=given)).exploration_config
+        assert settings.get("epsilon_timesteps") == steps
 
 
 @pytest.mark.parametrize("kind", ["MultiAgentPrioritizedEpisodeReplayBuffer", "my.PrioritizedEpisodeReplayBuffer"])

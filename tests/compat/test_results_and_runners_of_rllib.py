@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from corral.compat.rllib.algorithm import DQNConfig, PPOConfig
+from corral.compat.rllib.algorithm import Algorithm, DQNConfig, PPOConfig
 from corral.compat.rllib.config import AlgorithmConfig
 from corral.compat.rllib.metrics import MetricsLogger
 from corral.compat.rllib.native import to_native
@@ -17,7 +18,7 @@ from corral.compat.rllib.results import add_rllib_keys
 from corral.compat.rllib.runners import MultiAgentEnvRunner, SingleAgentEnvRunner
 from corral.envs.agent_copies import make_multi_agent
 from corral.envs.multi_agent_env import MultiAgentEnv
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ConfigError
 
 
 def small_ppo() -> PPOConfig:
@@ -103,6 +104,29 @@ def test_a_mean_with_a_coefficient_is_a_moving_average_as_until_2_50() -> None:
     logger.log_value("y", 1.0, reduce="mean")
     logger.log_value("y", 9.0, reduce="mean")
     assert logger.peek("y") == 5.0
+
+
+def test_a_dict_of_values_is_logged_as_means_without_a_reduction() -> None:
+    logger = MetricsLogger()
+    logger.log_value("count", 1.0, reduce="sum")
+    for value in (1.0, 3.0):
+        logger.log_dict({"x": value, "group": {"y": 2 * value}, "count": value})
+        logger.log_dict({"latest": value}, window=1)
+    assert logger.peek() == {"count": 5.0, "x": 2.0, "group": {"y": 4.0}, "latest": 3.0}
+
+
+def test_peek_returns_throughputs_and_lists_and_what_was_merged_last() -> None:
+    logger, worker = MetricsLogger(), MetricsLogger()
+    logger.log_value(("a", "steps"), 100.0, reduce="sum", with_throughput=True)
+    assert 0 < logger.peek(("a", "steps"), throughput=True) != 100.0
+    with pytest.raises(KeyError):
+        logger.peek(("a", "other"), throughput=True)
+    assert logger.peek("a", compile=False)["steps"] == [100.0]
+    for value in (1.0, 5.0):
+        worker.log_value("x", value, reduce="sum")
+        logger.aggregate([worker.take()], key="b")
+    assert (logger.peek(("b", "x")), logger.peek(("b", "x"), latest_merged_only=True)) == (6.0, 5.0)
+    assert logger.peek(("b", "y"), 0, latest_merged_only=True) == 0
 
 
 def test_a_module_with_memory_follows_sequences_as_it_follows_steps() -> None:
@@ -195,3 +219,59 @@ def test_a_result_before_the_first_update_has_no_steps_trained() -> None:
     numbers = algorithm.train()["learners"].get("default_policy", {})
     algorithm.stop()
     assert numbers.get("num_module_steps_trained", 0) == 0 and numbers.get("weights_seq_no", 0) == 0
+
+
+def test_iterations_and_seconds_count_from_the_restored_checkpoint(tmp_path: Path) -> None:
+    with small_ppo().build_algo() as first:
+        before = first.train()
+        path = first.save_to_path(tmp_path / "saved")
+    with Algorithm.from_checkpoint(path) as again:
+        result = again.train()
+    assert (result["training_iteration"], result["iterations_since_restore"]) == (2, 1)
+    assert before["time_since_restore"] == before["time_total_s"]
+    assert result["time_since_restore"] == pytest.approx(result["time_total_s"] - before["time_total_s"])
+
+
+def test_actions_that_are_asked_for_in_units_of_the_module_are_refused() -> None:
+    with small_ppo().environment("Pendulum-v1").build_algo() as algorithm:
+        obs = np.zeros(3, np.float32)
+        (action,) = algorithm.compute_single_action(obs, explore=False, unsquash_action=True)
+        for call in (
+            lambda: algorithm.compute_single_action(obs, unsquash_action=False),
+            lambda: algorithm.compute_actions({0: obs}, unsquash_actions=False),
+        ):
+            with pytest.raises(ConfigError, match="unsquash_action=False"):
+                call()
+        assert algorithm.get_policy().compute_single_action(obs, explore=False)[0] * 2 == pytest.approx(action)
+    with small_ppo().build_algo() as algorithm:  # without units
+        assert algorithm.compute_single_action(np.zeros(4, np.float32), unsquash_action=False) in (0, 1)
+
+
+def test_another_filesystem_and_another_state_are_refused(tmp_path: Path) -> None:
+    with small_ppo().build_algo() as algorithm:
+        for part in (algorithm, algorithm.learner_group, algorithm.get_module()):
+            with pytest.raises(ConfigError, match=r"filesystem=.*mounted"):
+                part.save_to_path(tmp_path / "there", filesystem=object())
+            with pytest.raises(ConfigError, match="state="):
+                part.save_to_path(tmp_path / "there", state={"weights": {}})
+            with pytest.raises(ConfigError, match=r"filesystem=.*mounted"):
+                part.restore_from_path(tmp_path / "there", filesystem=object())
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_checkpoint_continues_with_some_of_its_modules_and_another_mapping(tmp_path: Path) -> None:
+    config = (
+        small_ppo()
+        .environment(_InTurns)
+        .multi_agent(
+            policies={"p", "q"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "p" if agent_id == "a" else "q"
+        )
+    )
+    with config.build_algo() as first:
+        path, weights = first.save_to_path(tmp_path / "saved"), first.get_weights()["q"]
+    with Algorithm.from_checkpoint(
+        path, policy_ids=["q"], policy_mapping_fn=lambda agent_id, episode, **kwargs: "q", policies_to_train=["q"]
+    ) as again:
+        assert list(again.get_weights()) == ["q"] == list(again.config.policies) == again.config.policies_to_train
+        np.testing.assert_equal(again.get_weights()["q"], weights)
+        assert again.train()["env_runners"]["num_module_steps_sampled"]["q"] == 64 + 32

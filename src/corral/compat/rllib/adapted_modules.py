@@ -26,6 +26,7 @@ from corral.compat.rllib.encoding import decode, import_checked
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_files import (
     MODULE_FILE,
+    check_files,
     has_own_weights,
     own_weights,
     read_weights,
@@ -440,6 +441,7 @@ class DefaultRLModule:
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write the module, and return its directory; `None` is a new directory for temporary files."""
+        check_files(settings)
         if self.spec is None:
             raise ConfigError("RLModule.save_to_path: use algo.get_module(module_id).save_to_path(path).")
         path = tempfile.mkdtemp(prefix="rl_module_") if path is None else path
@@ -461,6 +463,7 @@ class DefaultRLModule:
         Raises:
             CheckpointError: There is no such directory.
         """
+        check_files(settings)
         self._native.load_state_dict(read_weights(path, is_own=False))
 
 

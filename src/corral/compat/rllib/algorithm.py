@@ -8,7 +8,7 @@ import inspect
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -26,6 +26,7 @@ from corral.compat.rllib.learner_groups import LearnerGroup, view_learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.model_config import settings_of_default
 from corral.compat.rllib.module_changes import add_module, module_states, remove_module, set_module_states
+from corral.compat.rllib.module_files import check_files
 from corral.compat.rllib.modules import RLModuleSpec
 from corral.compat.rllib.native import algorithm_name, to_native
 from corral.compat.rllib.overrides import check_overrides, note_originals, overrides
@@ -36,6 +37,7 @@ from corral.compat.rllib.runners import Callbacks, EnvRunner, EnvRunnerGroup, Ru
 from corral.core.paths import resolve_path
 from corral.core.places import place_of
 from corral.errors import ConfigError, CorralError
+from corral.exploration.epsilon import DISCRETE
 from corral.runs.checkpoint.directory import check_free
 
 _MOST_BATCHES = 256  # of which an asynchronous algorithm keeps the infos
@@ -95,6 +97,7 @@ class Algorithm:
         native: Corral's algorithm.
         restored: Indices of runners that were replaced and that no call of `restore_env_runners` has returned: of
             training, and of evaluation (True); noted for classes that override it.
+        restored_at: Iterations and seconds of the checkpoint from which the algorithm continued.
         evaluation_recorder: What records evaluation rounds; `None` before the first one that is recorded.
     """
 
@@ -118,6 +121,7 @@ class Algorithm:
         self._latest_result: dict[str, Any] = {}
         self._free = ""  # the directory that `save` has checked
         self.restored: dict[bool, list[int]] = {False: [], True: []}
+        self.restored_at = (0, 0.0)
         self.evaluation_recorder: Any = None
         self.native: Any = None
         try:
@@ -372,6 +376,7 @@ class Algorithm:
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write a checkpoint, and return its directory; `None` is a new directory for temporary files."""
+        check_files(settings)
         return str(checkpoints.save(self, _new_directory() if path is None else _directory(path)))
 
     def restore_from_path(self, path: Any, component: str | None = None, **settings: Any) -> None:
@@ -381,13 +386,15 @@ class Algorithm:
             path: The checkpoint; with `component`, the directory of a module in a checkpoint.
             component: `learner_group/learner/rl_module/<module id>`, the module of this algorithm to load; without the
                 id all modules that the directory has.
-            **settings: Not used.
+            **settings: `filesystem`, which can only be the one of this machine; others are not used.
 
         Raises:
             CheckpointError: There is no such checkpoint or module, or it does not fit.
         """
+        check_files(settings)
         if component is None:
             self.native.restore_from_path(_directory(path))
+            self.restored_at = (self.iteration, self.native.report.time_total_s)
             return
         checkpoints.load_modules(self.native, _directory(path), component, checkpoints.MODULES)
 
@@ -400,17 +407,41 @@ class Algorithm:
         self.restore_from_path(checkpoint_dir)
 
     @classmethod
-    def from_checkpoint(cls, path: Any = None, checkpoint: Any = None, **settings: Any) -> Any:
+    def from_checkpoint(
+        cls,
+        path: Any = None,
+        checkpoint: Any = None,
+        *,
+        policy_ids: Collection[str] | None = None,
+        policy_mapping_fn: Any = None,
+        policies_to_train: Any = None,
+        **settings: Any,
+    ) -> Any:
         """Return the algorithm of a checkpoint, continued from it.
+
+        Args:
+            path: The checkpoint.
+            checkpoint: The same, by its older name.
+            policy_ids: Ids of the modules to keep; `None` keeps all.
+            policy_mapping_fn: The mapping of agents from now on; `None` keeps the saved one.
+            policies_to_train: Which modules learn from now on; `None` keeps the saved choice.
+            **settings: `filesystem`, which can only be the one of this machine; others are not used.
 
         Raises:
             CheckpointError: There is no checkpoint.
-            ConfigError: The config holds a value that no file can name.
+            ConfigError: The config holds a value that no file can name, or agents are mapped to a module that is not
+                kept.
         """
+        check_files(settings)
         directory = _directory(path if path is not None else checkpoint)
-        algorithm = checkpoints.load_config(directory, CONFIGS).build_algo()
+        config = checkpoints.load_config(directory, CONFIGS)
+        given = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
+        config.multi_agent(**{name: value for name, value in given.items() if value is not None})
+        algorithm = config.build_algo()
         try:
             algorithm.restore_from_path(directory)
+            for module_id in set(algorithm.native.module_ids) - set(policy_ids or algorithm.native.module_ids):
+                algorithm.remove_module(module_id)
         except BaseException:
             algorithm.stop()
             raise
@@ -441,7 +472,11 @@ class Algorithm:
 
         Returns:
             The action; with a state, or with `full_fetch`, a tuple of the action, the next state and a dict.
+
+        Raises:
+            ConfigError: `unsquash_action` is False: actions are in the units of the env.
         """
+        self._check_units(policy_id, settings)
         if state is None or len(state) == 0:
             found = self.native.compute_single_action(observation, explore=explore, policy_id=policy_id)
             return (found, [], {}) if full_fetch else found
@@ -457,6 +492,7 @@ class Algorithm:
         self, observations: Any, state: Any = None, *, full_fetch: bool = False, **settings: Any
     ) -> Any:
         """Return actions for observations, by key if they are a dict by key; see `compute_single_action`."""
+        self._check_units(settings.get("policy_id"), settings)
         if not isinstance(observations, Mapping):
             allowed = {name: settings[name] for name in ("explore", "policy_id") if name in settings}
             actions = self.native.compute_actions(observations, state=state, **allowed)
@@ -468,6 +504,16 @@ class Algorithm:
         if not full_fetch and state is None:
             return found
         return tuple({key: parts[i] for key, parts in found.items()} for i in range(3))
+
+    def _check_units(self, policy_id: str | None, settings: Mapping[str, Any]) -> None:
+        if False not in (settings.get("unsquash_action"), settings.get("unsquash_actions")):
+            return
+        space = self.native.get_module(self.native.modules.resolve_id(policy_id)).action_space
+        if self.config.normalize_actions and not isinstance(space, DISCRETE):
+            raise ConfigError(
+                "unsquash_action=False: actions are in the units of the env: "
+                "get_policy(policy_id).compute_single_action(obs) returns them as the module gives them."
+            )
 
     def get_policy(self, policy_id: str = "default_policy") -> Any:
         """Return a module as a policy."""

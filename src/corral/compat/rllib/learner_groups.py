@@ -13,6 +13,7 @@ from corral.compat.rllib.adapted_modules import joint_view
 from corral.compat.rllib.learner import Learner
 from corral.compat.rllib.missing import find
 from corral.compat.rllib.module_changes import module_states, set_module_states
+from corral.compat.rllib.module_files import check_files
 from corral.compat.rllib.own_learner import OwnLearner
 from corral.core.metrics.logger import MetricsLogger
 from corral.core.paths import resolve_path
@@ -52,6 +53,7 @@ class LearnerGroup:
 
         `None` is a new directory for temporary files.
         """
+        check_files(settings)
         path = tempfile.mkdtemp(prefix="learner_group_") if path is None else path
         directory = resolve_path(path, "the learners").absolute()
         checkpoints.write_modules(self._algorithm, directory / MODULES)
@@ -64,11 +66,12 @@ class LearnerGroup:
         Args:
             path: The directory; with `component`, the directory of this component.
             component: `learner/rl_module` for all modules that the directory has, or `learner/rl_module/<module id>`.
-            **settings: Not used.
+            **settings: `filesystem`, which can only be the one of this machine; others are not used.
 
         Raises:
             CheckpointError: There is nothing to continue from, or it does not fit.
         """
+        check_files(settings)
         if component is not None:
             checkpoints.load_modules(self._algorithm, path, component, MODULES)
             return

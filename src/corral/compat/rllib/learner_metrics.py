@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from corral.compat.rllib.metrics import MetricsLogger
-
-_MISSING: Any = object()
+from corral.compat.rllib.metrics import MISSING, MetricsLogger
 
 
 class LearnerMetrics(MetricsLogger):
@@ -40,7 +38,7 @@ class LearnerMetrics(MetricsLogger):
         settings.pop("with_throughput", None)
         super().log_value(key, value.detach().cpu().item() if isinstance(value, Tensor) else value, **settings)
 
-    def peek(self, key: Any = None, default: Any = _MISSING, **settings: Any) -> Any:
+    def peek(self, key: Any = None, default: Any = MISSING, **settings: Any) -> Any:
         """Return a value, reduced so far.
 
         Raises:
@@ -49,7 +47,7 @@ class LearnerMetrics(MetricsLogger):
         path = (key,) if isinstance(key, str) else tuple(key or ())
         if len(path) == 2 and (values := self._means.get(path[0], {}).get(path[1])):
             return torch.stack(values).mean().item()
-        return super().peek(key, **({} if default is _MISSING else {"default": default}))
+        return super().peek(key, default, **settings)
 
     def take_means(self, module_id: str) -> dict[str, Tensor]:
         """Return the means of a module since the last call, by name."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from corral.compat.rllib.missing import find
 from corral.core.metrics.logger import MetricsLogger as NativeLogger
 from corral.core.metrics.logger import Timed
+from corral.core.metrics.reduction_settings import Path
 from corral.core.metrics.values import as_path
+from corral.core.tree import map_tree
 from corral.errors import ConfigError
 
-_MISSING: Any = object()
+MISSING: Any = object()
 
 
 class MetricsLogger:
@@ -36,6 +38,7 @@ class MetricsLogger:
         if stats_cls_lookup is not None:
             raise ConfigError("MetricsLogger: stats_cls_lookup: use a reduction of log_value.")
         self.native, self.added = native or NativeLogger(), NativeLogger()
+        self._merged: dict[Path, NativeLogger] = {}  # what the latest `aggregate` into each group added
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "native":
@@ -61,12 +64,14 @@ class MetricsLogger:
             settings.setdefault("reduce", "mean")
         self._logger_of(key).log_value(key, value, clear_on_reduce=clear_on_reduce, **settings)
 
-    def log_dict(self, values: Mapping[str, Any], *, key: Any = (), **settings: Any) -> None:
-        """Log values by name, which may be nested."""
+    def log_dict(self, value_dict: Mapping[str, Any], *, key: Any = (), **settings: Any) -> None:
+        """Log values by name, which may be nested; without settings, new keys are means, as in RLlib."""
         path = (key,) if isinstance(key, str) else tuple(key or ())
-        for name, value in values.items():
+        for name, value in value_dict.items():
             if isinstance(value, Mapping):
                 self.log_dict(value, key=(*path, name), **settings)
+            elif settings.get("reduce") is None and (settings or (*path, name) not in self):
+                self.log_value((*path, name), value, **{**settings, "reduce": "mean"})
             else:
                 self.log_value((*path, name), value, **settings)
 
@@ -74,17 +79,38 @@ class MetricsLogger:
         """Return a context manager that logs the seconds that its block takes; see Corral's logger."""
         return Timed(cast(NativeLogger, self), time.perf_counter, key, settings)
 
-    def peek(self, key: Any = None, default: Any = _MISSING, **settings: Any) -> Any:
+    def peek(
+        self,
+        key: Any = None,
+        default: Any = MISSING,
+        *,
+        compile: bool = True,
+        throughput: bool = False,
+        latest_merged_only: bool = False,
+    ) -> Any:
         """Return a value, reduced so far.
 
+        Args:
+            key: A key, or a group of keys; `None` is all keys.
+            default: What to return if nothing was logged under the key.
+            compile: False returns a list with the value, and a series as it is.
+            throughput: Whether to return the throughput of the key, per second.
+            latest_merged_only: Whether only the values count that the latest `aggregate` with the key added.
+
         Raises:
-            KeyError: Nothing was logged under the key, and there is no default.
+            KeyError: Nothing was logged under the key, or it has no throughput, and there is no default.
         """
-        found = self._logger_of(key).peek(key or None, None)
-        found = self.native.peek(key or None, _MISSING) if found is None else found
-        if found is not _MISSING:
-            return found
-        if default is _MISSING:
+        if throughput and key:
+            path = as_path(key)
+            key = (*path[:-1], f"{path[-1]}_throughput")
+        loggers: Iterable[NativeLogger] = (
+            reversed(self._merged.values()) if latest_merged_only else (self._logger_of(key), self.native)
+        )
+        values = (logger.peek(key or None, MISSING) for logger in loggers)
+        found = next((value for value in values if value is not MISSING), MISSING)
+        if found is not MISSING:
+            return found if compile else map_tree(lambda value: value if isinstance(value, list) else [value], found)
+        if default is MISSING:
             raise KeyError(key)
         return default
 
@@ -119,7 +145,11 @@ class MetricsLogger:
 
     def aggregate(self, stats: Sequence[Any], *, key: Any = None) -> None:
         """Add what `env_runner.get_metrics()` returned."""
-        self._logger_of(key).aggregate(list(stats), key=() if key is None else key)
+        path = () if key is None else as_path(key)
+        self._logger_of(key).aggregate(list(stats), key=path)
+        self._merged.pop(path, None)
+        self._merged[path] = NativeLogger()
+        self._merged[path].aggregate(list(stats), key=path)
 
     def merge_and_log_n_dicts(self, stats_dicts: Sequence[Any], *, key: Any = None, **settings: Any) -> None:
         """Add what `env_runner.get_metrics()` returned: the name of `aggregate` until 2.44."""

@@ -16,7 +16,7 @@ from corral.compat.rllib.encoding import encode
 from corral.core.paths import resolve_path
 from corral.core.settings import path_of
 from corral.core.space_descriptions import describe_space
-from corral.errors import CheckpointError
+from corral.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +55,22 @@ def write_module(
     }
     (path / MODULE_FILE).write_text(json.dumps(description, indent=1))
     save_file({name: np.ascontiguousarray(value) for name, value in weights.items()}, path / WEIGHTS_FILE)
+
+
+def check_files(settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of RLlib that say what to write, or to which filesystem, and that files here do not follow.
+
+    Args:
+        settings: Arguments by name.
+
+    Raises:
+        ConfigError: There is a `state`, or a `filesystem` that is not the one of this machine.
+    """
+    filesystem = settings.get("filesystem")
+    if filesystem is not None and getattr(filesystem, "type_name", None) != "local":
+        raise ConfigError(f"filesystem={filesystem!r:.80}: give a path of this machine, or of a drive mounted here.")
+    if settings.get("state") is not None:
+        raise ConfigError("state=...: the own state is written: leave it out, or call set_state(state) before.")
 
 
 def weights_file(path: Any) -> Path:

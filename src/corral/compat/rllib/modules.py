@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from corral.compat.rllib.distributions import distribution_class
 from corral.compat.rllib.module_files import (
     OWN,
+    check_files,
     read_weights,
     write_module,
 )
@@ -160,6 +161,7 @@ class RLModule:
 
     def save_to_path(self, path: Any = None, **settings: Any) -> str:
         """Write the module, and return its directory; `None` is a new directory for temporary files."""
+        check_files(settings)
         path = tempfile.mkdtemp(prefix="rl_module_") if path is None else path
         directory = resolve_path(path, "the module").absolute()
         weights = {f"{OWN}{name}": value for name, value in self.get_state().items()}
@@ -174,6 +176,7 @@ class RLModule:
         Raises:
             CheckpointError: There is no such directory.
         """
+        check_files(settings)
         self.set_state(read_weights(path, is_own=True))
 
     @classmethod
@@ -183,6 +186,7 @@ class RLModule:
         Raises:
             CheckpointError: There is none.
         """
+        check_files(settings)
         return _adapted().load_module(resolve_path(path, "the module"))
 
 

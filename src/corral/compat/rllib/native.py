@@ -47,6 +47,7 @@ from corral.core.config import SAMPLES
 from corral.core.ids import DEFAULT_MODULE_ID
 from corral.core.settings import needs_of, same_value
 from corral.errors import ConfigError
+from corral.exploration.epsilon import EpsilonGreedy
 from corral.modules.transforms.observations import NormalizeObservations
 from corral.modules.transforms.rewards import ClipRewards
 
@@ -216,9 +217,11 @@ def _sampling_settings(config: AlgorithmConfig, name: str) -> dict[str, Any]:
         "num_cpus_per_learner": 1 if config.num_cpus_per_learner == "auto" else config.num_cpus_per_learner,
     }
     if config.exploration_config:
-        if "type" in config.exploration_config:
-            check_exploration_class(config.exploration_config["type"])
-        settings["exploration_config"] = dict(config.exploration_config)
+        settings["exploration_config"] = given = dict(config.exploration_config)
+        cls: Any = check_exploration_class(given["type"]) if "type" in given else EpsilonGreedy
+        # `EpsilonGreedy` itself only changes the exploration of DQN, in which epsilon falls in 10,000 steps.
+        if cls is not EpsilonGreedy and cls.__init__ is EpsilonGreedy.__init__ and "epsilon_schedule" not in given:
+            given.setdefault("epsilon_timesteps", 100_000)
     if (
         config.delay_between_env_runner_restarts_s
         != SETTINGS["fault_tolerance"]["delay_between_env_runner_restarts_s"].default

@@ -156,8 +156,8 @@ def check_overrides(cls: type, config: Any) -> None:
             )
 
 
-def check_exploration_class(kind: Any) -> None:
-    """Refuse an exploration of a script with a method that would not be called.
+def check_exploration_class(kind: Any) -> type:
+    """Return the exploration class of a script; refuse one with a method that would not be called.
 
     Args:
         kind: The key `type` of an `exploration_config`.
@@ -169,6 +169,7 @@ def check_exploration_class(kind: Any) -> None:
     for name, remedy in REFUSED_OF_EXPLORATIONS.items():
         if hasattr(cls, name):
             raise ConfigError(f"exploration {cls.__name__}.{name}: Corral does not call this method: {remedy}.")
+    return cls
 
 
 def check_for_tune(cls: type) -> None:

@@ -29,6 +29,7 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         algorithm: Algorithm of Corral, for the returns and lengths of the latest episodes in `result["hist_stats"]`.
     """
     now = time.time()
+    iterations, seconds = (0, 0.0) if algorithm is None else algorithm.view.restored_at
     if algorithm is not None and not algorithm.config.samples:
         result["num_env_steps_sampled_lifetime"] = _steps_as_rllib_counts(algorithm)
     runners = result.get("env_runners") or {}
@@ -43,8 +44,8 @@ def add_rllib_keys(result: dict[str, Any], config: Any = None, algorithm: Any = 
         "hostname": platform.node(),
         "node_ip": "127.0.0.1",
         "trial_id": "default",
-        "iterations_since_restore": result.get("training_iteration", 0),
-        "time_since_restore": result.get("time_total_s", 0.0),
+        "iterations_since_restore": result.get("training_iteration", 0) - iterations,
+        "time_since_restore": result.get("time_total_s", 0.0) - seconds,
         "num_training_step_calls_per_iteration": 1,
         "perf": {},
         "timesteps_total": result.get("num_env_steps_sampled_lifetime", 0),
