@@ -126,7 +126,7 @@ def _data_files(place: Place, prefix: str = "") -> list[str]:
     for name in place.names():
         if name.endswith((".parquet", ".json")):
             found.append(f"{prefix}{name}")
-        elif "." not in name and (inside := place.child(name)).names():
+        elif not name.startswith(".") and (inside := place.child(name)).names():
             found += _data_files(inside, f"{prefix}{name}/")
     parquet = [name for name in found if name.endswith(".parquet")]
     return parquet or found
