@@ -236,16 +236,6 @@ class TestMakeEnv:
         replacement.set_state(runner.get_state())
         assert replacement.foreach_env(lambda env: env.size) == [9]
 
-    def test_a_setting_inside_of_another_one_may_be_changed_in_place(self, make_runner: MakeRunner) -> None:
-        def make(env_config: dict[str, Any]) -> SizedEnv:
-            return SizedEnv(env_config["maze"])
-
-        runner, replacement = (make_runner(make, env_config={"maze": {"size": 5}}) for _ in range(2))
-        runner.config.env_config["maze"]["size"] = 9
-        runner.make_env()
-        replacement.set_state(runner.get_state())
-        assert replacement.foreach_env(lambda env: env.size) == [9]
-
     def test_settings_apply_when_the_envs_are_made(self, make_runner: MakeRunner) -> None:
         runner = make_runner(SizedEnv, env_config={"size": 5})
         runner.config.environment(env_reset_fn=lambda: {"task": 3})

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from corral.core.plain import is_same
 from corral.core.seeding import set_global_rngs
 from corral.core.spaces import module_observation_space, space_kinds, space_tree
-from corral.core.tree import Tree, copy_containers, copy_nested, map_tree
+from corral.core.tree import Tree, copy_nested, map_tree
 from corral.envs.async_vector import AsyncLimits, AsyncVectorEnv
 from corral.envs.checks import mismatch
 from corral.envs.config import EnvironmentSettings
@@ -454,7 +454,7 @@ class EnvHost:
 
     def _settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._config, name) for name in _SETTINGS}
-        return {**settings, "env_config": copy_containers(settings["env_config"])}
+        return {**settings, "env_config": dict(settings["env_config"])}
 
     @property
     def changed_settings(self) -> dict[str, Any]:
@@ -467,7 +467,7 @@ class EnvHost:
         wanted = {**self._built_with, **changed}
         others = {name: value for name, value in wanted.items() if not is_same(value, self._settings()[name])}
         for name, value in others.items():
-            setattr(self._config, name, copy_containers(value))
+            setattr(self._config, name, value)
         return bool(others)
 
     # State.
