@@ -83,8 +83,8 @@ class TroubleEnv(CountingEnv):
         make_faults: The same for being made.
         how: `"raise"`, or one of the ways of `hang`.
         vector_index: The sub-env.
-        log: A `UserList` that notes `made`, `reset` and `closed`, with the sub-env; each env has a copy of a list.
-        counts: A `Counter` shared by the envs of one runner; by default each env counts for itself.
+        log: A list that notes `made`, `reset` and `closed`, with the sub-env.
+        counts: A dict shared by the envs of one runner; by default each env counts for itself.
     """
 
     def __init__(self, config: Any = None) -> None:

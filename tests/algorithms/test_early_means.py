@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def test_whole_episodes_favour_no_short_ones() -> None:
 
 
 def test_an_episode_that_broke_is_not_over() -> None:
-    trouble = {"episode_length": 25, "step_faults": [10], "vector_index": 1, "counts": Counter()}
+    trouble = {"episode_length": 25, "step_faults": [10], "vector_index": 1, "counts": {}}
     made = config(env=TroubleEnv, env_config=trouble).fault_tolerance(restart_failed_sub_environments=True)
     with made.build() as algo:
         assert early(algo, 3) == [False, True, False]  # no episode has ended; one; both, the other one after 10 + 25

@@ -9,7 +9,7 @@ import gymnasium as gym
 import pytest
 
 import corral
-from at_least import all_of, at_least
+from at_least import all_of
 from corral import EnvContext, PPOConfig
 from corral.envs.env_arguments import call_factory, check_env_config
 from corral.envs.torch_envs import TorchCartPole
@@ -238,16 +238,3 @@ def test_what_the_checked_env_takes_out_of_a_nested_setting_is_there_for_the_fir
         assert algo.env_runner is not None
         assert algo.env_runner.sample(num_timesteps=4).terminated.sum() == 4
         assert algo.config.env_config == {"episode": {"length": 1}}  # of which evaluation and checkpoints have copies
-
-
-def test_what_one_env_takes_out_of_a_nested_setting_is_there_for_the_others() -> None:
-    taken: list[Any] = []
-
-    def taking_out(config: dict[str, Any]) -> CountingEnv:
-        taken.append(config["episode"].pop("length", None))
-        return CountingEnv()
-
-    make(taking_out, {"episode": {"length": 1}}, num_envs_per_env_runner=3)
-    assert at_least(3, taken) == [1] * len(taken)
-    copies = corral.make_multi_agent(taking_out)({"num_agents": 2, "episode": {"length": 2}})
-    assert taken[-2:] == [2] * len(copies.possible_agents)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -96,7 +95,7 @@ def test_an_episode_that_breaks_is_played_again_with_its_own_arguments(
         vectorization=vectorization,
         autoreset_mode=mode,
         # It fails in the second step of the second episode of sub-env 0.
-        env_config={"episode_length": 3, "fails": [5], "counts": Counter()},
+        env_config={"episode_length": 3, "fails": [5], "counts": {}},
         disable_env_checking=True,
         restart_failed_sub_environments=True,
         env_reset_fn=lambda: None,
@@ -108,7 +107,7 @@ def test_an_episode_that_breaks_is_played_again_with_its_own_arguments(
 
 def test_arguments_left_by_a_sample_that_failed_are_dropped(make_runner: MakeRunner) -> None:
     runner = make_runner(
-        NotedEnv, env_config={"fails": [2], "counts": Counter()}, disable_env_checking=True, env_reset_fn=lambda: None
+        NotedEnv, env_config={"fails": [2], "counts": {}}, disable_env_checking=True, env_reset_fn=lambda: None
     )
     with pytest.raises(EnvError, match="simulator is gone"):
         runner.collect(SampleRequest(num_episodes=5, resets=five()))
@@ -190,7 +189,7 @@ def test_an_episode_that_breaks_has_the_index_of_the_one_that_it_replaces(
     runner = make_runner(
         NotedEnv,
         vectorization=vectorization,
-        env_config={"fails": [5], "counts": Counter()},
+        env_config={"fails": [5], "counts": {}},
         disable_env_checking=True,
         restart_failed_sub_environments=True,
         env_reset_fn=fixed,
@@ -205,7 +204,7 @@ def test_a_replaced_sub_env_knows_the_iteration(make_runner: MakeRunner, vectori
     runner = make_runner(
         NotedEnv,
         vectorization=vectorization,
-        env_config={"fails": [5], "counts": Counter()},
+        env_config={"fails": [5], "counts": {}},
         disable_env_checking=True,
         restart_failed_sub_environments=True,
         env_reset_fn=lambda training_iteration: {"options": {"iteration": training_iteration}},
@@ -303,7 +302,7 @@ def test_episodes_are_counted_on_in_a_replaced_runner_and_after_a_failure(
 ) -> None:
     settings = {"vectorization": vectorization, "disable_env_checking": True, "env_reset_fn": fixed}
     runner, replacement = (
-        make_runner(NotedEnv, num_envs=2, env_config={"fails": [8], "counts": Counter()}, **settings) for _ in range(2)
+        make_runner(NotedEnv, num_envs=2, env_config={"fails": [8], "counts": {}}, **settings) for _ in range(2)
     )
     runner.sample(num_timesteps=12)
     counts = runner.get_state()["num_episodes"]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -50,7 +49,7 @@ def make_hanging(make_runner: MakeRunner, how: str = "sleep", **settings: Any) -
     names = ("step_faults", "reset_faults", "make_faults", "vector_index", "episode_length")
     config = {name: settings.pop(name) for name in names if name in settings}
     settings = {"env_step_timeout_s": LIMIT_S, "disable_env_checking": True, **settings}
-    return make_runner(TroubleEnv, env_config={"how": how, "counts": Counter(), **config}, **settings)
+    return make_runner(TroubleEnv, env_config={"how": how, "counts": {}, **config}, **settings)
 
 
 class TestInterrupted:

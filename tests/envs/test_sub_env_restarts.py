@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, UserList
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +32,7 @@ def make(make_runner: MakeRunner) -> Make:
         return make_runner(
             env,
             num_envs=num_envs,
-            env_config={"counts": Counter(), **settings},
+            env_config={"counts": {}, **settings},
             disable_env_checking=True,
             restart_failed_sub_environments=True,
             **chosen,
@@ -259,7 +258,7 @@ class TestEvents:
         assert chunks == [[1, 1, 1]]
 
     def test_the_new_sub_env_is_announced_before_its_reset(self, make: Make) -> None:
-        log = UserList[Any]()
+        log: list[Any] = []
         runner = make(
             num_envs=2,
             step_faults=[2],
@@ -385,9 +384,7 @@ class TestMakingAnew:
         np.testing.assert_array_equal(one, other)
 
     def test_without_the_setting_it_is_an_error(self, make_runner: MakeRunner) -> None:
-        runner = make_runner(
-            TroubleEnv, env_config={"step_faults": [2], "counts": Counter()}, disable_env_checking=True
-        )
+        runner = make_runner(TroubleEnv, env_config={"step_faults": [2], "counts": {}}, disable_env_checking=True)
         with pytest.raises(EnvError, match=r"step 1: raised in step\(\): OSError: fault 2"):
             runner.sample(num_timesteps=5)
         assert runner.num_sub_env_restarts == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -67,13 +66,7 @@ def test_a_replaced_sub_env_is_the_one_of_the_episodes_that_follow(make_runner: 
     runner = make_runner(
         TroubleEnv,
         num_envs=2,
-        env_config={
-            "counts": Counter(),
-            "step_faults": [2],
-            "reset_faults": [3],
-            "episode_length": 3,
-            "vector_index": 1,
-        },
+        env_config={"counts": {}, "step_faults": [2], "reset_faults": [3], "episode_length": 3, "vector_index": 1},
         autoreset_mode=mode,
         disable_env_checking=True,
         restart_failed_sub_environments=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, UserList
 from typing import Any
 
 import cloudpickle
@@ -25,7 +24,7 @@ MODES = ["next_step", "same_step"]
 
 
 def make_trouble(make_runner: MakeRunner, **settings: Any) -> EnvRunner:
-    config = {"counts": Counter(), **settings.pop("env_config", {})}
+    config = {"counts": {}, **settings.pop("env_config", {})}
     return make_runner(TroubleEnv, env_config=config, disable_env_checking=True, **settings)
 
 
@@ -86,7 +85,7 @@ class TestRecover:
             Unclosable,
             num_envs=2,
             vectorization=vectorization,
-            env_config={"counts": Counter(), "step_faults": [2]},
+            env_config={"counts": {}, "step_faults": [2]},
             disable_env_checking=True,
         )
         with pytest.raises(EnvError):
@@ -109,9 +108,8 @@ class TestRecover:
                 if self.index == 1 and self.raises:
                     raise OSError("it is stuck")
 
-        log = UserList[Any]()
-        env_config = {"counts": Counter(), "log": log}
-        runner = make_runner(Unclosable, num_envs=3, env_config=env_config, disable_env_checking=True)
+        log: list[Any] = []
+        runner = make_runner(Unclosable, num_envs=3, env_config={"counts": {}, "log": log}, disable_env_checking=True)
         runner.recover()
         assert sorted(index for what, index in log if what == "closed") == [0, 1, 2]
         Unclosable.raises = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import Counter, UserList
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ LATE_S = 0.5
 
 
 class SteppedEnv(TroubleEnv):
-    """Counts its steps in a `UserList` that all envs of a runner share."""
+    """Counts its steps in a list that all envs of a runner share."""
 
     def step(self, action: int) -> Any:
         answer = super().step(action)
@@ -35,9 +34,7 @@ def make_trouble(make_runner: MakeRunner, how: str, **settings: Any) -> EnvRunne
     names = ("step_faults", "reset_faults", "make_faults", "vector_index", "episode_length", "steps")
     config = {name: settings.pop(name) for name in names if name in settings}
     env = SteppedEnv if "steps" in config else TroubleEnv
-    return make_runner(
-        env, env_config={"how": how, "counts": Counter(), **config}, disable_env_checking=True, **settings
-    )
+    return make_runner(env, env_config={"how": how, "counts": {}, **config}, disable_env_checking=True, **settings)
 
 
 def collect_in_time(runner: EnvRunner, **request: Any) -> Any:
@@ -122,7 +119,7 @@ def test_a_sub_env_is_not_restarted_because_the_sample_is_over(make_runner: Make
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("request_", [{"num_episodes": 8}, {"num_timesteps": 40}], ids=str)
 def test_every_step_is_counted_once(make_runner: MakeRunner, mode: str, request_: dict[str, int]) -> None:
-    steps = UserList[int]()
+    steps: list[int] = []
     runner = make_trouble(
         make_runner,
         "sleep",
@@ -163,7 +160,7 @@ def test_a_sub_env_that_was_restarted_in_the_step_that_hangs(make_runner: MakeRu
     runner = make_runner(
         FailsFirst,
         num_envs=2,
-        env_config={"how": "sleep", "counts": Counter(), "step_faults": [8], "vector_index": 1, "episode_length": 3},
+        env_config={"how": "sleep", "counts": {}, "step_faults": [8], "vector_index": 1, "episode_length": 3},
         disable_env_checking=True,
         restart_failed_sub_environments=True,
     )

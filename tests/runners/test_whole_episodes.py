@@ -158,7 +158,7 @@ class TestWithNumEpisodes:
 
 class TestWithFailures:
     def make(self, make_runner: MakeRunner, **settings: Any) -> EnvRunner:
-        config = {"counts": Counter(), "episode_length": 4, **settings.pop("env_config")}
+        config = {"counts": {}, "episode_length": 4, **settings.pop("env_config")}
         chosen = {"batch_mode": "complete_episodes", "restart_failed_sub_environments": True, **settings}
         return make_runner(TroubleEnv, env_config=config, disable_env_checking=True, **chosen)
 
@@ -205,7 +205,7 @@ class TestWithFailures:
         ended: list[str] = []
         runner = make_runner(
             Shorter,
-            env_config={"counts": Counter(), "step_faults": [6]},
+            env_config={"counts": {}, "step_faults": [6]},
             autoreset_mode=mode,
             batch_mode="complete_episodes",
             restart_failed_sub_environments=True,

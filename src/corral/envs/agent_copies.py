@@ -33,8 +33,7 @@ def make_multi_agent(env: str | Callable[..., Any]) -> type[MultiAgentEnv]:
             super().__init__()
             given = config if isinstance(config, EnvContext) else EnvContext(config or {})
             context = given.at(given.vector_index)
-            copies = range(context.pop("num_agents", 1))
-            self.envs = [make_one(made, name, context.at(context.vector_index)) for _ in copies]
+            self.envs = [make_one(made, name, context) for _ in range(context.pop("num_agents", 1))]
             refuse_same_object(self.envs, name)
             self.possible_agents = self.agents = list(range(len(self.envs)))
             self.observation_spaces = dict(enumerate(env.observation_space for env in self.envs))

@@ -67,7 +67,7 @@ NO_LIMITS = AsyncLimits()
 
 
 def make_async(
-    make: Callable[[int], Any],
+    make: Callable[..., Any],
     num_envs: int,
     mode: AutoresetMode,
     first: gym.Env[Any, Any],
@@ -78,7 +78,7 @@ def make_async(
     """Return a vector env with one process per sub-env.
 
     Args:
-        make: Function that makes sub-env `index`, in its process.
+        make: Function `(index, is_spare)` that makes a sub-env, in its process; a spare one changes no settings.
         num_envs: Number of sub-envs N.
         mode: Autoreset mode: when sub-envs are reset.
         first: An env made in this process, whose spaces are used.
@@ -116,10 +116,10 @@ def _in_process(
 
     The stand-in is needed because Gymnasium's worker reports no error before its loop runs.
     """
-    if os.getpid() != parent:
+    if not (is_spare := os.getpid() == parent):
         seed_everything(seed)
     try:
-        return _ProcessEnv(partial(make, index), step_timeout_s, reports_failures)
+        return _ProcessEnv(partial(make, index, is_spare), step_timeout_s, reports_failures)
     except Exception as error:
         return _UnmadeEnv(error, *spaces)
 

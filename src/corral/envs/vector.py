@@ -73,9 +73,9 @@ class EnvContext(dict[str, Any]):
         self.num_envs, self.device = num_envs, device
 
     def at(self, vector_index: int) -> EnvContext:
-        """Return the context of another sub-env of the same runner, with dicts and lists of its own at every depth."""
+        """Return the context of another sub-env of the same runner."""
         place = self.worker_index, self.num_workers, vector_index, self.remote
-        return EnvContext(copy_containers(dict(self)), *place, self.num_envs, self.device)
+        return EnvContext(self, *place, self.num_envs, self.device)
 
 
 def env_name(env: Any) -> str:
@@ -222,7 +222,7 @@ class VectorEnvMaker:
                     self._check_vector_env(native)
                     opened.pop_all()
                     return native
-            first = self._make_one(0)
+            first = self._make_one(0, self.check or self.vectorization == "async")
             refuse_owned(first, self._name)  # before anything closes it
             opened.callback(lambda: first.close())
             if isinstance(first, VectorEnv):
@@ -270,8 +270,10 @@ class VectorEnvMaker:
         wrappers, outermost = self.wrappers, self.outermost
         warns = iter([True])  # once, though the first sub-env is made again after its check
 
-        def make(vector_index: int) -> Any:
-            given = context.at(vector_index)  # what an env changes inside of it is not changed for the next one
+        def make(vector_index: int, is_spare: bool = False) -> Any:
+            given = context.at(vector_index)
+            if is_spare:  # it is only looked at, and what it changes inside of its env_config must not stay
+                given.update(copy_containers(dict(given)))
             if isinstance(resolved, str) and resolved.startswith(ENVPOOL):
                 with _errors_of(name, f"EnvPool made it with env_config {dict(context)}"):
                     return make_pool(name, n, context)
