@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from at_least import all_of
+from at_least import all_of, at_least
 from corral import PPOConfig, SampleRequest
 from corral.envs.episode_resets import EpisodeReset, EpisodeResets
 from corral.errors import CallbackError, ConfigError, EnvError, SampleError
@@ -148,6 +148,19 @@ def test_the_function_is_given_what_it_asks_for(make_runner: MakeRunner) -> None
     runner.collect(SampleRequest(num_timesteps=2, training_iteration=7))
     runner.collect(SampleRequest(num_timesteps=8, training_iteration=8))
     assert asked == [(0, 7, 3, 0, 4), (0, 7, 3, 1, 4), (1, 8, 3, 0, 4), (1, 8, 3, 1, 4)]
+
+
+def test_what_an_env_takes_out_of_its_options_is_there_in_the_next_episode(make_runner: MakeRunner) -> None:
+    options, taken = {"start": {"x": 3}}, list[Any]()
+
+    class TakesOut(CountingEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            taken.append(options["start"].pop("x", None))
+            return super().reset(seed=seed)
+
+    settings = {"env_config": {"episode_length": 1}, "disable_env_checking": True}
+    make_runner(TakesOut, env_reset_fn=lambda: {"options": options}, **settings).sample(num_timesteps=3)
+    assert at_least(3, taken) == [3] * len(taken) and options == {"start": {"x": 3}}
 
 
 @pytest.mark.parametrize("vectorization", VECTORIZATIONS)

@@ -183,6 +183,19 @@ def test_columns_that_look_like_one_that_is_there_are_added(name: str) -> None:
     assert others.added.keys() == {"weights", "dt", "logp"}
 
 
+def test_two_names_of_one_column_are_refused() -> None:
+    with pytest.raises(DataError, match=r"the arrays hold 'terminals' and 'terminated': leave one of them out"):
+        open_source({**steps(), "terminals": [False] * 5})
+
+
+def test_directories_in_a_directory_may_have_a_dot_in_their_names(tmp_path: Path) -> None:
+    for name in ("lr0.1", "seed-1", ".hidden"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "a.parquet", steps())
+    (tmp_path / "notes.txt").touch()
+    assert contents(str(tmp_path)) == sorted(2 * contents(str(tmp_path / "seed-1")))
+
+
 def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no .parquet and no .json files"):
         open_source(str(tmp_path))

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from at_least import all_of
-from corral import Algorithm, DQNConfig, MultiAgentEnv, PPOConfig, SACConfig
+from corral import Algorithm, DQNConfig, MultiAgentEnv, PPOConfig, SACConfig, make_multi_agent
 from corral.algorithms.config.config import AlgorithmConfig
 from corral.errors import ConfigError, EnvError
 from corral.testing import CountingEnv, DoorCorridor, IdentityEnv
@@ -139,6 +139,13 @@ def test_an_env_without_the_method_or_with_other_actions_is_refused() -> None:
         PPOConfig().environment(CountingEnv, action_masks="method").build()
     config = PPOConfig().environment(IdentityEnv, env_config={"space": "box"}, action_masks="infos")
     with pytest.raises(EnvError, match=r"action masks need Discrete or MultiDiscrete actions, and the env has Box"):
+        config.build()
+    config.environment(make_multi_agent(IdentityEnv)).multi_agent(
+        policies=["main"], policy_mapping_fn=lambda agent, episode: "main"
+    )
+    with pytest.raises(
+        EnvError, match=r"action masks need Discrete or MultiDiscrete actions, and the env has \{0: Box"
+    ):
         config.build()
     with pytest.raises(ConfigError, match="action_masks"):
         PPOConfig().environment(action_masks="observations")

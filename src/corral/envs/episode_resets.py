@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from corral.core.tree import copy_nested
 from corral.envs.seated_env import SeatedEnv
 from corral.envs.tasks import has_tasks, set_task
 from corral.envs.videos import Video, VideoWriter
@@ -118,7 +119,7 @@ class EpisodeResets(gym.Wrapper[Any, Any, Any, Any]):
             set_task(self.env, deepcopy(chosen.task))  # an env may change what it is given
         found = self.env.reset(
             seed=seed if chosen.seed is None else chosen.seed,
-            options=options if chosen.options is None else dict(chosen.options),
+            options=options if chosen.options is None else copy_nested(dict(chosen.options)),
         )
         if chosen.is_recorded:
             self._video_writer = VideoWriter(self.env)

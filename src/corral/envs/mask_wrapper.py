@@ -30,8 +30,8 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
             `action_masks(agent_id)`.
 
     Raises:
-        EnvError: The env has other actions, or no such method. `reset` and `step` raise it if there is no mask, or if
-            the mask has another length or dtype.
+        EnvError: The env, or each of its agents, has other actions, or there is no such method. `reset` and `step`
+            raise it if there is no mask, or if the mask has another length or dtype.
     """
 
     def __init__(self, env: gym.Env[Any, Any], source: MaskSource) -> None:
@@ -42,18 +42,17 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         self._lengths: dict[Any, int] = {}
         if source == "method" and not env.has_wrapper_attr("action_masks"):
             raise EnvError("action_masks='method' needs a method action_masks() of the env, and there is none")
+        actions: Any = env.action_space
         if not self._is_multi_agent:
-            self.observation_space = self._masked_space(None, env.observation_space, env.action_space)
-            if not self._lengths:
-                raise EnvError(
-                    f"action masks need Discrete or MultiDiscrete actions, and the env has {env.action_space}"
-                )
-            return
-        self.possible_agents = possible_agents(env)
-        kinds = ("observation", "action")
-        found = {agent: [agent_space(env, kind, agent) for kind in kinds] for agent in self.possible_agents}
-        self.observation_spaces = {agent: self._masked_space(agent, *pair) for agent, pair in found.items()}
-        self.action_spaces = {agent: pair[1] for agent, pair in found.items()}
+            self.observation_space = self._masked_space(None, env.observation_space, actions)
+        else:
+            self.possible_agents = possible_agents(env)
+            kinds = ("observation", "action")
+            found = {agent: [agent_space(env, kind, agent) for kind in kinds] for agent in self.possible_agents}
+            self.observation_spaces = {agent: self._masked_space(agent, *pair) for agent, pair in found.items()}
+            self.action_spaces = actions = {agent: pair[1] for agent, pair in found.items()}
+        if not self._lengths:
+            raise EnvError(f"action masks need Discrete or MultiDiscrete actions, and the env has {actions}")
 
     def _masked_space(self, agent: Any, space: spaces.Space[Any], action_space: spaces.Space[Any]) -> spaces.Space[Any]:
         if (sizes := num_choices(action_space)) is None:

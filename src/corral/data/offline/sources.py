@@ -126,7 +126,7 @@ def _data_files(place: Place, prefix: str = "") -> list[str]:
     for name in place.names():
         if name.endswith((".parquet", ".json")):
             found.append(f"{prefix}{name}")
-        elif "." not in name and (inside := place.child(name)).names():
+        elif not name.startswith(".") and (inside := place.child(name)).names():
             found += _data_files(inside, f"{prefix}{name}/")
     parquet = [name for name in found if name.endswith(".parquet")]
     return parquet or found
@@ -187,8 +187,10 @@ def _rows_of_arrays(columns: Mapping[str, Any], place: str) -> EpisodeRows:
     """Return columns of steps by name as rows.
 
     Raises:
-        DataError: A column is missing, or has another length.
+        DataError: A column is missing, there under two names, or has another length.
     """
+    if both := [name for name in columns if D4RL_NAMES.get(name) in columns]:
+        raise DataError(f"offline_data: {place} hold {both[0]!r} and {D4RL_NAMES[both[0]]!r}: leave one of them out.")
     columns = {D4RL_NAMES.get(name, name): column for name, column in columns.items()}
     for name in ("obs", "actions", "rewards"):
         if name not in columns:
