@@ -47,19 +47,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error)
         return status_of(error)
     except (BrokenPipeError, SystemExit) as error:
-        if options.command in PRINTS_AT_END and isinstance(error.__context__ or error, BrokenPipeError):
-            return 0  # the reader has read what it wants, as in `corral list envs | head`; Rich makes a SystemExit of it
-        if isinstance(error, BrokenPipeError):
-            raise
-        traceback.print_exception(error)  # Python prints none, and the status would be that of a success
-        print_error("code of the env, a callback or another class of yours ended the process, as sys.exit() does.")
-        return error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
+        return _status_where_it_ended(error, options.command)
     except Exception as error:
         if hidden := hidden_modules():
             error.add_note(f"corral:{hidden}")
         raise
     finally:
         _drop_unwritable_output()
+
+
+def _status_where_it_ended(error: BrokenPipeError | SystemExit, command: str) -> int:
+    """Return the exit status of a command that a closed pipe or `sys.exit()` ended."""
+    if command in PRINTS_AT_END and isinstance(error.__context__ or error, BrokenPipeError):
+        return 0  # who reads has what they want, as in `corral list envs | head`; Rich makes a SystemExit of it
+    if isinstance(error, BrokenPipeError):
+        raise error
+    traceback.print_exception(error)  # Python prints none, and the status would be that of a success
+    print_error("code of the env, a callback or another class of yours ended the process, as sys.exit() does.")
+    return error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
 
 
 def _drop_unwritable_output() -> None:
