@@ -34,6 +34,18 @@ def test_the_last_and_the_best_checkpoint_of_a_run(run: Path | str, inside: str)
     assert read_checkpoint(find_checkpoint(root)).metadata["training_iteration"] == 120
 
 
+def test_a_damaged_best_checkpoint_is_not_replaced_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, iteration in {"iteration-000003": 3, "best": 2}.items():
+        write(tmp_path / "checkpoints" / name, iteration)
+    state = data(tmp_path / "checkpoints" / "best") / "state.msgpack"
+    state.write_bytes(state.read_bytes()[:-1])
+    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path, prefer="best")
+    assert f"The best checkpoint is damaged, so the last one is used: {state} has" in caplog.text
+    assert len(caplog.records) == 1  # what is last does not depend on the best one
+
+
 def test_a_checkpoint_is_itself(run: Path | str) -> None:
     path = place_of(run).child("checkpoints").child("iteration-000080").location
     assert find_checkpoint(path) == find_checkpoint(path, prefer="best") == path

@@ -488,6 +488,18 @@ def test_events_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name in EVENTS if name not in printed] == []
 
 
+def test_an_env_that_ends_the_process_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def close_window(options: object) -> int:
+        sys.exit()
+
+    monkeypatch.setattr("corral.tools.cli.train.run", close_window)
+    assert main([*CARTPOLE, *SHORT]) == 1
+    error = capsys.readouterr().err
+    assert "in close_window" in error and "ended the process, as sys.exit() does" in error
+
+
 @pytest.mark.parametrize("option", ["--run-dir", "--resume"])
 def test_an_empty_path_is_not_the_working_directory(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

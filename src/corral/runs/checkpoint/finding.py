@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from corral.core.places import Location, Place, place_of
 from corral.core.run_files import SEEDS_FILE
 from corral.errors import CheckpointError
 from corral.runs.checkpoint.directory import METADATA, open_listed, read_consistently, why_none
+
+log = logging.getLogger("corral")
 
 CHECKPOINTS, BEST = "checkpoints", "best"
 NONE_YET = "none-yet"
@@ -22,7 +25,8 @@ def find_checkpoint(path: Location, prefer: Literal["last", "best"] = "last") ->
     Args:
         path: A checkpoint, which is the answer, a run directory, or its directory `checkpoints`.
         prefer: `"last"` is the complete checkpoint with the most iterations, without the best one unless there is no
-            other one; `"best"` is the best one, and the last if there is none.
+            other one; `"best"` is the best one, and the last if there is none, or with a warning
+            if it is damaged.
 
     Raises:
         CheckpointError: There is no complete checkpoint.
@@ -66,6 +70,8 @@ def _found(place: Place, prefer: Literal["last", "best"]) -> Location:
         raise CheckpointError(
             f"{place.location} holds no complete checkpoint: {'; '.join(problems) or why_none(place)}."
         )
+    if prefer == "best" and home.child(BEST).exists(METADATA):
+        log.warning("The best checkpoint is damaged, so the last one is used: %s.", "; ".join(problems))
     return home.child(max(found, key=lambda name: (_iteration(found[name]), name))).location
 
 

@@ -8,12 +8,13 @@ import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from corral.core.import_places import hidden_modules, import_from_working_directory
 from corral.core.interrupts import ending_signals_raised
 from corral.core.text import LineFormatter
-from corral.tools.cli.exit_status import OWN_ERRORS, interrupted_status, print_error, status_of
+from corral.tools.cli.exit_status import EXIT_ERROR, OWN_ERRORS, interrupted_status, print_error, status_of
 from corral.tools.cli.parser import make_parser
 
 PRINTS_AT_END = ("checkpoint", "config", "evaluate", "events", "completion", "export", "list", "plot", "report")
@@ -46,15 +47,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error)
         return status_of(error)
     except (BrokenPipeError, SystemExit) as error:
-        if options.command not in PRINTS_AT_END or not isinstance(error.__context__ or error, BrokenPipeError):
-            raise
-        return 0  # the reader has read what it wants, as in `corral list envs | head`; Rich makes a SystemExit of it
+        return _status_where_it_ended(error, options.command)
     except Exception as error:
         if hidden := hidden_modules():
             error.add_note(f"corral:{hidden}")
         raise
     finally:
         _drop_unwritable_output()
+
+
+def _status_where_it_ended(error: BrokenPipeError | SystemExit, command: str) -> int:
+    """Return the exit status of a command that a closed pipe or `sys.exit()` ended."""
+    if command in PRINTS_AT_END and isinstance(error.__context__ or error, BrokenPipeError):
+        return 0  # who reads has what they want, as in `corral list envs | head`; Rich makes a SystemExit of it
+    if isinstance(error, BrokenPipeError):
+        raise error
+    traceback.print_exception(error)  # Python prints none, and the status would be that of a success
+    print_error("code of the env, a callback or another class of yours ended the process, as sys.exit() does.")
+    return error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
 
 
 def _drop_unwritable_output() -> None:
