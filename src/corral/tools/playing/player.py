@@ -140,7 +140,8 @@ class Player:
             if ((length >= self._max_episode_steps) & (left > 0)).any():
                 raise EnvError(
                     f"env {faults.name!r}: an episode has not ended after {self._max_episode_steps:,} steps: limit it, "
-                    "with wrappers=[lambda env: gymnasium.wrappers.TimeLimit(env, 1000)], or raise max_episode_steps."
+                    "with wrappers=[lambda env: gymnasium.wrappers.TimeLimit(env, 1000)], or raise "
+                    "max_episode_steps (--max-episode-steps)."
                 )
             yield ended
 
