@@ -196,7 +196,7 @@ def test_weights_can_be_given_to_all_learners(build: Build) -> None:
     ("module_id", "change", "message"),
     [
         ("m", {"layers.0.bias": np.ones(1, np.float32)}, r"layers.0.bias of module 'm' is \(1,\).*\(8,\) here"),
-        ("m", {"layers.0.bais": np.ones(8, np.float32)}, r"layers.0.bais of module 'm' is \(8,\).*missing here"),
+        ("m", {"layers.0.weights": np.ones(8, np.float32)}, r"layers.0.weights of module 'm' is \(8,\).*missing here"),
         ("other", {}, "module 'other'.*missing here"),
     ],
 )

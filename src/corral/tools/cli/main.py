@@ -62,7 +62,7 @@ def _status_where_it_ended(error: BrokenPipeError | SystemExit, command: str) ->
         return 0  # who reads has what they want, as in `corral list envs | head`; Rich makes a SystemExit of it
     if isinstance(error, BrokenPipeError):
         raise error
-    traceback.print_exception(error)  # Python prints none, and the status would be that of a success
+    traceback.print_exception(error)  # Python prints none, and the status would say that it succeeded
     print_error("code of the env, a callback or another class of yours ended the process, as sys.exit() does.")
     return error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
 
