@@ -60,8 +60,6 @@ def test_only_what_a_name_needs_runs_and_once() -> None:
     ("source", "value"),
     [
         ("sizes = [64]\nsizes += [32]\nfound = sizes", [64, 32]),
-        ("sizes = [64]\nsizes.append(32)\nfor n in (8, 4): sizes.append(n)\nfound = sizes", [64, 32, 8, 4]),
-        ("table = {'a': {}}\nif table: table['a'].update(b=1)\nfound = table", {"a": {"b": 1}}),
         ("table, key = {}, 1\ntable[key] = 2\nfor n in 'bc': table[n] = [0 for key in 'x']\nfound = len(table)", 3),
         ("class Net: pass\nclass Net(Net): more = 1\nNet.size = 3\nfound = Net.size, Net.more", (3, 1)),
         ("try: import missing as fast\nexcept ImportError: fast = 5\nfound = fast", 5),

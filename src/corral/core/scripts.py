@@ -16,9 +16,6 @@ from typing import Any
 from corral.errors import ConfigError
 
 _known: dict[str, Script] = {}
-_CHANGES = frozenset("add append clear discard extend insert pop popitem remove reverse setdefault sort update".split())
-"""Methods that change a list, dict or set."""
-
 _WITH_OWN_NAMES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -163,12 +160,11 @@ def bound_names(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from map(local_name, node.names)
     elif not isinstance(node, _WITH_OWN_NAMES):
-        changed = node if isinstance(getattr(node, "ctx", None), ast.Store) else None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
-            changed = node.func  # as in `SIZES.append(32)`
-        while isinstance(changed, (ast.Attribute, ast.Subscript)):  # as in `TABLE["key"] = value`
-            changed = changed.value
-        if isinstance(changed, ast.Name):
-            yield changed.id
+        if isinstance(getattr(node, "ctx", None), ast.Store):
+            changed = node
+            while isinstance(changed, (ast.Attribute, ast.Subscript)):  # as in `TABLE["key"] = value`
+                changed = changed.value
+            if isinstance(changed, ast.Name):
+                yield changed.id
         for part in ast.iter_child_nodes(node):
             yield from bound_names(part)
