@@ -137,6 +137,7 @@ def test_a_file_and_what_overrides_it(tmp_path: Path, monkeypatch: pytest.Monkey
             ["--env", "corral.testing:CountinEnv"],
             "'corral.testing' has no env 'CountinEnv'. Did you mean 'CountingEnv'?",
         ),
+        (["--env", "pettingzoo:utils"], "pettingzoo.utils is a module: name what makes the env in it, such as "),
         (["--env", "no_such_module_xyz:Env"], "cannot be imported: No module named 'no_such_module_xyz'"),
         (["--set", "training.lrr=1"], "training: unknown setting 'lrr'. Did you mean 'lr'?"),
         (["--set", "train.lr=1"], "unknown setting 'train.lr'. Did you mean 'training.lr'?"),
@@ -204,6 +205,7 @@ def test_what_is_missing_is_named(arguments: list[str], message: str, capsys: py
             ["train", "PPO"],
             "corral train: unknown argument without an option: 'PPO'. Known names: --algo, --checkpoint-",
         ),
+        (["train", "my.yaml"], "unknown argument without an option: 'my.yaml'. Did you mean --config my.yaml?"),
         (
             ["checkpoint", "info", "run", "--jsno"],
             "corral checkpoint info: unknown option '--jsno'. Did you mean '--json'?",

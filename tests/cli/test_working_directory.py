@@ -107,6 +107,7 @@ def test_all_commands_find_the_env(tmp_path: Path) -> None:
     ("env", "message"),
     [
         ("corral:Env", "module 'corral' has no env 'Env'. "),
+        ("corral:Env.inner", "module 'corral' has no env 'Env.inner'. "),
         ("corral:Env", "Rename corral.py"),  # and my_envs.py, where another test has imported one
         ("corral.testing:CountinEnv", "has no env 'CountinEnv'. Did you mean 'CountingEnv'?"),
         ("corral:ExternlEnv", "has no env 'ExternlEnv'. Did you mean 'ExternalEnv'?"),

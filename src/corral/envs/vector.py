@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -124,13 +125,21 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
         gym.spec(env_id)
     except gym.error.Error as error:
         if attribute:
-            own = vars(module)  # without the names that a package imports when they are first used, which may be envs
-            names = [name for name in dir(module) if callable(own.get(name, callable)) and not name.startswith("_")]
-            close = nearest(attribute, names) + hidden_modules()
+            close = _nearest_env(module, attribute)
             raise ConfigError(f"environment: module {module_name!r} has no env {attribute!r}. {close}") from error
         kind = MissingPackageError if is_of_missing_package(env_id) else ConfigError
         raise kind(f"environment: unknown env id {env_id!r}. {id_hint(env_id)}") from error
     return str(env)
+
+
+def _nearest_env(module: Any, attribute: str) -> str:
+    """Return what a module has in place of an env that it does not have, as the end of a message."""
+    path = f"{module.__name__}.{attribute}"
+    if hasattr(module, "__path__") and attribute.isidentifier() and find_spec(path):  # as those of PettingZoo
+        return f"{path} is a module: name what makes the env in it, such as '{path}:parallel_env'."
+    own = vars(module)  # without the names that a package imports when they are first used, which may be envs
+    names = [name for name in dir(module) if callable(own.get(name, callable)) and not name.startswith("_")]
+    return nearest(attribute, names) + hidden_modules()
 
 
 @contextmanager

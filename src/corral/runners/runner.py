@@ -664,7 +664,7 @@ def _announce_env(runner: EnvRunner, env: VectorEnv[Any, Any, Any], context: Env
     if has_seats and not config.is_multi_agent:
         raise ConfigError(
             f"env {name!r} has several agents: name the modules that choose their actions, as in "
-            ".multi_agent(policies={'main'}), or use an env of one agent."
+            ".multi_agent(policies={'main'}) or --set 'multi_agent.policies=[main]', or use an env of one agent."
         )
     if config.is_multi_agent and not has_seats:
         raise ConfigError(

@@ -40,7 +40,10 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             kind = "option" if unknown[0].startswith("-") else "argument without an option:"
-            self.error(f"unknown {kind} {unknown[0]!r}. {nearest(unknown[0].partition('=')[0], options)}")
+            hint = nearest(unknown[0].partition("=")[0], options)
+            if unknown[0].endswith((".yaml", ".yml")) and "--config" in options:
+                hint = f"Did you mean --config {unknown[0]}?"
+            self.error(f"unknown {kind} {unknown[0]!r}. {hint}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
