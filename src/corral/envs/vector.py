@@ -135,7 +135,7 @@ def resolve_env(env: Any) -> str | Callable[..., Any]:
 def _nearest_env(module: Any, attribute: str) -> str:
     """Return what a module has in place of an env that it does not have, as the end of a message."""
     path = f"{module.__name__}.{attribute}"
-    if hasattr(module, "__path__") and attribute.isidentifier() and find_spec(path):  # as those of PettingZoo
+    if hasattr(module, "__path__") and attribute.isidentifier() and find_spec(path):  # as in PettingZoo
         return f"{path} is a module: name what makes the env in it, such as '{path}:parallel_env'."
     own = vars(module)  # without the names that a package imports when they are first used, which may be envs
     names = [name for name in dir(module) if callable(own.get(name, callable)) and not name.startswith("_")]
